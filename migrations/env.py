@@ -1,0 +1,65 @@
+"""This file is how Alembic runs our migrations: on a connection that txnstore gives it, or as SQL text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic import context
+from alembic.runtime.migration import MigrationContext, MigrationInfo
+from sqlalchemy import Integer, column, table, update
+
+from txnstore.db.names import StoreName
+
+#: What txnstore.db.migrating hands over: where the tables are, and the connection if there is one.
+attributes = context.config.attributes
+schema = attributes["schema"]
+
+
+def note_version(*, ctx: MigrationContext, step: MigrationInfo, **_: object) -> None:
+    """Write the version that a migration has made into the store's own row, where there is one."""
+    made_by: Any = step.up_revision if step.is_upgrade else next(iter(step.down_revisions), None)
+    if made_by is None:
+        return  # back before the first one: there is no table any more
+    stores = table(
+        StoreName("stores"),
+        column("schema_version", Integer),
+        column("oldest_writer_version", Integer),
+        schema=schema,
+    )
+    ctx.execute(
+        update(stores).values(
+            schema_version=int(made_by.revision), oldest_writer_version=made_by.module.oldest_writer_version
+        )
+    )
+
+
+options: dict[str, Any] = {
+    "version_table": attributes["version_table"],
+    "version_table_schema": schema,
+    "store_schema": schema,
+    # SQLite rolls DDL back like anything else once BEGIN is ours, as it is.
+    "transactional_ddl": True,
+    "on_version_apply": note_version,
+}
+
+if context.is_offline_mode():
+    context.configure(
+        dialect_name=attributes["dialect_name"],
+        # No driver will read the text: a % stays one.
+        dialect_opts={"paramstyle": "named"},
+        literal_binds=True,
+        **options,
+    )
+else:
+    context.configure(connection=attributes["connection"], **options)
+
+with context.begin_transaction():
+    if context.is_offline_mode() and schema is not None:
+        # Online, the store does both. IF NOT EXISTS would ask for the right to make schemas even where there is one.
+        context.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+        context.execute(
+            "DO $$ BEGIN"
+            f" IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{schema}') THEN CREATE SCHEMA \"{schema}\"; END IF;"
+            " END $$"
+        )
+    context.run_migrations()

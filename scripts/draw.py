@@ -1,0 +1,137 @@
+"""Write the parts of README.md that follow from the code: tables, states, errors and settings.
+
+`scripts/draw` writes them between their markers; `scripts/draw --check` changes nothing and fails if they are stale.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
+from txnstore.db.schema import metadata
+from txnstore.errors import ERRORS
+from txnstore.transactions.protocol import END_TRANSACTION, EndAction
+from txnstore.transactions.states import PREVIOUS_STATES, STORED, TransactionState
+
+README: Final = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def draw_tables() -> Iterator[str]:
+    """Draw the table reference from the comments in the schema."""
+    for table in metadata.tables.values():
+        yield f"**`{table.name}`** {table.comment}"
+        yield ""
+        yield "| column | holds |"
+        yield "| --- | --- |"
+        for column in table.columns:
+            key = " (key)" if column.primary_key else ""
+            yield f"| `{column.name}`{key} | {_cell(column.comment or '')} |"
+        yield ""
+
+
+def draw_states() -> Iterator[str]:
+    """Draw the state diagram of a transaction from the table of moves."""
+    yield "```mermaid"
+    yield "stateDiagram-v2"
+    yield "    [*] --> Empty"
+    for after, befores in PREVIOUS_STATES.items():
+        for before in sorted(befores):
+            yield f"    {before.kafka_name} --> {after.kafka_name}"
+    yield "    Dead --> [*]"
+    yield "```"
+    yield ""
+    passing = ", ".join(state.kafka_name for state in TransactionState if state not in STORED)
+    yield f"Never stored, only passed through: {passing}."
+
+
+def draw_end_transaction() -> Iterator[str]:
+    """Draw what an EndTxn does in each state."""
+    yield "| state | abort, repeated | abort, current | commit, repeated | commit, current |"
+    yield "| --- | --- | --- | --- | --- |"
+    for state, actions in END_TRANSACTION.items():
+        cells = " | ".join(_ACTIONS[action] for action in actions)
+        yield f"| {state.kafka_name} | {cells} |"
+
+
+_ACTIONS: Final = {
+    EndAction.DECIDE: "decide, epoch + 1",
+    EndAction.ABORT_EMPTY: "epoch + 1",
+    EndAction.ANSWER: "answer again",
+    EndAction.FENCED: "PRODUCER_FENCED",
+    EndAction.WRONG_STATE: "INVALID_TXN_STATE",
+    EndAction.WAIT: "complete it, answer again",
+}
+
+
+def draw_errors() -> Iterator[str]:
+    """Draw the list of errors from the error table."""
+    yield "| code | error | Kafka's name | way out | meaning |"
+    yield "| --- | --- | --- | --- | --- |"
+    for code, error in sorted(ERRORS.items()):
+        meaning = (error.__doc__ or "").splitlines()[0]
+        kafka_name = f"`{error.kafka_name}`" if error.kafka_name else ""
+        yield f"| {code} | `{error.__name__}` | {kafka_name} | {error.recovery.value} | {_cell(meaning)} |"
+
+
+def draw_settings() -> Iterator[str]:
+    """Draw the settings of stores and topics."""
+    yield from _settings("Of a store", STORE_SETTINGS)
+    yield ""
+    yield from _settings("Of a topic", TOPIC_SETTINGS)
+
+
+def _settings(title: str, settings: Mapping[str, Setting]) -> Iterator[str]:
+    yield f"| {title} | default | meaning |"
+    yield "| --- | --- | --- |"
+    for setting in settings.values():
+        default = str(setting.default).lower() if isinstance(setting.default, bool) else setting.default
+        yield f"| `{setting.name}` | {default} | {_cell(setting.about)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
+    "tables": draw_tables,
+    "states": draw_states,
+    "end transaction": draw_end_transaction,
+    "errors": draw_errors,
+    "settings": draw_settings,
+}
+
+
+def drawn(text: str) -> str:
+    """Return the README's text with every part between its markers drawn anew."""
+    for name, draw in PARTS.items():
+        begin, end = f"<!-- begin {name}: written by scripts/draw -->", f"<!-- end {name} -->"
+        pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
+        lines = "\n".join(draw()).rstrip()
+        text, count = pattern.subn(f"\\g<1>\n{_escaped(lines)}\n\n\\g<2>", text)
+        if count != 1:
+            sys.exit(f"{README.name} has {count} places for {name}, not one: look for {begin!r}")
+    return text
+
+
+def _escaped(text: str) -> str:
+    """Return text that stands for itself where a pattern is replaced."""
+    return text.replace("\\", "\\\\")
+
+
+def main() -> None:
+    """Write the parts, or check that they are current."""
+    text = README.read_text(encoding="utf-8")
+    new = drawn(text)
+    if "--check" in sys.argv[1:]:
+        if new != text:
+            sys.exit(f"{README.name} is stale: run scripts/draw")
+    elif new != text:
+        README.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

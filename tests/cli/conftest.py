@@ -1,0 +1,54 @@
+"""What the tests of the command line share: the program, in this process and as one of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from txnstore import cli
+
+PROGRAM = "from txnstore.cli import main; main()"
+
+
+class Ended(NamedTuple):
+    """What a run of the program came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def txnstore(capsys):
+    """Run the program in this process."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        captured = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def start():
+    """Start the program as a process, which is ended after the test."""
+    processes = []
+
+    def start(*arguments, before=""):
+        command = [sys.executable, "-c", before + PROGRAM, *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()

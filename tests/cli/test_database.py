@@ -1,0 +1,126 @@
+"""`txnstore migrate`: makes the tables, brings them up to date, or prints how."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from txnstore.db import migrating, opening
+from txnstore.db.backend import Limits
+from txnstore.db.schema import SCHEMA_VERSION
+from txnstore.db.store import connect_store, open_store
+from txnstore.log.topics import create_topic, list_topics
+from txnstore.testing.ports import free_port
+
+
+def test_migrate_makes_the_tables_once(txnstore, txnstore_empty_url):
+    first = txnstore("migrate", txnstore_empty_url)
+    assert first.code == 0
+    assert first.out.endswith(f"the tables of version {SCHEMA_VERSION} were made\n")
+    with open_store(txnstore_empty_url, create=False) as store:
+        store.write(lambda connection: create_topic(connection, "orders"))
+    second = txnstore("migrate", txnstore_empty_url)
+    assert (second.code, second.err) == (0, "")
+    assert second.out.endswith("were there already\n")
+    with open_store(txnstore_empty_url) as again:
+        assert again.store_uuid == store.store_uuid
+        assert again.read(list_topics) == ["orders"]
+
+
+def test_migrate_says_from_which_version_it_came(txnstore, url, monkeypatch):
+    with open_store(url) as store:
+        seen = opening.look(store)
+
+    def from_an_older_one(_):
+        return dataclasses.replace(seen, schema_version=SCHEMA_VERSION - 1)
+
+    monkeypatch.setattr("txnstore.cli.database.upgrade", from_an_older_one)
+    assert txnstore("migrate", url).out.endswith(f"were upgraded from version {SCHEMA_VERSION - 1}\n")
+
+
+def test_migrate_says_which_database_without_the_password(txnstore, txnstore_postgresql_url):
+    ended = txnstore("migrate", txnstore_postgresql_url)
+    password = make_url(txnstore_postgresql_url).password
+    assert password
+    assert password not in ended.out
+    assert make_url(txnstore_postgresql_url).database in ended.out
+
+
+def test_migrate_takes_the_url_from_the_environment(txnstore, txnstore_empty_url, monkeypatch):
+    monkeypatch.setenv("TXNSTORE_URL", txnstore_empty_url)
+    assert txnstore("migrate").code == 0
+    open_store(txnstore_empty_url, create=False).close()
+
+
+def test_migrate_makes_a_schema_of_another_name(txnstore, txnstore_postgresql_url):
+    assert txnstore("migrate", txnstore_postgresql_url, "--schema", "messages").code == 0
+    open_store(txnstore_postgresql_url, schema="messages", create=False).close()
+    ended = txnstore("migrate", txnstore_postgresql_url, "--schema", "x; drop")
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+
+
+def test_migrate_refuses_tables_that_are_not_ours(txnstore, txnstore_empty_url):
+    name = "txnstore_topics" if txnstore_empty_url.startswith("sqlite") else "txnstore.topics"
+    with connect_store(txnstore_empty_url) as store:
+
+        def make(connection):
+            if store.backend.name == "postgresql":
+                connection.exec_driver_sql("CREATE SCHEMA txnstore")
+            connection.exec_driver_sql(f"CREATE TABLE {name} (id INTEGER)")
+
+        store.write(make)
+    ended = txnstore("migrate", txnstore_empty_url)
+    assert ended.code == 1
+    assert "txnstore did not make them" in ended.err
+
+
+def test_migrate_gives_up_on_a_server_that_is_not_there(txnstore, monkeypatch):
+    monkeypatch.setattr("txnstore.cli.database._LIMITS", Limits(retry_timeout_ms=100))
+    ended = txnstore("migrate", f"postgresql://alice@127.0.0.1:{free_port()}/shop")
+    assert ended.code == 75
+    assert "is the server there" in ended.err
+
+
+def test_the_printed_sql_is_all_that_is_printed_and_nothing_is_connected_to(txnstore, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = txnstore("migrate", "sqlite:///store.db", "--sql")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == migrating.upgrade_sql(kind="sqlite")
+    assert list(tmp_path.iterdir()) == []
+    ended = txnstore("migrate", "postgresql://nobody@no-such-host.invalid/shop", "--sql", "--schema", "messages")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == migrating.upgrade_sql(kind="postgresql", schema="messages")
+    assert "messages.record_batches" in ended.out
+
+
+def test_the_printed_sql_goes_into_the_databases_own_program(txnstore, txnstore_empty_url, sql_program, client_topics):
+    sql_program(txnstore_empty_url, txnstore("migrate", txnstore_empty_url, "--sql").out)
+    assert txnstore("migrate", txnstore_empty_url).out.endswith("were there already\n")
+    assert client_topics(txnstore_empty_url) == ["orders"]
+
+
+@pytest.fixture
+def client_topics():
+    def use(url):
+        with open_store(url, create=False) as store:
+            store.write(lambda connection: create_topic(connection, "orders"))
+            return store.read(list_topics)
+
+    return use
+
+
+def test_from_a_version_only_what_is_missing_is_printed(txnstore):
+    ended = txnstore("migrate", "sqlite://", "--sql", "--from", str(SCHEMA_VERSION))
+    assert ended.code == 0
+    assert "CREATE TABLE" not in ended.out
+    assert txnstore("migrate", "sqlite://", "--sql", "--from", str(SCHEMA_VERSION + 1)).code == 2
+    assert txnstore("migrate", "sqlite://", "--from", "1").code == 2
+
+
+@pytest.mark.parametrize("schema", ['x"; DROP SCHEMA public; --', "pg_catalog", "", "a" * 64])
+def test_a_schema_that_cannot_be_is_refused_also_when_printing(txnstore, schema):
+    ended = txnstore("migrate", "postgresql://host/shop", "--sql", "--schema", schema)
+    assert ended.code == 1
+    assert ended.out == ""

@@ -1,0 +1,71 @@
+"""`txnstore maintain`: does its duties until it is told to stop, and stops in good order."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from txnstore.db.store import open_store
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
+from txnstore.log.topics import create_topic
+from txnstore.maintenance.duties import DUTIES
+from txnstore.model import Record
+from txnstore.transactions.coordinator import TransactionCoordinator
+
+
+@pytest.fixture
+def abandoned(url):
+    """The URL of a store, by the server's own clock, with a transaction whose time is up."""
+    return abandon(url)
+
+
+def abandon(url):
+    with open_store(url) as store:
+        (partition_id,) = store.write(lambda connection: create_topic(connection, "orders")).partition_ids
+        coordinator = TransactionCoordinator(store)
+        producer = coordinator.init_producer_id("worker", 1).identity
+        batch = encode([Record(b"a")], producer=producer, base_sequence=0, is_transactional=True)
+        coordinator.append("worker", producer, [Append(partition_id, batch)])
+    return url
+
+
+def test_once_does_everything_and_says_how_much(txnstore, abandoned):
+    ended = txnstore("maintain", abandoned, "--once")
+    assert ended.code == 0
+    assert [line.split(" ", 1)[1] for line in ended.out.splitlines()] == [duty.name for duty in DUTIES]
+    assert "1 timed out transactions aborted" in ended.out
+    assert "1 timed out transactions aborted" not in txnstore("maintain", abandoned, "--once").out
+
+
+def test_once_says_by_its_code_that_something_was_not_done(txnstore, url, monkeypatch):
+    def fail(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("txnstore.transactions.recovery.complete_all_decided", fail)
+    ended = txnstore("maintain", url, "--once")
+    assert ended.code == 75
+    assert len(ended.out.splitlines()) == len(DUTIES) - 1
+
+
+@pytest.mark.parametrize(("database", "number"), [("sqlite", signal.SIGINT), ("postgresql", signal.SIGTERM)])
+def test_it_runs_until_a_signal_and_ends_in_good_order(start, request, database, number):
+    process = start("maintain", abandon(request.getfixturevalue(f"txnstore_{database}_url")))
+    told = []
+    for line in process.stderr:
+        told.append(line)
+        if "1 timed out transactions aborted" in line:
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, "".join(told) + err
+    assert "Traceback" not in "".join(told) + err
+    assert out == ""
+
+
+def test_it_makes_no_tables_and_no_file(txnstore, txnstore_empty_url, tmp_path):
+    ended = txnstore("maintain", txnstore_empty_url)
+    assert ended.code == 1
+    assert "run `txnstore migrate`" in ended.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,94 @@
+"""This file is what all tests share: the project's own plugin, under shorter names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from txnstore.db.store import Store, open_store
+from txnstore.testing.manual_clock import ManualClock
+from txnstore.testing.postgres_server import PostgresServer, connection_string
+from txnstore.testing.server_programs import NoServerProgramsError, find_programs
+
+pytest_plugins = ("txnstore.testing.plugin",)
+
+
+@pytest.fixture
+def url(txnstore_url: str) -> str:
+    """The URL of a fresh store, on each database."""
+    return txnstore_url
+
+
+@pytest.fixture
+def clock(txnstore_clock: ManualClock) -> ManualClock:
+    """The clock that `store` goes by."""
+    return txnstore_clock
+
+
+@pytest.fixture
+def store(txnstore_store: Store) -> Store:
+    """A fresh store, on each database."""
+    return txnstore_store
+
+
+@pytest.fixture(scope="session")
+def shared_clock() -> ManualClock:
+    """The clock that `shared_store` goes by; it is only ever moved on."""
+    return ManualClock()
+
+
+@pytest.fixture(scope="session")
+def _shared_sqlite_store(tmp_path_factory: pytest.TempPathFactory, shared_clock: ManualClock) -> Iterator[Store]:
+    with open_store(f"sqlite:///{tmp_path_factory.mktemp('shared') / 'store.db'}", clock=shared_clock) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def _shared_postgresql_store(txnstore_postgres_server: PostgresServer, shared_clock: ManualClock) -> Iterator[Store]:
+    name = f"txnstore_shared_{os.getpid()}"
+    txnstore_postgres_server.create_database(name)
+    with open_store(txnstore_postgres_server.url(name), clock=shared_clock) as store:
+        yield store
+    txnstore_postgres_server.drop_database(name)
+
+
+@pytest.fixture(params=("sqlite", "postgresql"))
+def shared_store(request: pytest.FixtureRequest) -> Store:
+    """One store of each database for the whole run, for tests that keep to topics and ids of their own."""
+    store: Store = request.getfixturevalue(f"_shared_{request.param}_store")
+    return store
+
+
+@pytest.fixture
+def sql_program() -> Callable[[str, str], str]:
+    """Run SQL on a database with its own program, `sqlite3` or `psql`: return what it prints, as CSV."""
+
+    def run(url: str, statements: str) -> str:
+        parsed = make_url(url)
+        if parsed.drivername.startswith("sqlite"):
+            command = [_program("sqlite3"), "-batch", "-bail", "-csv", "-nullvalue", "NULL", parsed.database or ""]
+        else:
+            options = ["-X", "-q", "-t", "--csv", "-P", "null=NULL", "-v", "ON_ERROR_STOP=1"]
+            command = [_program("psql"), *options, "-d", connection_string(url)]
+        done = subprocess.run(command, input=statements, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None and name == "psql":
+        try:
+            found = str(find_programs() / "bin" / "psql")
+        except NoServerProgramsError as error:
+            pytest.skip(f"needs the program psql: {error}")
+    if found is None:
+        pytest.skip(f"needs the program {name}")
+    return found

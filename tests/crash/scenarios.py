@@ -1,0 +1,177 @@
+"""This file is what a producer does to its transaction, step by step: what was there before, and what crashes.
+
+A step is a function of a world and a store, and may be repeated as a producer repeats a call whose answer was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sqlalchemy import Connection
+
+from tests.crash.worlds import FLUSHES, Step, World
+from txnstore.db.store import Store
+from txnstore.log.append import Appended
+from txnstore.model import ControlType
+from txnstore.transactions.completion import decide_separately
+from txnstore.transactions.coordinator import Ended, TransactionCoordinator
+from txnstore.transactions.recovery import recover
+from txnstore.transactions.work import TransactionWork
+
+FIRST, SECOND = FLUSHES
+
+
+def sends(flush: str) -> Step:
+    """Return a producer's flush: one batch to each partition, in the transaction."""
+
+    def step(world: World, store: Store) -> list[Appended]:
+        batches = world.batches(flush)
+        return TransactionCoordinator(store).append(world.transactional_id, world.producer, batches)
+
+    return step
+
+
+def sends_offsets(world: World, store: Store) -> None:
+    TransactionCoordinator(store).send_offsets(world.transactional_id, world.producer, world.offsets())
+
+
+def ends(*flushes: str, commit: bool, offsets: bool = False, separately: bool = False) -> Step:
+    """Return a producer's EndTxn, with which the flushes that it has not sent yet go along."""
+
+    def step(world: World, store: Store) -> Ended:
+        return TransactionCoordinator(store, separate_delivery=separately).end_transaction(
+            world.transactional_id,
+            world.producer,
+            commit=commit,
+            appends=[batch for flush in flushes for batch in world.batches(flush)],
+            offsets=[world.offsets()] if offsets else [],
+        )
+
+    return step
+
+
+def decides(*, commit: bool) -> Step:
+    """Return the decision alone: no marker is delivered, as if its maker had gone away then."""
+
+    def decide(world: World, connection: Connection) -> None:
+        work = TransactionWork.lock(connection, world.transactional_id)
+        work.decide(world.producer, commit=commit)
+        decide_separately(work, "EndTxn")
+
+    return lambda world, store: store.write(partial(decide, world))
+
+
+def recovers(world: World, store: Store) -> object:
+    return recover(store)
+
+
+def all_of(*steps: Step) -> Step:
+    def step(world: World, store: Store) -> None:
+        for each in steps:
+            each(world, store)
+
+    return step
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A transaction up to some point, and the call that crashes then."""
+
+    name: str
+    before: Step
+    call: Step
+    flushes: Sequence[str] = ()
+    """What the transaction has written once the call is done."""
+
+    has_offsets: bool = False
+    """Whether it has offsets of the group by then."""
+
+    ends_in: ControlType | None = None
+    """How the call ends it, if it does."""
+
+    is_separate: bool = False
+    """Whether decision, markers and completion are database transactions of their own."""
+
+    is_producers: bool = True
+    """Whether it is the call of the transaction's producer."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_COMMIT, _ABORT = ControlType.COMMIT, ControlType.ABORT
+NOTHING: Final = all_of()
+SENT: Final = all_of(sends(FIRST), sends_offsets)
+
+APPENDS: Final = (
+    Scenario("the first append of a transaction", NOTHING, sends(FIRST), [FIRST]),
+    Scenario("a further append", SENT, sends(SECOND), [FIRST, SECOND], has_offsets=True),
+)
+OFFSETS: Final = (
+    Scenario("offsets that begin a transaction", NOTHING, sends_offsets, has_offsets=True),
+    Scenario("offsets after records", sends(FIRST), sends_offsets, [FIRST], has_offsets=True),
+)
+
+
+ENDINGS: Final = (
+    Scenario(
+        "a commit with everything in the buffer",
+        NOTHING,
+        ends(FIRST, SECOND, commit=True, offsets=True),
+        [FIRST, SECOND],
+        has_offsets=True,
+        ends_in=_COMMIT,
+    ),
+    Scenario(
+        "a commit with everything sent before", SENT, ends(commit=True), [FIRST], has_offsets=True, ends_in=_COMMIT
+    ),
+    Scenario(
+        "a commit with some sent and some in the buffer",
+        SENT,
+        ends(SECOND, commit=True, offsets=True),
+        [FIRST, SECOND],
+        has_offsets=True,
+        ends_in=_COMMIT,
+    ),
+    Scenario("an abort", SENT, ends(commit=False), [FIRST], has_offsets=True, ends_in=_ABORT),
+    Scenario("an abort of nothing", NOTHING, ends(commit=False), ends_in=_ABORT),
+)
+SEPARATE_COMMIT: Final = Scenario(
+    "a commit delivered separately",
+    SENT,
+    ends(SECOND, commit=True, offsets=True, separately=True),
+    [FIRST, SECOND],
+    has_offsets=True,
+    ends_in=_COMMIT,
+    is_separate=True,
+)
+SEPARATE_ABORT: Final = Scenario(
+    "an abort delivered separately",
+    SENT,
+    ends(commit=False, separately=True),
+    [FIRST],
+    has_offsets=True,
+    ends_in=_ABORT,
+    is_separate=True,
+)
+SEPARATE_ABORT_OFNOTHING: Final = Scenario(
+    "an abort of nothing delivered separately",
+    NOTHING,
+    ends(commit=False, separately=True),
+    ends_in=_ABORT,
+    is_separate=True,
+)
+RECOVERY: Final = Scenario(
+    "the recovery of a decided commit",
+    all_of(SENT, decides(commit=True)),
+    recovers,
+    [FIRST],
+    has_offsets=True,
+    ends_in=_COMMIT,
+    is_separate=True,
+    is_producers=False,
+)
+ALL: Final = (*APPENDS, *OFFSETS, *ENDINGS, SEPARATE_COMMIT, SEPARATE_ABORT, SEPARATE_ABORT_OFNOTHING, RECOVERY)

@@ -1,0 +1,126 @@
+"""Whoever helps dies while he does: what he began is done by the next one, and nothing is done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.crash.afterlives import Remains, live_on, next_reaper_comes, start_producer
+from tests.crash.everywhere import crash_everywhere
+from tests.crash.scenarios import FIRST, SENT, Scenario, all_of, ends, sends
+from tests.crash.worlds import OLD, TIMEOUT_MS, Place, Step, View, World, look, written
+from txnstore.db.store import Store
+from txnstore.errors import InvalidProducerIdMapping
+from txnstore.model import ControlType
+from txnstore.testing.invariants import assert_sound
+from txnstore.transactions.outcome import resolve_outcome
+from txnstore.transactions.recovery import (
+    abort_timed_out,
+    expire_producers,
+    expire_transactional_ids,
+    trim_journal,
+)
+from txnstore.transactions.states import TransactionState
+
+DAY_MS = 86_400_000
+
+
+def passes(place: Place, milliseconds: int) -> Step:
+    """Return the passing of time, for everybody."""
+    return lambda world, store: place.clock.advance(milliseconds)
+
+
+def test_a_reaper_that_died_is_followed_by_the_next_one(place: Place):
+    scenario = Scenario(
+        "the abort of a transaction that is open for too long",
+        all_of(SENT, passes(place, TIMEOUT_MS + 1)),
+        lambda world, store: abort_timed_out(store),
+        [FIRST],
+        has_offsets=True,
+        ends_in=ControlType.ABORT,
+    )
+
+    def check(left: View, commits: int) -> None:
+        assert left.state is (TransactionState.COMPLETE_ABORT if commits else TransactionState.ONGOING)
+        assert left.epochs == commits
+
+    def live(world: World, store: Store, left: View) -> None:
+        live_on(next_reaper_comes, Remains(scenario, world, store, place.clock, left))
+
+    progress = crash_everywhere(
+        place, before=scenario.before, call=scenario.call, check=check, lives=[live], steps_min=12
+    )
+    assert progress.commits == 1
+
+
+def test_who_died_while_he_asked_for_an_outcome_may_ask_again(place: Place):
+    def ask(world: World, store: Store) -> object:
+        return resolve_outcome(store, world.transactional_id, world.producer)
+
+    scenario = Scenario(
+        "the question how an open transaction ended", SENT, ask, [FIRST], has_offsets=True, ends_in=ControlType.ABORT
+    )
+
+    def live(world: World, store: Store, left: View) -> None:
+        def asks_again(remains: Remains) -> tuple[ControlType, None]:
+            assert ask(world, store) is ask(world, store)
+            return ControlType.ABORT, None
+
+        live_on(asks_again, Remains(scenario, world, store, place.clock, left))
+
+    crash_everywhere(
+        place,
+        before=SENT,
+        call=ask,
+        check=lambda left, commits: None,
+        lives=[live],
+        steps_min=10,
+    )
+
+
+def test_a_transactional_id_expires_whole_or_not_at_all(place: Place):
+    def check(left: View, commits: int) -> None:
+        assert left.state is (None if commits else TransactionState.COMPLETE_COMMIT)
+        assert left.committed == written(OLD)
+
+    def expiry_is_repeated(world: World, store: Store, left: View) -> None:
+        expected = () if left.state is None else (world.transactional_id,)
+        assert expire_transactional_ids(store) == expected
+        assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
+        with pytest.raises(InvalidProducerIdMapping):
+            sends(FIRST)(world, store)
+        assert start_producer(world, store).producer_id != world.producer.producer_id
+        assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
+        place.clock.advance(8 * DAY_MS)
+        assert expire_transactional_ids(store) == (world.transactional_id,)
+
+    progress = crash_everywhere(
+        place,
+        before=passes(place, 8 * DAY_MS),
+        call=lambda world, store: expire_transactional_ids(store),
+        check=check,
+        lives=[expiry_is_repeated],
+        steps_min=8,
+    )
+    assert progress.commits == 1
+
+
+@pytest.mark.parametrize("forget", [expire_producers, trim_journal])
+def test_what_is_old_is_forgotten_whole_or_not_at_all(place: Place, forget: Callable[[Store], int]):
+    def producer_goes_on(world: World, store: Store, left: View) -> None:
+        forget(store)
+        assert forget(store) == 0
+        ends(FIRST, commit=True)(world, store)
+        assert look(store, world).committed == written(OLD, FIRST)
+        assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
+
+    progress = crash_everywhere(
+        place,
+        before=passes(place, 8 * DAY_MS),
+        call=lambda world, store: forget(store),
+        check=lambda left, commits: None,
+        lives=[producer_goes_on],
+        steps_min=5,
+    )
+    assert progress.commits == 1

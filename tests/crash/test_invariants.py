@@ -1,0 +1,329 @@
+"""The checker of invariants can fail: whatever somebody breaks by hand is reported, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, select, true, update
+
+from tests.crash.scenarios import FIRST, SECOND, SENT, all_of, decides, ends
+from tests.crash.worlds import Place, World
+from txnstore.db.schema import (
+    finished_transactions,
+    group_offsets,
+    marker_outbox,
+    partition_heads,
+    pending_group_offsets,
+    producer_states,
+    record_batches,
+    stores,
+    transaction_groups,
+    transaction_log,
+    transaction_partitions,
+    transactions,
+)
+from txnstore.db.store import Store
+from txnstore.log.append import append
+from txnstore.log.fetch import fetch
+from txnstore.model import IsolationLevel
+from txnstore.testing import log_invariants
+from txnstore.testing.invariants import assert_sound, find_violations, violations_on
+from txnstore.testing.manual_clock import ManualClock
+from txnstore.testing.postgres_server import PostgresServer
+from txnstore.testing.violations import Invariant
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.states import TransactionState
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A store in which all sorts of things go on, and all is well."""
+
+    store: Store
+    over: World
+    aborted: World
+    opened: World
+    decided: World
+    plain: World
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def busy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
+    if request.param == "sqlite":
+        with Place(f"sqlite:///{tmp_path_factory.mktemp('busy') / 'store.db'}", ManualClock()).open() as store:
+            yield make_busy(store)
+        return
+    server: PostgresServer = request.getfixturevalue("txnstore_postgres_server")
+    server.create_database("txnstore_test_busy")
+    with Place(server.url("txnstore_test_busy"), ManualClock()).open() as store:
+        yield make_busy(store)
+    server.drop_database("txnstore_test_busy")
+
+
+def make_busy(store: Store) -> Busy:
+    place = Place(str(store.url), ManualClock())
+    return Busy(
+        store,
+        over=place.make(store, ends(FIRST, SECOND, commit=True, offsets=True)),
+        aborted=place.make(store, all_of(SENT, ends(commit=False))),
+        opened=place.make(store, SENT),
+        decided=place.make(store, all_of(SENT, decides(commit=True))),
+        plain=place.make(store, writes_plainly),
+    )
+
+
+def writes_plainly(world: World, store: Store) -> World:
+    moved = replace(world, producer=TransactionCoordinator(store).init_producer_id(None).identity)
+    for flush, epoch in ((FIRST, 0), (SECOND, 0), (FIRST, 1)):
+        store.write(partial(append_plainly, moved, flush, epoch=epoch))
+    return moved
+
+
+def append_plainly(world: World, flush: str, connection: Connection, *, epoch: int) -> None:
+    who = replace(world.producer, epoch=epoch)
+    append(connection, world.batches(flush, producer=who, is_transactional=False))
+
+
+Damage = Callable[[Connection, Busy], object]
+_I = Invariant
+
+
+def change(table: Table, where: Callable[[Busy], ColumnElement[bool]], **values: Any) -> Damage:
+    """Return the damage that changes one row, the first of those found."""
+    key = list(table.primary_key)
+
+    def damage(connection: Connection, busy: Busy) -> None:
+        first = connection.execute(select(*key).where(where(busy)).order_by(*key).limit(1)).one()
+        these = and_(*(column == value for column, value in zip(key, first, strict=True)))
+        statement = update(table).values(**values) if values else delete(table)
+        assert connection.execute(statement.where(these)).rowcount == 1
+
+    return damage
+
+
+def remove(table: Table, where: Callable[[Busy], ColumnElement[bool]]) -> Damage:
+    """Return the damage that removes one row, the first of those found."""
+    return change(table, where)
+
+
+def in_partition(table: Table, of: str) -> Callable[[Busy], ColumnElement[bool]]:
+    return lambda busy: table.c.partition_id == getattr(busy, of).partition_ids[0]
+
+
+def of_id(table: Table, of: str) -> Callable[[Busy], ColumnElement[bool]]:
+    return lambda busy: table.c.transactional_id == getattr(busy, of).transactional_id
+
+
+def both(*conditions: Callable[[Busy], ColumnElement[bool]]) -> Callable[[Busy], ColumnElement[bool]]:
+    return lambda busy: and_(*(condition(busy) for condition in conditions))
+
+
+def entry(of: str, state: TransactionState, *, last: bool = False) -> Callable[[Busy], ColumnElement[bool]]:
+    """Return what finds the first, or the last, entry of a state in the journal."""
+
+    def where(busy: Busy) -> ColumnElement[bool]:
+        these = and_(of_id(transaction_log, of)(busy), transaction_log.c.state == int(state))
+        pick = func.max if last else func.min
+        return transaction_log.c.entry_id == select(pick(transaction_log.c.entry_id)).where(these).scalar_subquery()
+
+    return where
+
+
+def forget_and_append(flush: str, *, epoch: int) -> Damage:
+    """Return the damage of a partition that has forgotten its producer, and takes what it should refuse."""
+
+    def damage(connection: Connection, busy: Busy) -> None:
+        connection.execute(
+            delete(producer_states).where(producer_states.c.producer_id == busy.plain.producer.producer_id)
+        )
+        append_plainly(busy.plain, flush, connection, epoch=epoch)
+
+    return damage
+
+
+DAMAGES: dict[str, tuple[Invariant, Damage]] = {
+    "a batch is lost": (_I.OFFSETS_FOLLOW, remove(record_batches, in_partition(record_batches, "over"))),
+    "the head is ahead of the log": (
+        _I.OFFSETS_FOLLOW,
+        change(partition_heads, in_partition(partition_heads, "over"), next_offset=partition_heads.c.next_offset + 1),
+    ),
+    "the head is gone": (_I.OFFSETS_FOLLOW, remove(partition_heads, in_partition(partition_heads, "over"))),
+    "a value is another": (
+        _I.BATCHES_WHOLE,
+        change(record_batches, in_partition(record_batches, "over"), value_data=b"12345678"),
+    ),
+    "the time index is wrong": (
+        _I.TIMES_RUN,
+        change(record_batches, in_partition(record_batches, "over"), running_max_timestamp_ms=5),
+    ),
+    "the head's time is wrong": (
+        _I.TIMES_RUN,
+        change(partition_heads, in_partition(partition_heads, "over"), running_max_timestamp_ms=5),
+    ),
+    "a batch is there twice": (_I.SEQUENCES_FOLLOW, forget_and_append(FIRST, epoch=1)),
+    "an old epoch has written": (_I.EPOCHS_RISE, forget_and_append(FIRST, epoch=0)),
+    "a producer's sequence is forgotten": (
+        _I.PRODUCERS_KNOWN,
+        change(
+            producer_states,
+            lambda busy: producer_states.c.producer_id == busy.plain.producer.producer_id,
+            recent_batches="[]",
+        ),
+    ),
+    "an open transaction is forgotten": (
+        _I.PRODUCERS_KNOWN,
+        change(producer_states, in_partition(producer_states, "opened"), transaction_first_offset=None),
+    ),
+    "an open transaction's producer is forgotten": (
+        _I.PRODUCERS_KNOWN,
+        remove(producer_states, in_partition(producer_states, "opened")),
+    ),
+    "a finished transaction is not in the index": (
+        _I.INDEX_KNOWN,
+        remove(finished_transactions, in_partition(finished_transactions, "over")),
+    ),
+    "the index has another last stable offset": (
+        _I.INDEX_KNOWN,
+        change(finished_transactions, in_partition(finished_transactions, "over"), last_stable_offset=1),
+    ),
+    "committed records are not visible": (
+        _I.COMMITTED_VISIBLE,
+        remove(finished_transactions, in_partition(finished_transactions, "over")),
+    ),
+    "the journal has a move that there is none": (
+        _I.MOVES_LEGAL,
+        change(
+            transaction_log,
+            entry("over", TransactionState.PREPARE_COMMIT),
+            state=int(TransactionState.COMPLETE_ABORT),
+        ),
+    ),
+    "the journal lacks the last change": (
+        _I.JOURNAL_CURRENT,
+        remove(transaction_log, entry("over", TransactionState.COMPLETE_COMMIT, last=True)),
+    ),
+    "a transactional id is gone without a word": (
+        _I.JOURNAL_CURRENT,
+        remove(transactions, of_id(transactions, "over")),
+    ),
+    "an epoch began two transactions": (
+        _I.IDENTITIES_UNIQUE,
+        change(transaction_log, entry("over", TransactionState.ONGOING, last=True), producer_epoch=0),
+    ),
+    "a producer id was not given out": (_I.PRODUCER_IDS_GIVEN, change(stores, lambda busy: true(), next_producer_id=1)),
+    "two ids have one producer id": (
+        _I.PRODUCER_IDS_GIVEN,
+        change(
+            transactions,
+            of_id(transactions, "over"),
+            producer_id=select(func.max(transactions.c.producer_id)).scalar_subquery(),
+        ),
+    ),
+    "a decision was reversed": (
+        _I.DECISION_STANDS,
+        change(
+            transaction_log,
+            entry("over", TransactionState.PREPARE_COMMIT),
+            state=int(TransactionState.PREPARE_ABORT),
+        ),
+    ),
+    "a transaction ended before it was decided": (
+        _I.DECISION_STANDS,
+        remove(transaction_log, entry("aborted", TransactionState.PREPARE_ABORT)),
+    ),
+    "offsets of an aborted transaction count": (
+        _I.DECISION_STANDS,
+        lambda connection, busy: connection.execute(
+            update(group_offsets)
+            .where(group_offsets.c.group_id == busy.aborted.group_id)
+            .values(producer_epoch=busy.aborted.producer.epoch)
+        ),
+    ),
+    "a transaction counts in one partition only": (
+        _I.ALL_OR_NOTHING,
+        change(finished_transactions, in_partition(finished_transactions, "over"), outcome=0),
+    ),
+    "an open transaction lacks a partition": (
+        _I.PARTICIPANTS_KNOWN,
+        remove(transaction_partitions, of_id(transaction_partitions, "opened")),
+    ),
+    "an open transaction lacks its group": (
+        _I.PARTICIPANTS_KNOWN,
+        remove(transaction_groups, of_id(transaction_groups, "opened")),
+    ),
+    "a complete transaction has a partition still": (
+        _I.PARTICIPANTS_KNOWN,
+        change(transaction_partitions, of_id(transaction_partitions, "opened"), transactional_id="id-1"),
+    ),
+    "a decided marker is lost": (_I.OUTBOX_RIGHT, remove(marker_outbox, of_id(marker_outbox, "decided"))),
+    "a marker is queued against the decision": (
+        _I.OUTBOX_RIGHT,
+        change(marker_outbox, of_id(marker_outbox, "decided"), outcome=0),
+    ),
+    "a transaction is over and left its records open": (
+        _I.NOTHING_HANGS,
+        change(
+            transactions,
+            of_id(transactions, "opened"),
+            state=int(TransactionState.COMPLETE_ABORT),
+            begin_epoch=-1,
+            deadline_ms=None,
+        ),
+    ),
+    "offsets are pending for nobody": (
+        _I.NOTHING_HANGS,
+        change(
+            pending_group_offsets,
+            lambda busy: pending_group_offsets.c.group_id == busy.opened.group_id,
+            producer_epoch=7,
+        ),
+    ),
+}
+
+
+class Undone(Exception):
+    """Rolls the damage back."""
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_reported_by_name(busy: Busy, name: str):
+    invariant, damage = DAMAGES[name]
+    found: set[Invariant] = set()
+
+    def work(connection: Connection) -> None:
+        damage(connection, busy)
+        found.update(violation.invariant for violation in violations_on(connection))
+        raise Undone
+
+    with pytest.raises(Undone):
+        busy.store.write(work)
+    assert invariant in found
+
+
+def test_every_invariant_can_be_broken():
+    broken = {invariant for invariant, _ in DAMAGES.values()}
+    assert broken | AT_REST == set(Invariant)
+
+
+AT_REST = {Invariant.NOTHING_OPEN, Invariant.NOTHING_QUEUED, Invariant.ALL_STABLE}
+
+
+def test_a_busy_store_is_sound_and_not_at_rest(busy: Busy):
+    assert find_violations(busy.store) == []
+    assert {violation.invariant for violation in find_violations(busy.store, at_rest=True)} == AT_REST
+
+
+def test_a_reader_that_gets_aborted_records_is_noticed(busy: Busy, monkeypatch: pytest.MonkeyPatch):
+    dirty = partial(fetch, isolation=IsolationLevel.READ_UNCOMMITTED)
+    monkeypatch.setattr(log_invariants, "fetch", dirty)
+    found = find_violations(busy.store)
+    assert {violation.invariant for violation in found} == {Invariant.COMMITTED_VISIBLE}
+
+
+def test_a_failed_check_says_what_is_broken_and_where(busy: Busy):
+    with pytest.raises(AssertionError, match=r"NOTHING_OPEN .*'id-\d+' is Ongoing"):
+        assert_sound(busy.store, at_rest=True)

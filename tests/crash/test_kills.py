@@ -1,0 +1,51 @@
+"""A process is killed, SIGKILL, at any step: whoever opens the database next finds it right."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import pytest
+
+from tests.crash.afterlives import Remains, call_is_repeated, live_on, start_is_repeated, start_producer
+from tests.crash.children import START, Task, call, open_victim
+from tests.crash.scenarios import APPENDS, ENDINGS, SEPARATE_COMMIT, Scenario
+from tests.crash.worlds import Place, Progress, World, look, state_of
+from txnstore.testing.crashes import noting
+from txnstore.testing.invariants import assert_sound
+from txnstore.testing.killed_children import every_kill
+
+
+@pytest.mark.parametrize("scenario", [APPENDS[0], ENDINGS[0], SEPARATE_COMMIT, START], ids=str)
+def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_mend(place: Place, scenario: Scenario):
+    if scenario is SEPARATE_COMMIT and not place.is_sqlite:
+        pytest.skip("a killed client leaves the same on PostgreSQL as one whose connection is cut, and takes longer")
+    progress = Progress()
+    states: set[Hashable] = set()
+    afterlife = start_is_repeated if scenario is START else call_is_repeated
+    untouched: list[World] = []
+    with place.open() as others:
+
+        def make() -> Task:
+            world = untouched.pop() if untouched else place.make(others, scenario.before)
+            # Nobody has the database open when the child dies: its traces are all that the next one finds.
+            others.engine.dispose()
+            return scenario.name, world
+
+        for kill in every_kill(make, call, prepare=open_victim):
+            progress.pass_(kill.point)
+            _, world = kill.argument
+            with noting(kill):
+                state = state_of(others, world)
+                if state not in states:
+                    states.add(state)
+                    left = look(others, world)
+                    assert_sound(others, partition_ids=world.partition_ids)
+                    if progress.commits:
+                        live_on(afterlife, Remains(scenario, world, others, place.clock, left))
+                assert len(states) <= progress.commits + 1, "only a COMMIT leaves traces"
+                if progress.commits == 0:
+                    untouched.append(world)
+                else:
+                    start_producer(world, others)
+    progress.assert_complete(steps_min=10)
+    assert len(states) > 1

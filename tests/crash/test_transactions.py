@@ -1,0 +1,41 @@
+"""A producer dies at any step of any of its calls: its transaction counts whole or not at all, and life goes on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.crash.afterlives import AFTERLIVES, Afterlife, Remains, live_on
+from tests.crash.everywhere import crash_everywhere
+from tests.crash.scenarios import ALL, Scenario
+from tests.crash.worlds import NEW_OFFSET, OLD, OLD_OFFSET, PARTITIONS, Place, View, World, written
+from txnstore.db.store import Store
+from txnstore.model import ControlType
+
+
+@pytest.mark.parametrize("scenario", ALL, ids=str)
+def test_a_crash_at_any_step_leaves_a_transaction_that_ends_whole_or_not_at_all(place: Place, scenario: Scenario):
+    def live(afterlife: Afterlife, world: World, store: Store, left: View) -> None:
+        live_on(afterlife, Remains(scenario, world, store, place.clock, left))
+
+    progress = crash_everywhere(
+        place,
+        before=scenario.before,
+        call=scenario.call,
+        check=partial(check_left, scenario),
+        lives=[partial(live, afterlife) for afterlife in AFTERLIVES],
+        steps_min=5,
+    )
+    assert progress.commits == 1 if not scenario.is_separate else progress.commits > 1
+
+
+def check_left(scenario: Scenario, left: View, commits: int) -> None:
+    """Check what a crash has left before anybody comes to its help."""
+    if scenario.ends_in is not None and scenario.is_producers:
+        assert left.decision is (scenario.ends_in if commits else None)
+    if not scenario.is_separate:
+        # At home it is whole or not there at every instant.
+        counts = left.decision is ControlType.COMMIT
+        assert left.committed == written(OLD, *(scenario.flushes if counts else ()))
+        assert left.offsets == (NEW_OFFSET if counts and scenario.has_offsets else OLD_OFFSET,) * PARTITIONS

@@ -1,0 +1,333 @@
+"""This file is the worlds of crashes: a transaction of its own for each crash, in a database that all of a test share.
+
+A world has two partitions, a transactional id and a group. One transaction is over there already (it
+wrote OLD and committed offset 1); the next one, of `producer`, is what crashes are about. A fresh world is cheaper
+than a fresh database, and whatever a crash breaks elsewhere in the database is found all the same: the checker reads
+the coordinator's tables whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from sqlalchemy import Connection, Select, Table, select
+
+from txnstore.db.schema import (
+    finished_transactions,
+    group_offsets,
+    marker_outbox,
+    partition_heads,
+    pending_group_offsets,
+    producer_states,
+    record_batches,
+    transaction_groups,
+    transaction_log,
+    transaction_partitions,
+    transactions,
+)
+from txnstore.db.store import Store, open_store
+from txnstore.groups.offsets import read_offsets
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
+from txnstore.log.fetch import fetch
+from txnstore.log.topics import create_topic
+from txnstore.model import (
+    NO_PRODUCER,
+    NO_PRODUCER_ID,
+    ControlType,
+    GroupMembership,
+    IsolationLevel,
+    OffsetAndMetadata,
+    ProducerIdentity,
+    Record,
+)
+from txnstore.testing.crash_points import CrashPoint, When
+from txnstore.testing.manual_clock import ManualClock
+from txnstore.transactions import rows
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.states import TransactionState
+from txnstore.transactions.work import SentOffsets
+
+TIMEOUT_MS: Final = 60_000
+PARTITIONS: Final = 2
+WORLDS_PER_TOPIC: Final = 50
+#: Flushes by name: of the transaction before, of the one that crashes are about, and of the one after it.
+OLD: Final = "old"
+FLUSHES: Final = ("first", "second")
+LATER: Final = "later"
+RECORDS_PER_FLUSH: Final = 2
+OLD_OFFSET: Final = 1
+NEW_OFFSET: Final = 7
+
+_DECISION: Final = (
+    select(transaction_log.c.state)
+    .where(transaction_log.c.state.in_((int(TransactionState.PREPARE_COMMIT), int(TransactionState.PREPARE_ABORT))))
+    .order_by(transaction_log.c.entry_id)
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """One crash's own partitions, transactional id and group; goes to other processes as it is."""
+
+    url: str
+    now_ms: int
+    number: int
+    partition_ids: tuple[int, ...]
+    #: Who begins the transaction that crashes are about.
+    producer: ProducerIdentity = NO_PRODUCER
+    #: How many transactions of the transactional id were decided before.
+    decisions: int = 0
+    name: str = "id"
+
+    @property
+    def transactional_id(self) -> str:
+        return f"{self.name}-{self.number}"
+
+    @property
+    def group_id(self) -> str:
+        return f"group-{self.number}"
+
+    def batches(
+        self, flush: str, *, producer: ProducerIdentity | None = None, is_transactional: bool = True
+    ) -> list[Append]:
+        """Return what `flush` writes: a batch for each partition, numbered after those of the flush before."""
+        base_sequence = FLUSHES.index(flush) * RECORDS_PER_FLUSH if flush in FLUSHES else 0
+        who = self.producer if producer is None else producer
+        return [
+            Append(
+                partition_id,
+                encode(
+                    [Record(value) for value in values_of(flush)],
+                    producer=who,
+                    base_sequence=-1 if who == NO_PRODUCER else base_sequence,
+                    is_transactional=is_transactional,
+                ),
+            )
+            for partition_id in self.partition_ids
+        ]
+
+    def offsets(self, offset: int = NEW_OFFSET) -> SentOffsets:
+        return SentOffsets(
+            GroupMembership(self.group_id), {number: OffsetAndMetadata(offset) for number in self.partition_ids}
+        )
+
+
+#: What somebody does to a world.
+Step = Callable[[World, Store], object]
+
+
+@dataclass
+class Victim:
+    """A process that is about to die, and the world that it is in."""
+
+    world: World
+    store: Store
+
+
+@dataclass
+class Place:
+    """A database in which one world after another is made."""
+
+    url: str
+    clock: ManualClock
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    #: Made many at once, which is faster.
+    _partition_ids: list[int] = field(default_factory=list)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.startswith("sqlite")
+
+    def open(self) -> Store:
+        """Return the database as one more process sees it."""
+        return open_store(self.url, clock=self.clock, pool_size=1)
+
+    def make(self, store: Store, before: Step) -> World:
+        """Make a world in which one transaction is over, and its producer has come as far as `before` in the next.
+
+        `before` may return another world, which counts instead.
+        """
+        number = next(self._numbers)
+        world = World(self.url, self.clock.now_ms(), number, self._take_partitions(store))
+        coordinator = TransactionCoordinator(store)
+        starting = coordinator.init_producer_id(world.transactional_id, TIMEOUT_MS).identity
+        ended = coordinator.end_transaction(
+            world.transactional_id,
+            starting,
+            commit=True,
+            appends=world.batches(OLD, producer=starting),
+            offsets=[world.offsets(OLD_OFFSET)],
+        )
+        ready = replace(world, producer=ended.identity, decisions=1)
+        moved = before(ready, store)
+        return moved if isinstance(moved, World) else ready
+
+    def _take_partitions(self, store: Store) -> tuple[int, ...]:
+        if not self._partition_ids:
+            name = f"topic-{next(self._numbers)}"
+            topic = store.write(partial(create_topic, name=name, partition_count=PARTITIONS * WORLDS_PER_TOPIC))
+            self._partition_ids.extend(topic.partition_ids)
+        taken, self._partition_ids = self._partition_ids[:PARTITIONS], self._partition_ids[PARTITIONS:]
+        return tuple(taken)
+
+
+def values_of(flush: str) -> tuple[bytes, ...]:
+    return tuple(f"{flush}-{number}".encode() for number in range(RECORDS_PER_FLUSH))
+
+
+@dataclass(frozen=True)
+class View:
+    """What a world looks like from outside, without what differs between worlds."""
+
+    committed: tuple[tuple[bytes, ...], ...]
+    """By partition, what a reader of committed records gets."""
+
+    everything: tuple[tuple[bytes, ...], ...]
+    offsets: tuple[int | None, ...]
+    """By partition, what the group has committed."""
+
+    is_pending: bool
+    """Whether an open transaction may still change these."""
+
+    state: TransactionState | None
+    """Of the transactional id; None if it is not known."""
+
+    decision: ControlType | None
+    """Of the transaction that crashes are about."""
+
+    epochs: int
+    """By how many the epoch was raised since the world was made."""
+
+
+def look(store: Store, world: World) -> View:
+    """Return what the world looks like, in one snapshot."""
+    return store.read(partial(_look, world))
+
+
+def _look(world: World, connection: Connection) -> View:
+    row = rows.read_row(connection, world.transactional_id).row
+    decided = (
+        connection.execute(_DECISION.where(transaction_log.c.transactional_id == world.transactional_id))
+        .scalars()
+        .all()[world.decisions :]
+    )
+    group = read_offsets(connection, world.group_id, world.partition_ids)
+    found = [group.offsets.get(number) for number in world.partition_ids]
+    return View(
+        committed=_values(connection, world, IsolationLevel.READ_COMMITTED),
+        everything=_values(connection, world, IsolationLevel.READ_UNCOMMITTED),
+        offsets=tuple(None if offset is None else offset.offset for offset in found),
+        is_pending=bool(group.unstable),
+        state=None if row is None else row.state,
+        decision=None if not decided else _DECIDED_AS[TransactionState(decided[0])],
+        epochs=0 if row is None else row.producer_epoch - world.producer.epoch,
+    )
+
+
+_DECIDED_AS: Final = {
+    TransactionState.PREPARE_COMMIT: ControlType.COMMIT,
+    TransactionState.PREPARE_ABORT: ControlType.ABORT,
+}
+
+
+def _values(connection: Connection, world: World, isolation: IsolationLevel) -> tuple[tuple[bytes, ...], ...]:
+    pages = fetch(connection, dict.fromkeys(world.partition_ids, 0), isolation=isolation)
+    return tuple(
+        tuple(record.value or b"" for batch in pages[number].batches for record in batch.records())
+        for number in world.partition_ids
+    )
+
+
+def state_of(store: Store, world: World) -> Hashable:
+    """Return all that the tables hold of the world, but for what makes it another one: ids, and times.
+
+    Two worlds of one state are the same to everybody who comes after a crash.
+    """
+    return store.read(partial(_state_of, world))
+
+
+def _state_of(world: World, connection: Connection) -> Hashable:
+    found = [(table.name, connection.execute(_of_world(table, world)).mappings().all()) for table in _TABLES_OF_WORLD]
+    producer_ids = sorted(
+        {row[name] for _, rows in found for row in rows for name in _PRODUCER_IDS & row.keys()} - {NO_PRODUCER_ID}
+    )
+    names: dict[str, Mapping[Any, Any]] = {
+        "partition_id": {number: index for index, number in enumerate(world.partition_ids)},
+        **{name: {number: index for index, number in enumerate(producer_ids)} for name in _PRODUCER_IDS},
+    }
+    return tuple(
+        (
+            table,
+            *sorted(
+                repr([names.get(name, {}).get(value, value) for name, value in row.items() if name not in _OWN_NAMES])
+                for row in rows
+            ),
+        )
+        for table, rows in found
+    )
+
+
+_PRODUCER_IDS: Final = frozenset({"producer_id", "previous_producer_id", "next_producer_id"})
+_OWN_NAMES: Final = frozenset({"transactional_id", "group_id"})
+#: What follows from the clock, from the other columns, or from how many worlds there were before.
+_LEFT_OUT: Final = frozenset({"entry_id", "crc"})
+_TABLES_OF_WORLD: Final = (
+    partition_heads,
+    record_batches,
+    producer_states,
+    finished_transactions,
+    transactions,
+    transaction_log,
+    transaction_partitions,
+    transaction_groups,
+    marker_outbox,
+    group_offsets,
+    pending_group_offsets,
+)
+
+
+def _of_world(table: Table, world: World) -> Select[Any]:
+    columns = [column for column in table.c if column.name not in _LEFT_OUT and not column.name.endswith("_ms")]
+    found = select(*columns)
+    if "partition_id" in table.c:
+        return found.where(table.c.partition_id.in_(world.partition_ids))
+    return found.where(table.c.transactional_id == world.transactional_id)
+
+
+def written(*flushes: str) -> tuple[tuple[bytes, ...], ...]:
+    """Return what the partitions hold once these flushes count, in this order."""
+    return (tuple(value for flush in flushes for value in values_of(flush)),) * PARTITIONS
+
+
+@dataclass
+class Progress:
+    """How far the code had come at each crash: how many of its database transactions that write were committed."""
+
+    commits: int = 0
+    steps: int = 0
+    #: The sides of COMMIT, of a database transaction that writes, on which it crashed.
+    _sides: list[str] = field(default_factory=list)
+    _writes: bool = False
+
+    def pass_(self, crash: CrashPoint) -> None:
+        """Take the next crash, in order."""
+        self.steps += 1
+        if crash.statement.startswith("BEGIN"):
+            self._writes = "IMMEDIATE" in crash.statement or "READ COMMITTED" in crash.statement
+        if self._writes and crash.statement == "COMMIT":
+            self._sides.append(crash.when.value)
+            if crash.when is When.AFTER:
+                self.commits += 1
+
+    def assert_complete(self, *, steps_min: int, commits: int | None = None) -> None:
+        """Return if the code was crashed at many steps, and on both sides of each COMMIT."""
+        assert self.steps >= 2 * steps_min, f"only {self.steps} crashes"
+        assert self._sides == ["before", "after"] * self.commits
+        assert self.commits >= 1
+        if commits is not None:
+            assert self.commits == commits

@@ -1,0 +1,235 @@
+"""SQLite's write-ahead log: moved into the file under the write lock and in no other way, and kept short."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from txnstore.db import sqlite_checkpoint
+from txnstore.db.sqlite_checkpoint import WAL_BYTES_DUE, checkpoint
+from txnstore.db.sqlite_connections import connect
+from txnstore.db.store import open_store
+
+CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
+#: Where a file need not wait for a disk: how often matters here, not that it lasts.
+FAST_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@pytest.fixture
+def path(txnstore_sqlite_url):
+    return txnstore_sqlite_url.removeprefix("sqlite:///")
+
+
+@pytest.fixture
+def store(txnstore_sqlite_url):
+    with open_store(txnstore_sqlite_url, pool_size=2) as store:
+        store.write(lambda connection: connection.exec_driver_sql("CREATE TABLE shop (data BLOB)"))
+        yield store
+
+
+@pytest.fixture
+def fast_path():
+    with tempfile.TemporaryDirectory(prefix="txnstore-checkpoint-", dir=FAST_FOLDER) as folder:
+        yield str(Path(folder, "store.db"))
+
+
+@pytest.fixture
+def other(path, store):
+    """A connection of somebody else to the same file."""
+    with closing(sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)) as connection:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        yield connection
+
+
+def write(store, size_bytes):
+    store.write(lambda connection: connection.exec_driver_sql(f"INSERT INTO shop VALUES (randomblob({size_bytes}))"))
+
+
+def wal_bytes(path):
+    return Path(f"{path}-wal").stat().st_size
+
+
+def contents(path):
+    return Path(path).read_bytes(), Path(f"{path}-wal").read_bytes()
+
+
+def assert_sound(path):
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def run_child(function, *arguments):
+    return subprocess.Popen(
+        [sys.executable, str(CHILDREN), function, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_no_connection_of_a_store_checkpoints_by_itself(store, path, monkeypatch):
+    connections: list[tuple[sqlite3.Connection, int]] = []
+    monkeypatch.setattr(sqlite_checkpoint, "connect", recording(connections))
+    shown = "PRAGMA wal_autocheckpoint"
+    assert checkpoint(path)
+    assert len(connections) == 2
+    assert [found for connection, found in connections] == [0, 0]
+    assert store.write(lambda connection: connection.exec_driver_sql(shown).scalar_one()) == 0
+    assert store.read(lambda connection: connection.exec_driver_sql(shown).scalar_one()) == 0
+    with closing(store.waiter()) as waiter:
+        assert waiter._connection.execute(shown).fetchone() == (0,)
+
+
+def recording(connections):
+    def connect_and_record(path):
+        connection = connect(path)
+        (found,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
+        connections.append((connection, found))
+        return connection
+
+    return connect_and_record
+
+
+def test_while_somebody_writes_nothing_is_moved(store, path, other):
+    write(store, 100_000)
+    other.execute("BEGIN IMMEDIATE")
+    before = contents(path)
+    assert not checkpoint(path)
+    assert contents(path) == before
+    other.execute("ROLLBACK")
+    assert checkpoint(path)
+    assert contents(path) != before
+
+
+def test_a_checkpoint_holds_the_write_lock(store, path, other, monkeypatch):
+    tried = []
+
+    def try_to_write(statement):
+        if "wal_checkpoint" in statement:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                tried.append(error.sqlite_errorname)
+            else:
+                other.execute("ROLLBACK")
+                tried.append("not locked")
+
+    def connect_and_trace(path):
+        connection = connect(path)
+        connection.set_trace_callback(try_to_write)
+        return connection
+
+    monkeypatch.setattr(sqlite_checkpoint, "connect", connect_and_trace)
+    assert checkpoint(path)
+    assert tried == ["SQLITE_BUSY"]
+
+
+def test_a_log_that_has_grown_is_moved_after_a_commit_and_starts_anew(store, path):
+    largest = 0
+    for _ in range(30):
+        write(store, 1_000_000)
+        largest = max(largest, wal_bytes(path))
+    assert WAL_BYTES_DUE < largest < 2 * WAL_BYTES_DUE
+    write(store, 1)
+    assert Path(path).stat().st_size > 20_000_000
+
+
+def test_a_reader_that_needs_the_log_only_delays_its_end(store, path, other):
+    write(store, 1)
+    other.execute("BEGIN")
+    other.execute("SELECT count(*) FROM shop").fetchone()
+    for _ in range(15):
+        write(store, 1_000_000)
+    assert wal_bytes(path) > 3 * WAL_BYTES_DUE
+    assert other.execute("SELECT count(*) FROM shop").fetchone() == (1,)
+    other.execute("COMMIT")
+    for _ in range(6):
+        write(store, 1_000_000)
+    assert wal_bytes(path) < 2 * WAL_BYTES_DUE
+
+
+def test_a_busy_writer_puts_it_off_to_the_next_commit_and_no_longer(store, path, other, monkeypatch):
+    monkeypatch.setattr(sqlite_checkpoint, "WAL_BYTES_DUE", 100_000)
+    store.engine.dialect.checkpointer._due_bytes = 100_000
+    locks: list[int] = []
+
+    def lock_after_the_commit(*_):
+        if not locks:
+            other.execute("BEGIN IMMEDIATE")
+            locks.append(1)
+
+    event.listen(store.engine, "checkin", lock_after_the_commit)
+    write(store, 200_000)
+    assert locks
+    other.execute("ROLLBACK")
+    before = Path(path).stat().st_size
+    write(store, 1)
+    assert Path(path).stat().st_size > before
+
+
+def test_a_checkpoint_needs_no_connection_of_a_pool_that_is_all_in_use(store, path):
+    """Otherwise a commit that stands would end in an error."""
+    taken = [store.engine.connect() for _ in range(3)]
+    try:
+        before = Path(path).stat().st_size
+        write(store, WAL_BYTES_DUE + 1)
+        assert Path(path).stat().st_size > before
+    finally:
+        for connection in taken:
+            connection.close()
+
+
+def test_a_checkpoint_that_fails_is_no_error_of_the_commit_before_it(store, monkeypatch):
+    def refuse(path):
+        raise sqlite3.DatabaseError("disk I/O error")
+
+    monkeypatch.setattr(sqlite_checkpoint, "connect", refuse)
+    write(store, WAL_BYTES_DUE + 1)
+    assert store.read(lambda connection: connection.exec_driver_sql("SELECT count(*) FROM shop").scalar_one()) == 1
+
+
+def read_all(connection):
+    statement = "SELECT count(*), sum(size_bytes) FROM txnstore_record_batches"
+    return connection.exec_driver_sql(statement).one()
+
+
+@pytest.mark.slow
+def test_the_log_stays_short_while_processes_write_and_read(fast_path):
+    largest = 0
+    with (
+        open_store(f"sqlite:///{fast_path}") as store,
+        run_child("write_megabytes", f"sqlite:///{fast_path}", 2, 30) as child,
+    ):
+        pause = threading.Event()
+        while child.poll() is None:
+            # A reader as well: it keeps a checkpoint from the end of the log, for as long as it reads.
+            store.read(read_all)
+            largest = max(largest, wal_bytes(fast_path))
+            pause.wait(0.002)
+        assert child.returncode == 0
+    assert WAL_BYTES_DUE < largest < 5 * WAL_BYTES_DUE
+    assert Path(fast_path).stat().st_size > 60_000_000
+    assert_sound(fast_path)
+
+
+@pytest.mark.slow
+def test_a_file_is_sound_after_two_processes_wrote_and_checkpointed_ten_thousand_times(fast_path):
+    rounds = 5_000
+    with run_child("write_and_checkpoint", fast_path, 2, rounds) as child:
+        output, _ = child.communicate()
+    assert child.returncode == 0
+    checkpoints = [int(word) for word in output.split()]
+    # Many came at a moment when nobody wrote; the others did nothing.
+    assert sum(checkpoints) > rounds / 2
+    with closing(sqlite3.connect(fast_path)) as connection:
+        written = connection.execute(
+            "SELECT count(*), count(DISTINCT process), min(length(data)), max(number) FROM shop"
+        ).fetchone()
+    assert written == (2 * rounds, 2, 500, rounds - 1)
+    assert_sound(fast_path)

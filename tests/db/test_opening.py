@@ -1,0 +1,165 @@
+"""The first look at a database: empty, ours, older, newer, somebody else's."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from txnstore.db import opening
+from txnstore.db.schema import metadata
+from txnstore.db.store import connect_store, open_store
+from txnstore.errors import ForeignSchema, InvalidUrl, SchemaOutdated
+from txnstore.log.topics import create_topic, list_topics
+
+
+def run(store, *statements):
+    """Run statements in which `[name]` stands for one of our tables."""
+    before, after = ("txnstore_", "") if store.backend.name == "sqlite" else (f"{store.schema}.", "")
+
+    def work(connection):
+        for statement in statements:
+            connection.execute(text(statement.replace("[", before).replace("]", after)))
+
+    store.write(work)
+
+
+@pytest.fixture
+def bare(txnstore_empty_url):
+    """An empty database with room for our tables."""
+    with connect_store(txnstore_empty_url) as store:
+        if store.backend.name == "postgresql":
+            run(store, "CREATE SCHEMA txnstore")
+        yield store
+
+
+def test_the_first_use_makes_the_tables_and_the_second_finds_them(txnstore_empty_url, client_path):
+    with open_store(txnstore_empty_url) as store:
+        client_path(store)
+    with open_store(txnstore_empty_url) as again:
+        assert again.store_uuid == store.store_uuid
+        assert again.read(list_topics) == ["orders"]
+
+
+def test_an_empty_schema_that_is_there_already_is_used(bare, txnstore_empty_url, client_path):
+    with open_store(txnstore_empty_url) as store:
+        client_path(store)
+
+
+def test_an_empty_database_is_left_empty_by_who_must_not_make_tables(txnstore_empty_url, tmp_path):
+    with pytest.raises(SchemaOutdated, match="has no tables of txnstore; run `txnstore migrate`"):
+        open_store(txnstore_empty_url, create=False)
+    assert list(tmp_path.iterdir()) == [], "the SQLite file was made"
+    with connect_store(txnstore_empty_url) as store:
+        assert opening.look(store).found is opening.Found.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("statements", "told"),
+    [
+        (["CREATE TABLE [stores] (id INTEGER)"], "did not make them"),
+        (["CREATE TABLE [topics] (id INTEGER)"], "did not make them"),
+        (["CREATE TABLE [record_batches] (id INTEGER)"], "did not make them"),
+        (["CREATE TABLE [alembic_version] (version_num TEXT)"], "did not make them"),
+        (["CREATE VIEW [records] AS SELECT 1 AS one"], "did not make them"),
+        (["CREATE VIEW [outbox] AS SELECT 1 AS one"], "did not make them"),
+        (["CREATE TABLE [stores] (id INTEGER)", "CREATE TABLE [alembic_version] (version_num TEXT)"], "no version"),
+        (
+            [
+                "CREATE TABLE [stores] (id INTEGER)",
+                "CREATE TABLE [alembic_version] (version_num TEXT)",
+                "INSERT INTO [alembic_version] VALUES ('1a2b3c4d5e6f')",
+            ],
+            "no version",
+        ),
+        (["CREATE TABLE [stores] (id INTEGER)", "CREATE TABLE [alembic_version] (id INTEGER)"], "no version"),
+        (
+            [
+                "CREATE TABLE [stores] (id INTEGER)",
+                "CREATE TABLE [alembic_version] (version_num TEXT)",
+                "INSERT INTO [alembic_version] VALUES ('0001')",
+            ],
+            "some are missing",
+        ),
+    ],
+)
+def test_tables_of_others_with_our_names_are_refused_and_left_alone(bare, txnstore_empty_url, statements, told):
+    run(bare, *statements)
+    for open_it in (open_store, lambda url: open_store(url, create=False), opening.upgrade):
+        with pytest.raises(ForeignSchema, match=told) as caught:
+            open_it(bare if open_it is opening.upgrade else txnstore_empty_url)
+    assert ("open the store with another schema" in str(caught.value)) == (bare.backend.name == "postgresql")
+    made = bare.read(lambda connection: bare.backend.table_names(connection, bare.schema))
+    assert len(made) == sum(statement.startswith("CREATE") for statement in statements)
+
+
+@pytest.mark.parametrize("table", ["record_batches", "transactions", "stores", "alembic_version", "outbox"])
+def test_a_half_set_of_tables_is_refused(store, url, table):
+    run(store, "DROP VIEW [records]", f"DROP TABLE [{table}]")
+    with pytest.raises(ForeignSchema):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE [stores] SET schema_version = 7",
+        "UPDATE [alembic_version] SET version_num = 'abcd'",
+        "DELETE FROM [alembic_version]",
+        "ALTER TABLE [stores] DROP COLUMN next_producer_id",
+    ],
+)
+def test_versions_that_contradict_each_other_are_refused(store, url, statement):
+    drop_check = "ALTER TABLE [stores] DROP CONSTRAINT stores_next_producer_id"
+    if statement.startswith("ALTER") and store.backend.name == "sqlite":
+        run(store, "DROP TABLE [stores]", "CREATE TABLE [stores] (store_uuid TEXT, schema_version INTEGER)")
+        run(store, "INSERT INTO [stores] VALUES ('x', 1)")
+    else:
+        run(store, *([drop_check] if statement.startswith("ALTER") else []), statement)
+    with pytest.raises(ForeignSchema):
+        open_store(url)
+
+
+def test_a_column_that_is_missing_shows_as_a_foreign_schema_when_it_is_needed(store, url):
+    run(store, "ALTER TABLE [topics] DROP COLUMN created_ms")
+    with open_store(url) as again, pytest.raises(ForeignSchema):
+        again.write(lambda connection: create_topic(connection, "orders"))
+
+
+def test_a_table_that_is_dropped_under_an_open_store_shows_as_a_foreign_schema(store):
+    run(store, "DROP VIEW [records]", "DROP TABLE [topics]")
+    with pytest.raises(ForeignSchema):
+        store.read(list_topics)
+
+
+def test_columns_and_tables_that_others_added_do_no_harm(store, url, client_path):
+    run(store, "ALTER TABLE [outbox] ADD COLUMN note TEXT", "CREATE TABLE [notes] (note TEXT)")
+    with open_store(url) as again:
+        client_path(again)
+
+
+@pytest.mark.parametrize(
+    "schema", ["", "1st", "a b", 'x"; DROP TABLE y', "pg_store", "information_schema", "PG_x", "a" * 64, "ä", None, 7]
+)
+def test_a_schema_of_an_impossible_name_is_refused(url, schema):
+    with pytest.raises(InvalidUrl, match="schema"):
+        open_store(url, schema=schema)
+
+
+def test_two_stores_live_in_two_schemas_of_one_database(txnstore_postgresql_url, client_path):
+    with (
+        open_store(txnstore_postgresql_url) as one,
+        open_store(txnstore_postgresql_url, schema="Second") as other,
+        open_store(txnstore_postgresql_url, schema="s" * 63) as third,
+    ):
+        client_path(one)
+        client_path(other)
+        client_path(third)
+        assert len({one.store_uuid, other.store_uuid, third.store_uuid}) == 3
+        other.write(lambda connection: create_topic(connection, "only-here"))
+        assert one.read(list_topics) == ["orders"]
+        assert other.read(list_topics) == ["only-here", "orders"]
+
+
+def test_every_table_is_looked_for():
+    # What `opening` takes for ours is what there is.
+    assert {str(table.name) for table in metadata.tables.values()} == opening._OUR_TABLES

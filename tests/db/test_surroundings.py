@@ -1,0 +1,196 @@
+"""Settings of servers, databases and roles that others chose: they change nothing, or are refused in plain words."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from txnstore.db.backend import Limits
+from txnstore.db.postgresql import connect_driver
+from txnstore.db.store import open_store
+from txnstore.db.url import parse_url
+from txnstore.errors import InvalidUrl
+from txnstore.testing.postgres_server import connection_string
+from txnstore.testing.private_cluster import PrivateCluster
+
+UTF8 = "TEMPLATE template0 ENCODING 'UTF8'"
+
+
+SETTINGS = {
+    "how text and numbers are written": {
+        "standard_conforming_strings": "off",
+        "escape_string_warning": "off",
+        "backslash_quote": "on",
+        "bytea_output": "'escape'",
+        "extra_float_digits": "-15",
+        "client_encoding": "'LATIN1'",
+        "DateStyle": "'German'",
+        "IntervalStyle": "'iso_8601'",
+        "TimeZone": "'Asia/Kathmandu'",
+        "quote_all_identifiers": "on",
+        "array_nulls": "off",
+        "transform_null_equals": "on",
+    },
+    "how transactions run": {
+        "default_transaction_isolation": "'serializable'",
+        "default_transaction_deferrable": "on",
+        "statement_timeout": "'50ms'",
+        "lock_timeout": "'50ms'",
+        "idle_in_transaction_session_timeout": "'300ms'",
+        "row_security": "off",
+    },
+    "how queries are planned": {
+        "default_transaction_isolation": "'repeatable read'",
+        "enable_indexscan": "off",
+        "enable_seqscan": "off",
+        "jit_above_cost": "0",
+        "plan_cache_mode": "force_generic_plan",
+        "default_toast_compression": "pglz",
+        "search_path": "''",
+    },
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_settings_of_the_database_change_nothing(settings, new_database, txnstore_postgres_server, client_path):
+    name = new_database(**settings)
+    with open_store(txnstore_postgres_server.url(name)) as store:
+        partition_id = client_path(store)
+        assert partition_id > 0
+        view = 'SELECT key, value, headers FROM txnstore.records WHERE partition = 0 ORDER BY "offset"'
+        first = store.read(lambda connection: connection.exec_driver_sql(view).all())[0]
+        assert bytes(first.value) == b"\x00\xff plain"
+
+
+def test_settings_of_the_role_change_nothing(new_database, new_role, granted, txnstore_postgres_server, client_path):
+    name = new_database()
+    role = new_role(statement_timeout="'50ms'", default_transaction_isolation="'serializable'", search_path="nowhere")
+    granted(name, role, f"GRANT CREATE ON DATABASE {name} TO {{role}}")
+    with open_store(txnstore_postgres_server.url(name, role, "secret")) as store:
+        client_path(store)
+        # Longer than the role's own limit.
+        store.read(lambda connection: connection.exec_driver_sql("SELECT pg_sleep(0.2)"))
+
+
+def test_what_the_url_sets_changes_nothing(txnstore_postgresql_url, client_path):
+    options = "options=-c%20default_transaction_isolation%3Dserializable%20-c%20search_path%3Dpublic"
+    with open_store(f"{txnstore_postgresql_url}?{options}&application_name=shop&client_encoding=LATIN1") as store:
+        client_path(store)
+
+
+def test_the_limits_hold_within_every_database_transaction(txnstore_postgresql_url):
+    limits = Limits(statement_timeout_ms=1234, lock_timeout_ms=567, idle_timeout_ms=8910)
+    shown = (
+        "SELECT current_setting('statement_timeout'), current_setting('lock_timeout'),"
+        " current_setting('idle_in_transaction_session_timeout'), current_setting('search_path')"
+    )
+    with open_store(txnstore_postgresql_url, limits=limits) as store:
+        for run in (store.read, store.write):
+            row = run(lambda connection: connection.exec_driver_sql(shown).one())
+            assert tuple(row) == ("1234ms", "567ms", "8910ms", "pg_catalog, pg_temp")
+
+
+PLANTED = """
+CREATE SCHEMA evil;
+CREATE TABLE evil.caught (what text);
+CREATE TABLE evil.stores (trap integer);
+CREATE TABLE evil.topics (trap integer);
+CREATE VIEW evil.pg_class AS SELECT 'nothing'::name AS relname;
+CREATE VIEW evil.pg_namespace AS SELECT 'nothing'::name AS nspname;
+CREATE VIEW evil.pg_type AS SELECT 'nothing'::name AS typname;
+GRANT ALL ON SCHEMA evil TO PUBLIC;
+GRANT ALL ON ALL TABLES IN SCHEMA evil TO PUBLIC;
+"""
+TRAP = """
+CREATE FUNCTION evil.{name}({arguments}) RETURNS {result} LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN INSERT INTO evil.caught VALUES ('{name}'); RETURN {answer}; END $$
+"""
+TRAPS = [
+    ("version", "", "text", "'PostgreSQL 9.0'"),
+    ("current_schema", "", "name", "'evil'"),
+    ("clock_timestamp", "", "timestamptz", "to_timestamp(0)"),
+    ("now", "", "timestamptz", "to_timestamp(0)"),
+    ("lower", "text", "text", "'evil'"),
+    ("length", "text", "integer", "7"),
+    ("replace", "text, text, text", "text", "'evil'"),
+    ("min", "bigint[]", "bigint", "0"),
+    ("substr", "bytea, integer, integer", "bytea", "''::bytea"),
+    ("translate", "text, text, text", "text", "'{{7}}'"),
+    ("coalesced", "bigint, bigint", "bigint", "0"),
+    ("date_part", "text, timestamptz", "double precision", "0"),
+    ("extract", "text, timestamptz", "numeric", "0"),
+    ("equals", "bigint, integer", "boolean", "false"),
+    ("text_equals", "text, text", "boolean", "false"),
+]
+
+
+def test_what_strangers_planted_in_the_search_path_is_never_called(
+    new_database, new_role, granted, txnstore_postgres_server, client_path
+):
+    """CVE-2018-1058: functions and operators that fit better than those of PostgreSQL, found first."""
+    name = new_database()
+    role = new_role(search_path="evil, pg_catalog, public")
+    with psycopg.connect(connection_string(txnstore_postgres_server.url(name)), autocommit=True) as owner:
+        owner.execute(PLANTED)
+        for function, arguments, result, answer in TRAPS:
+            owner.execute(TRAP.format(name=function, arguments=arguments, result=result, answer=answer))
+        owner.execute("CREATE OPERATOR evil.= (FUNCTION = evil.equals, LEFTARG = bigint, RIGHTARG = integer)")
+        owner.execute("CREATE OPERATOR evil.= (FUNCTION = evil.text_equals, LEFTARG = text, RIGHTARG = text)")
+        granted(name, role, f"GRANT CREATE ON DATABASE {name} TO {{role}}")
+        url = txnstore_postgres_server.url(name, role, "secret")
+        with open_store(url) as store:
+            client_path(store)
+            with closing(store.waiter()) as waiter:
+                client_path(store, "more")
+                assert waiter.wait(10_000)
+        assert owner.execute("SELECT * FROM evil.caught").fetchall() == []
+        # The traps do work: a client that trusts its search path falls into one.
+        with connect_driver(parse_url(url)) as careless:
+            careless.execute("SELECT current_schema(), 1::bigint = 1")
+        assert owner.execute("SELECT count(*) FROM evil.caught").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP"])
+def test_a_database_of_an_encoding_that_does_not_hold_all_text_is_refused(
+    encoding, new_database, txnstore_postgres_server
+):
+    name = new_database(f"TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+    with pytest.raises(InvalidUrl, match=f"encoding {encoding}.*ENCODING 'UTF8'"):
+        open_store(txnstore_postgres_server.url(name))
+    with psycopg.connect(connection_string(txnstore_postgres_server.url(name))) as connection:
+        assert connection.execute("SELECT to_regnamespace('txnstore')").fetchone() == (None,)
+
+
+@pytest.mark.parametrize("collation", ["C", "C.UTF-8", "builtin"])
+def test_the_collation_of_the_database_changes_nothing(collation, new_database, txnstore_postgres_server, client_path):
+    if collation == "builtin":
+        if txnstore_postgres_server.version < 170_000:
+            pytest.skip("needs PostgreSQL 17 for a collation that comes with it")
+        options = f"{UTF8} LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8' LOCALE 'C'"
+    else:
+        options = f"{UTF8} LC_COLLATE '{collation}' LC_CTYPE '{collation}'"
+    try:
+        name = new_database(options)
+    except psycopg.errors.WrongObjectType:
+        pytest.skip(f"needs the locale {collation} on the server")
+    with open_store(txnstore_postgres_server.url(name)) as store:
+        client_path(store)
+
+
+def test_an_older_server_runs_the_whole_path(client_path, sql_program):
+    """The newest version is that of all other tests."""
+    settings = {"max_prepared_transactions": "0", "wal_level": "minimal", "max_wal_senders": "0"}
+    with PrivateCluster(fsync=False, major_version=16, settings=settings) as cluster:
+        cluster.create_database("shop")
+        with open_store(cluster.url("shop")) as store:
+            client_path(store)
+        assert sql_program(cluster.url("shop"), "SELECT count(*) FROM txnstore.records") == "5\n"
+
+
+@pytest.mark.parametrize("told", [130_022, 90_600])
+def test_a_server_that_is_too_old_is_refused(told, txnstore_postgresql_url, monkeypatch):
+    monkeypatch.setattr("psycopg.ConnectionInfo.server_version", told)
+    with pytest.raises(InvalidUrl, match=f"PostgreSQL {told // 10_000}; txnstore needs 14 or newer"):
+        open_store(txnstore_postgresql_url)

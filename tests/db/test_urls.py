@@ -1,0 +1,237 @@
+"""Database URLs: understood, or refused in plain words that repeat nothing of them."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from urllib.parse import quote
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from sqlalchemy.engine import make_url
+
+from txnstore.db.backend import Limits
+from txnstore.db.store import open_store
+from txnstore.db.url import DatabaseUrl, parse_url
+from txnstore.errors import InvalidUrl
+from txnstore.testing.private_cluster import PrivateCluster
+
+SECRET = "Hunter2SecretWord"
+MALFORMED = [
+    "",
+    " ",
+    SECRET,
+    f"alice:{SECRET}",
+    f"alice:{SECRET}@host/shop",
+    f"://alice:{SECRET}@host/shop",
+    f"//alice:{SECRET}@host/shop",
+    f"postgresql:/alice:{SECRET}@host/shop",
+    f"postgresql:alice:{SECRET}@host/shop",
+    f"postgresql//alice:{SECRET}@host/shop",
+    f"postgresql ://alice:{SECRET}@host/shop",
+    f"postgresql:///alice:{SECRET}@host/shop",
+    f"postgresql:////alice:{SECRET}@host/shop",
+    f"postgresql:// alice@{SECRET}@host/shop",
+    f"postgresql://alice:{SECRET}@more@host/shop",
+    f"postgresql://alice:x@{SECRET}@host/shop",
+    f"postgresql://alice@{SECRET}@host/shop",
+    f"postgresql://@{SECRET}@/shop",
+    f"postgresql://alice:{SECRET}@host",
+    f"postgresql://alice:{SECRET}@host/",
+    f"postgresql://alice:{SECRET}@host?sslmode=require",
+    f"postgresql://alice:{SECRET}@host:port/shop",
+    f"postgresql://alice:{SECRET}@host:54 32/shop",
+    f"postgresql://alice:{SECRET}@host:5432.0/shop",
+    f"postgresql://alice:{SECRET}@host:0/shop",
+    f"postgresql://alice:{SECRET}@host:65536/shop",
+    f"postgresql://alice:{SECRET}@host:-5432/shop",
+    f"postgresql://alice:{SECRET}@host:{'9' * 5000}/shop",
+    f"postgresql://alice:{SECRET}@one:1,two:2/shop",
+    f"postgresql://alice:{SECRET}@[::1/shop",
+    f"postgresql://alice:{SECRET}@[::1]5432/shop",
+    f"postgresql://alice:{SECRET}@host/shop/more",
+    f"postgresql://alice:{SECRET}@host/shop%2Fmore",
+    f"postgresql://alice:{SECRET}@host/sh%00op",
+    f"postgresql://alice:{SECRET}@host/sh%0Aop",
+    f"postgresql://al%00ice:{SECRET}@host/shop",
+    f"postgresql://al%1B[31mice:{SECRET}@host/shop",
+    f"postgresql://alice:{SECRET}%00@host/shop",
+    f"postgresql://alice:{SECRET}\0@host/shop",
+    f"postgresql://alice:{SECRET}\n@host/shop",
+    f"postgresql://alice:{SECRET}\ud800@host/shop",
+    f"postgresql://alice:{SECRET}@host/shop?sslmod=require",
+    f"postgresql://alice:{SECRET}@host/shop?{SECRET}=1",
+    f"postgresql://alice:{SECRET}@host/shop?autocommit=1",
+    f"postgresql://alice:{SECRET}@host/shop?prepare_threshold=1",
+    f"postgresql://alice:{SECRET}@host/shop?=1",
+    f"postgresql://alice:{SECRET}@host/shop?sslmode=require&sslmode=disable",
+    f"postgresql://alice@host/shop?password={SECRET}&password={SECRET}",
+    f"postgresql://alice:x@host/shop?password={SECRET}",
+    f"postgresql://alice:{SECRET}@host/shop?user=bob",
+    f"postgresql://alice:{SECRET}@host/shop?dbname=other",
+    f"postgresql://alice:{SECRET}@host/shop?host=a%0Ab",
+    f"postgresql+asyncpg://alice:{SECRET}@host/shop",
+    f"postgresql+psycopg2://alice:{SECRET}@host/shop",
+    f"POSTGRESQL://alice:{SECRET}@host/shop",
+    f"mysql://alice:{SECRET}@host/shop",
+    f"kafka://alice:{SECRET}@host/shop",
+    f"sqlite://alice:{SECRET}@host/shop.db",
+    f"sqlite://{SECRET}.db",
+    f"sqlite:shop.db?{SECRET}",
+    f"sqlite:///shop.db?password={SECRET}",
+    f"sqlite:///file:shop.db?password={SECRET}",
+    f"sqlite+aiosqlite:///{SECRET}.db",
+    f"host=localhost password={SECRET} dbname=shop",
+    f"jdbc:postgresql://host/shop?password={SECRET}",
+]
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_a_malformed_url_is_refused_before_anything_happens_and_not_repeated(text, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("DEBUG")
+    with pytest.raises(InvalidUrl) as caught:
+        open_store(text)
+    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + caplog.text
+    assert "\n" not in str(caught.value)
+    # pytest's own frames do not count: format_exception shows lines of code, which hold no URL.
+    assert SECRET not in told
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "thing", [None, 7, True, b"sqlite:///x.db", ["sqlite:///x.db"], object(), make_url("sqlite://")]
+)
+def test_what_is_no_text_is_refused(thing):
+    with pytest.raises(InvalidUrl, match=f"not {type(thing).__name__}"):
+        open_store(thing)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("sslmode=bogus", "option"),
+        ("port=abc", "option"),
+        ("port=99999", "option"),
+        ("connect_timeout=soon", "option"),
+        ("target_session_attrs=best", "option"),
+        ("channel_binding=maybe", "option"),
+        ("gssencmode=maybe", "option"),
+        ("service=no-such-service", "option"),
+        ("sslmode=verify-full&sslrootcert=/no/such/file", "option|TLS"),
+        ("host=127.0.0.1:1&host=127.0.0.1:2&port=3&port=4&port=5", "do not fit"),
+        ("load_balance_hosts=perhaps", "option"),
+    ],
+)
+def test_an_option_with_an_impossible_value_is_refused_and_not_tried_again(options, told, txnstore_postgres_server):
+    base = txnstore_postgres_server.url("postgres")
+    with pytest.raises(InvalidUrl, match=told) as caught:
+        open_store(f"{base}?{options}")
+    assert str(make_url(base).password) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://alice:pa%40ss%2Fw%3Aord@host:5433/shop", "postgresql://alice:***@host:5433/shop"),
+        ("postgres://alice@host/shop", "postgres://alice@host/shop"),
+        ("postgresql+psycopg://alice:x@[::1]:5432/shop", "postgresql+psycopg://alice:***@[::1]:5432/shop"),
+        ("postgresql://host/shop?user=alice&password=x", "postgresql://alice:***@host/shop"),
+        ("postgresql:///shop?host=/run/postgresql", "postgresql:///shop"),
+        ("postgresql://alice:x@/shop?host=one:1&host=two:2", "postgresql://alice:***@/shop"),
+        (
+            "postgresql://alice:x@one,two:5432/shop?target_session_attrs=primary",
+            "postgresql://alice:***@one,two:5432/shop",
+        ),
+        ("postgresql://host?dbname=shop", "postgresql://host/shop"),
+        ("postgresql://alice:x@host/shop?sslmode=verify-full&sslpassword=y", "postgresql://alice:***@host/shop"),
+        ("sqlite:////srv/shop.db", "sqlite:////srv/shop.db"),
+        ("sqlite+pysqlite:///shop.db", "sqlite+pysqlite:///shop.db"),
+    ],
+)
+def test_a_url_is_understood_and_shown_without_its_secrets(text, shown):
+    url = parse_url(text)
+    assert str(url) == shown
+    assert repr(url) == f"DatabaseUrl({shown!r})"
+    assert "***" in repr(url.url) or "x@" not in text
+
+
+def test_parts_are_decoded():
+    url = parse_url("postgresql://al%40ice:p%40s%25s%2F%3A%3F%23w%20%C3%A9@host/sh%20op").url
+    assert (url.username, url.password, url.database) == ("al@ice", "p@s%s/:?#w é", "sh op")
+
+
+def test_secrets_among_the_options_are_in_no_text_of_the_url():
+    url = parse_url("postgresql://alice@host/shop?password=SecretOne&sslpassword=SecretTwo")
+    texts = f"{url} {url!r} {url.url} {url.url!r}"
+    assert "Secret" not in texts
+    assert url.secret_options == {"sslpassword": "SecretTwo"}
+    assert url.url.password == "SecretOne"
+
+
+@given(st.text(max_size=60))
+@example("postgresql://[::1]:99999/x")
+def test_any_text_is_a_url_or_refused(text):
+    with contextlib.suppress(InvalidUrl):
+        assert isinstance(parse_url(text), DatabaseUrl)
+
+
+@given(
+    prefix=st.sampled_from(["postgresql://", "postgresql:///", "sqlite:///", "postgresql:"]), rest=st.text(max_size=40)
+)
+def test_any_text_behind_a_known_beginning_is_a_url_or_refused(prefix, rest):
+    with contextlib.suppress(InvalidUrl):
+        assert isinstance(parse_url(prefix + rest), DatabaseUrl)
+
+
+PARTS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=12)
+
+
+@given(
+    user=PARTS,
+    password=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=6),
+    name=PARTS,
+)
+def test_whatever_is_percent_encoded_comes_back_and_is_not_shown(user, password, name):
+    assume(not set(name) & set("@/"))
+    url = parse_url(f"postgresql://{quote(user, safe='')}:{quote(password, safe='')}@host/{quote(name, safe='')}")
+    assert (url.url.username, url.url.password, url.url.database) == (user, password, name)
+    assert str(url).startswith("postgresql://")
+    assert ":***@host/" in str(url)
+
+
+def test_a_password_of_any_characters_opens_the_store(
+    txnstore_postgres_server, new_database, new_role, granted, client_path
+):
+    password = "p@ss/w:o?r#d %41\\ '\" é"
+    name, role = new_database(), new_role()
+    literal = password.replace("'", "''")
+    granted(name, role, f"ALTER ROLE {{role}} PASSWORD '{literal}'", f"GRANT CREATE ON DATABASE {name} TO {{role}}")
+    with open_store(txnstore_postgres_server.url(name, role, password)) as store:
+        client_path(store)
+
+
+def test_a_unix_socket_is_reached_by_its_folder(txnstore_postgres_server, new_database, client_path):
+    server = txnstore_postgres_server
+    if not isinstance(server, PrivateCluster):
+        pytest.skip("needs a server whose Unix socket is on this machine")
+    url = f"postgresql://postgres@/{new_database()}?host={quote(str(server.folder), safe='')}&port={server.port}"
+    with open_store(url) as store:
+        client_path(store)
+        waiter = store.waiter()
+        client_path(store, "more")
+        assert waiter.wait(10_000)
+        waiter.close()
+
+
+def test_the_second_of_several_hosts_answers_for_the_first(txnstore_postgres_server, new_database, client_path):
+    parsed = make_url(txnstore_postgres_server.url(new_database()))
+    host = f"{parsed.host}:{parsed.port}"
+    url = (
+        parsed._replace(host=None, port=None)
+        .set(query={"host": ["127.0.0.1:1", host]})
+        .render_as_string(hide_password=False)
+    )
+    with open_store(url, limits=Limits(retry_timeout_ms=2000)) as store:
+        client_path(store)

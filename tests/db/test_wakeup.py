@@ -1,0 +1,355 @@
+"""Readers that wait: woken by commits of any process, never misled by a hint, and nearly free while nothing happens."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import event
+
+from txnstore.db import postgresql_wakeup, sqlite_waiter
+from txnstore.db.postgresql_wakeup import SILENCE_MS
+from txnstore.db.store import open_store
+from txnstore.log.append import Append, append
+from txnstore.log.bounds import read_bounds
+from txnstore.log.codec import encode
+from txnstore.log.topics import ensure_topic
+from txnstore.model import Record
+from txnstore.testing.postgres_server import connection_string
+from txnstore.testing.proxy import Proxy, upstream_of
+
+CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
+#: A waiter who returns True before this time was woken: on PostgreSQL it looks by itself only after SILENCE_MS.
+SHORT_MS = 400
+
+
+class Orders:
+    """A topic with one partition."""
+
+    def __init__(self, store):
+        self.store = store
+        (self.partition_id,) = store.write(lambda connection: ensure_topic(connection, "orders")).partition_ids
+
+    def add(self, *, wakes_readers=True):
+        batch = encode([Record(b"news")])
+        self.store.write(
+            lambda connection: append(connection, [Append(self.partition_id, batch)]), wakes_readers=wakes_readers
+        )
+
+    def next_offset(self):
+        bounds = self.store.read(lambda connection: read_bounds(connection, [self.partition_id]))
+        return bounds[self.partition_id].high_watermark
+
+
+@pytest.fixture
+def orders(store):
+    return Orders(store)
+
+
+@pytest.fixture
+def waiter(orders):
+    with closing(orders.store.waiter()) as waiter:
+        settle(waiter)
+        yield waiter
+
+
+@pytest.fixture
+def postgresql(txnstore_postgresql_store):
+    return Orders(txnstore_postgresql_store)
+
+
+@pytest.fixture
+def observer(txnstore_postgresql_url):
+    """A connection of somebody else to the same database."""
+    with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def proxy(txnstore_postgresql_url):
+    with Proxy(upstream_of(txnstore_postgresql_url)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied(proxy, txnstore_postgresql_url):
+    with open_store(proxy.url(txnstore_postgresql_url)) as store:
+        yield Orders(store)
+        proxy.heal()
+
+
+def settle(waiter):
+    """Let go by what was committed when the test was set up."""
+    while waiter.wait(20):
+        pass
+
+
+def is_woken(waiter):
+    """Return whether the waiter is woken: by somebody, not because it is time to look by itself."""
+    assert SHORT_MS < SILENCE_MS
+    return any(waiter.wait(SHORT_MS) for _ in range(25))
+
+
+def until(condition):
+    pause = threading.Event()
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "not within 20 s"
+        pause.wait(0.01)
+
+
+def test_a_waiting_reader_is_woken_by_a_commit_of_another_process(orders, waiter, url):
+    with subprocess.Popen(
+        [sys.executable, str(CHILDREN), "commit_when_told", url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == "ready\n"
+        settle(waiter)
+        for expected in range(1, 6):
+            child.stdin.write("\n")
+            child.stdin.flush()
+            assert is_woken(waiter)
+            # Whoever is woken finds what was committed: a hint never comes before its commit.
+            assert orders.next_offset() == expected
+            settle(waiter)
+        child.communicate("end\n")
+        assert child.returncode == 0
+
+
+def test_a_waiting_reader_is_woken_by_a_commit_of_its_own_process(orders, waiter):
+    writing = threading.Timer(0.05, orders.add)
+    writing.start()
+    assert is_woken(waiter)
+    writing.join()
+
+
+def test_a_commit_between_two_waits_counts(orders, waiter):
+    orders.add()
+    until(lambda: orders.store.backend.name == "sqlite" or is_announced(orders.store))
+    assert is_woken(waiter)
+
+
+def is_announced(store):
+    return store._announcer._thread is not None and not store._announcer._due.is_set()
+
+
+def test_nothing_committed_means_to_wait_for_the_whole_time(waiter):
+    start = time.monotonic()
+    assert not waiter.wait(200)
+    assert 0.19 <= time.monotonic() - start < 2
+
+
+def test_no_time_to_wait_means_to_look_and_return(orders, waiter):
+    start = time.monotonic()
+    assert not waiter.wait(0)
+    assert time.monotonic() - start < 1
+
+
+def test_each_of_many_readers_is_woken(orders):
+    waiters = [orders.store.waiter() for _ in range(3)]
+    for waiter in waiters:
+        settle(waiter)
+    orders.add()
+    assert all(is_woken(waiter) for waiter in waiters)
+    for waiter in waiters:
+        waiter.close()
+
+
+def test_a_forged_hint_costs_a_look_and_shows_nothing(postgresql, observer):
+    with closing(postgresql.store.waiter()) as waiter:
+        settle(waiter)
+        observer.execute(f"NOTIFY {postgresql.store.channel}, 'DROP TABLE; 17 records; \x1b[31m'")
+        assert is_woken(waiter)
+        assert postgresql.next_offset() == 0
+
+
+def test_a_write_of_somebody_else_to_the_file_costs_a_look_and_shows_nothing(
+    txnstore_sqlite_store, txnstore_sqlite_url
+):
+    orders = Orders(txnstore_sqlite_store)
+    with (
+        closing(orders.store.waiter()) as waiter,
+        closing(sqlite3.connect(txnstore_sqlite_url.removeprefix("sqlite:///"))) as other,
+    ):
+        settle(waiter)
+        other.execute("CREATE TABLE shop (name TEXT)")
+        assert is_woken(waiter)
+        assert orders.next_offset() == 0
+
+
+def test_a_reader_that_no_hint_reaches_looks_by_itself(postgresql):
+    with closing(postgresql.store.waiter()) as waiter:
+        settle(waiter)
+        postgresql.add(wakes_readers=False)
+        start = time.monotonic()
+        assert waiter.wait(20_000)
+        assert time.monotonic() - start < 5
+        assert postgresql.next_offset() == 1
+
+
+def test_the_hint_is_no_part_of_the_database_transaction(postgresql, observer):
+    statements = []
+    event.listen(
+        postgresql.store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2].upper())
+    )
+    observer.execute(f"LISTEN {postgresql.store.channel}")
+    postgresql.add()
+    (notification,) = observer.notifies(timeout=20, stop_after=1)
+    assert statements[0].startswith("BEGIN")
+    assert statements[-1] == "COMMIT"
+    assert not any("NOTIFY" in statement for statement in statements)
+    own = postgresql.store.read(lambda connection: connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+    assert notification.pid != own
+
+
+def test_many_commits_are_told_in_few_hints(postgresql, observer):
+    observer.execute(f"LISTEN {postgresql.store.channel}")
+    for _ in range(2_000):
+        postgresql.store.announce()
+    hints = len(list(observer.notifies(timeout=1)))
+    assert 1 <= hints < 1_000
+
+
+def test_without_a_connection_to_listen_on_a_reader_looks_again_and_again(proxied, proxy, monkeypatch):
+    proxy.refuse_connections()
+    with closing(proxied.store.waiter()) as waiter:
+        start = time.monotonic()
+        assert [waiter.wait(1_000) for _ in range(10)] == [True] * 10
+        # Ever more rarely, and no longer than it was told to.
+        assert time.monotonic() - start < 5
+        assert not waiter.wait(1)
+        proxy.accept_connections()
+        monkeypatch.setattr(postgresql_wakeup, "RELISTEN_SECONDS", 0)
+        waiter._listen_again = 0
+        until(lambda: waiter.wait(1_000) and waiter._connection is not None)
+        settle(waiter)
+        proxied.add()
+        assert is_woken(waiter)
+
+
+def test_a_connection_that_is_cut_while_it_listens_wakes_and_is_replaced(proxied, proxy):
+    with closing(proxied.store.waiter()) as waiter:
+        settle(waiter)
+        cutting = threading.Timer(0.05, proxy.cut_connections)
+        cutting.start()
+        # It may have missed something.
+        assert is_woken(waiter)
+        cutting.join()
+        settle(waiter)
+        proxied.add()
+        assert is_woken(waiter)
+
+
+def test_hints_go_on_after_the_server_was_away(proxied, proxy):
+    with closing(proxied.store.waiter()) as waiter:
+        proxied.add()
+        assert is_woken(waiter)
+        announcing = proxied.store._announcer._thread
+        proxy.refuse_connections()
+        proxy.cut_connections()
+        proxied.store.announce()
+        until(lambda: not proxied.store._announcer._due.is_set())
+        proxy.accept_connections()
+        until(lambda: woken_by_a_new_commit(proxied, waiter))
+        assert proxied.store._announcer._thread is announcing
+        assert announcing.is_alive()
+
+
+def woken_by_a_new_commit(orders, waiter):
+    if waiter._connection is None:
+        waiter._listen_again = 0
+        waiter.wait(10)
+        return False
+    settle(waiter)
+    orders.add()
+    return waiter.wait(SHORT_MS)
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_wakes_and_is_opened_again(txnstore_sqlite_store, monkeypatch):
+    orders = Orders(txnstore_sqlite_store)
+
+    def refuse(path):
+        raise sqlite3.OperationalError("unable to open database file")
+
+    with closing(orders.store.waiter()) as waiter:
+        settle(waiter)
+        with monkeypatch.context() as patched:
+            patched.setattr(sqlite_waiter, "connect", refuse)
+            waiter.close()
+            orders.add()
+            assert not waiter.wait(20)
+        # It knows of no version: it looks.
+        assert waiter.wait(0)
+        assert not waiter.wait(20)
+
+
+def test_waiters_and_hints_leave_no_thread_and_no_connection(url):
+    threads = set(threading.enumerate())
+    assert connections_to(url) == 0
+    with open_store(url) as store:
+        waiter = store.waiter()
+        Orders(store).add()
+        assert is_woken(waiter)
+        assert connections_to(url) > 1
+        if store.backend.name == "postgresql":
+            assert set(threading.enumerate()) > threads
+        waiter.close()
+        waiter.close()
+    assert set(threading.enumerate()) == threads
+    # A server learns of it a moment later.
+    until(lambda: connections_to(url) == 0)
+
+
+def connections_to(url):
+    """Return how many connections to the store there are, as the kernel (by open files) or the server counts them."""
+    if url.startswith("sqlite"):
+        if not Path("/proc/self/fd").is_dir():
+            pytest.skip("there is no /proc to see open files in")
+        path = url.removeprefix("sqlite:///")
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return sum(str(link.readlink()).startswith(path) for link in links)
+    statement = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'txnstore'"
+    )
+    with psycopg.connect(connection_string(url)) as connection:
+        (count,) = connection.execute(statement).fetchone() or (0,)
+        return count
+
+
+def cost_of_waiting(waiter, look):
+    """Return the share of a processor that a reader takes, who looks whenever it is woken or it is time to.
+
+    It is the least of some measurements: on a busy machine everything takes a little longer now and then.
+    """
+    costs: list[float] = []
+    while len(costs) < 3 and not any(cost < 0.01 for cost in costs):
+        start, cpu_start = time.monotonic(), time.process_time()
+        while time.monotonic() - start < 2:
+            if waiter.wait(1_000):
+                look()
+        costs.append((time.process_time() - cpu_start) / (time.monotonic() - start))
+    return min(costs)
+
+
+def test_a_reader_that_waits_for_nothing_costs_less_than_a_hundredth_of_a_processor(orders, waiter):
+    assert cost_of_waiting(waiter, orders.next_offset) < 0.01
+
+
+def test_a_reader_that_cannot_listen_is_cheap_as_well(proxied, proxy, postgresql):
+    proxy.refuse_connections()
+    with closing(proxied.store.waiter()) as waiter:
+        while waiter._pause_ms < postgresql_wakeup.LOOK_LAST_MS:
+            waiter.wait(1_000)
+            postgresql.next_offset()
+        assert cost_of_waiting(waiter, postgresql.next_offset) < 0.01

@@ -1,0 +1,214 @@
+"""The class of every error that a driver raises: both databases, at each stage of a database transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import psycopg
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from txnstore.db import postgresql, sqlite
+from txnstore.db.backend import Stage
+from txnstore.db.postgresql import PostgreSQLBackend
+from txnstore.db.sqlite import SQLiteBackend
+from txnstore.errors import (
+    ForeignSchema,
+    InvalidUrl,
+    OutcomeUnknown,
+    PermissionDenied,
+    Recovery,
+    StatementFailed,
+    StatementTimedOut,
+    StoreBusy,
+    StoreDamaged,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TransactionPoisoned,
+    TxnStoreError,
+    WriteConflict,
+)
+
+#: SQLSTATE, the error before COMMIT, and whether the same at COMMIT leaves the outcome open.
+POSTGRESQL: list[tuple[str, type[TxnStoreError], bool]] = [
+    ("08000", StoreUnavailable, True),
+    ("08003", StoreUnavailable, True),
+    ("08006", StoreUnavailable, True),
+    ("08007", StoreUnavailable, True),
+    ("08P01", StoreUnavailable, True),
+    ("0A000", StatementFailed, False),
+    ("22003", StatementFailed, False),
+    ("22P05", StatementFailed, False),
+    ("23505", StatementFailed, False),
+    ("23514", StatementFailed, False),
+    ("25001", StatementFailed, False),
+    ("25006", StoreReadOnly, False),
+    ("25P02", TransactionPoisoned, False),
+    ("25P03", StoreUnavailable, True),
+    ("25P04", StoreUnavailable, True),
+    ("28000", PermissionDenied, False),
+    ("28P01", PermissionDenied, False),
+    ("3D000", InvalidUrl, False),
+    ("3F000", ForeignSchema, False),
+    ("40001", WriteConflict, False),
+    ("40003", StoreUnavailable, True),
+    ("40P01", WriteConflict, False),
+    ("42501", PermissionDenied, False),
+    ("42703", ForeignSchema, False),
+    ("42P01", ForeignSchema, False),
+    ("53100", StoreFull, False),
+    ("53200", StoreUnavailable, False),
+    ("53300", StoreUnavailable, False),
+    ("53400", StoreUnavailable, False),
+    ("55P03", StoreBusy, False),
+    ("57014", StatementTimedOut, False),
+    ("57P01", StoreUnavailable, True),
+    ("57P02", StoreUnavailable, True),
+    ("57P03", StoreUnavailable, True),
+    ("57P05", StoreUnavailable, True),
+    ("58000", StoreUnavailable, True),
+    ("58030", StoreUnavailable, True),
+    ("99999", StatementFailed, False),
+    ("XX000", StatementFailed, True),
+    ("XX001", StoreDamaged, True),
+    ("XX002", StoreDamaged, True),
+]
+#: SQLite's name, the error before COMMIT, and whether the same at COMMIT leaves the outcome open.
+SQLITE: list[tuple[str, type[TxnStoreError], bool]] = [
+    ("SQLITE_AUTH", PermissionDenied, False),
+    ("SQLITE_BUSY", StoreBusy, False),
+    ("SQLITE_BUSY_RECOVERY", StoreBusy, False),
+    ("SQLITE_BUSY_SNAPSHOT", StoreBusy, False),
+    ("SQLITE_CANTOPEN", StoreUnavailable, True),
+    ("SQLITE_CONSTRAINT_CHECK", StatementFailed, False),
+    ("SQLITE_CONSTRAINT_FOREIGNKEY", StatementFailed, False),
+    ("SQLITE_CORRUPT", StoreDamaged, True),
+    ("SQLITE_CORRUPT_INDEX", StoreDamaged, True),
+    ("SQLITE_ERROR", StatementFailed, False),
+    ("SQLITE_FULL", StoreFull, False),
+    ("SQLITE_INTERRUPT", StatementTimedOut, False),
+    ("SQLITE_IOERR", StoreUnavailable, True),
+    ("SQLITE_IOERR_FSYNC", StoreUnavailable, True),
+    ("SQLITE_IOERR_WRITE", StoreUnavailable, True),
+    ("SQLITE_LOCKED", StoreBusy, False),
+    ("SQLITE_MISUSE", StatementFailed, False),
+    ("SQLITE_NOMEM", StoreUnavailable, True),
+    ("SQLITE_NOTADB", StoreDamaged, True),
+    ("SQLITE_PERM", PermissionDenied, False),
+    ("SQLITE_PROTOCOL", StoreBusy, False),
+    ("SQLITE_READONLY", StoreReadOnly, False),
+    ("SQLITE_READONLY_DBMOVED", StoreReadOnly, False),
+    ("SQLITE_TOOBIG", StatementFailed, False),
+]
+RETRIABLE = {StoreBusy, StoreUnavailable, WriteConflict, StatementTimedOut, TransactionPoisoned}
+BEFORE_COMMIT = pytest.mark.parametrize("stage", [Stage.CONNECT, Stage.STATEMENT])
+
+
+def from_postgresql(sqlstate: str | None, kind: type[psycopg.Error] = psycopg.OperationalError) -> DBAPIError:
+    error = kind("a text of the driver")
+    error.sqlstate = sqlstate
+    return DBAPIError("SELECT secret", None, error)
+
+
+def from_sqlite(name: str | None) -> DBAPIError:
+    error = sqlite3.OperationalError("a text of the driver")
+    if name is not None:
+        error.sqlite_errorname = name
+    return DBAPIError("SELECT secret", None, error)
+
+
+@BEFORE_COMMIT
+@pytest.mark.parametrize(("sqlstate", "kind"), [(sqlstate, kind) for sqlstate, kind, _ in POSTGRESQL])
+def test_before_commit_postgresql_has_changed_nothing(sqlstate, kind, stage):
+    translated = PostgreSQLBackend().translate(from_postgresql(sqlstate), stage)
+    assert type(translated) is kind
+    assert not translated.outcome_unknown
+    assert translated.retriable == (kind in RETRIABLE)
+    assert "nothing was changed" in str(translated)
+
+
+@pytest.mark.parametrize(("sqlstate", "kind", "is_unknown"), POSTGRESQL)
+def test_at_commit_some_answers_of_postgresql_leave_the_outcome_open(sqlstate, kind, is_unknown):
+    translated = PostgreSQLBackend().translate(from_postgresql(sqlstate), Stage.COMMIT)
+    assert type(translated) is (OutcomeUnknown if is_unknown else kind)
+    assert translated.outcome_unknown == is_unknown
+    assert translated.recovery is (Recovery.RESOLVE if is_unknown else kind.recovery)
+    assert ("nothing was changed" in str(translated)) == (not is_unknown)
+
+
+def test_a_connection_that_ends_without_a_word_is_unknown_only_at_commit():
+    backend = PostgreSQLBackend()
+    for kind in (psycopg.OperationalError, psycopg.InterfaceError):
+        assert type(backend.translate(from_postgresql(None, kind), Stage.STATEMENT)) is StoreUnavailable
+        assert type(backend.translate(from_postgresql(None, kind), Stage.COMMIT)) is OutcomeUnknown
+
+
+def test_what_the_driver_refuses_to_send_is_no_broken_connection():
+    translated = PostgreSQLBackend().translate(from_postgresql(None, psycopg.DataError), Stage.STATEMENT)
+    assert type(translated) is StatementFailed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FATAL:  sorry, too many clients already",
+        "FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute",
+        'FATAL:  too many connections for role "shop"',
+        'FATAL:  too many connections for database "shop"',
+        "FATAL:  the database system is starting up",
+        "FATAL:  the database system is shutting down",
+        "Connection refused",
+    ],
+)
+def test_a_server_that_takes_no_connection_now_may_take_one_later(text):
+    error = psycopg.OperationalError(f'connection failed: connection to server at "role" failed: {text}')
+    assert type(PostgreSQLBackend().translate(DBAPIError(None, None, error), Stage.CONNECT)) is StoreUnavailable
+
+
+@BEFORE_COMMIT
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kind, _ in SQLITE])
+def test_before_commit_sqlite_has_changed_nothing(name, kind, stage):
+    translated = SQLiteBackend().translate(from_sqlite(name), stage)
+    assert type(translated) is kind
+    assert not translated.outcome_unknown
+    assert translated.retriable == (kind in RETRIABLE)
+    assert "nothing was changed" in str(translated)
+
+
+@pytest.mark.parametrize(("name", "kind", "is_unknown"), SQLITE)
+def test_at_commit_some_answers_of_sqlite_leave_the_outcome_open(name, kind, is_unknown):
+    translated = SQLiteBackend().translate(from_sqlite(name), Stage.COMMIT)
+    assert type(translated) is (OutcomeUnknown if is_unknown else kind)
+    assert translated.recovery is (Recovery.RESOLVE if is_unknown else kind.recovery)
+    assert ("nothing was changed" in str(translated)) == (not is_unknown)
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_an_error_of_sqlite_without_a_name_is_a_failed_statement(stage):
+    assert type(SQLiteBackend().translate(from_sqlite(None), stage)) is StatementFailed
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_no_error_repeats_the_statement_or_its_values(stage):
+    for name, *_ in SQLITE:
+        assert "secret" not in str(SQLiteBackend().translate(from_sqlite(name), stage))
+    for sqlstate, *_ in POSTGRESQL:
+        assert "secret" not in str(PostgreSQLBackend().translate(from_postgresql(sqlstate), stage))
+
+
+def test_only_a_lock_of_sqlite_is_asked_for_again_at_once():
+    contended = {name for name, *_ in SQLITE if SQLiteBackend().is_contended(from_sqlite(name))}
+    assert contended == {name for name, kind, _ in SQLITE if kind is StoreBusy}
+    assert not any(PostgreSQLBackend().is_contended(from_postgresql(sqlstate)) for sqlstate, *_ in POSTGRESQL)
+
+
+def test_every_row_of_the_tables_is_tested_here():
+    for known in postgresql.ERRORS_BY_SQLSTATE:
+        assert any(sqlstate.startswith(known) for sqlstate, *_ in POSTGRESQL), known
+    for known in postgresql.UNKNOWN_AT_COMMIT:
+        assert any(sqlstate.startswith(known) and unknown for sqlstate, _, unknown in POSTGRESQL), known
+    for known in sqlite.ERRORS_BY_NAME:
+        assert any(name.startswith(known) for name, *_ in SQLITE), known
+    for known in sqlite.UNKNOWN_AT_COMMIT:
+        assert any(name.startswith(known) and unknown for name, _, unknown in SQLITE), known

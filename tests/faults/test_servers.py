@@ -1,0 +1,245 @@
+"""What befalls a whole PostgreSQL server: killed, full of connections, made read-only, a standby, its disk full.
+
+The server is the tests' own, and it syncs what it commits to disk.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from txnstore.db.backend import Limits
+from txnstore.db.store import open_store
+from txnstore.errors import OutcomeUnknown, StoreFull, StoreReadOnly, StoreUnavailable
+from txnstore.testing.postgres_server import connection_string
+from txnstore.testing.private_cluster import PrivateCluster
+from txnstore.testing.server_programs import NoServerProgramsError, server_user
+from txnstore.transactions.coordinator import TransactionCoordinator
+
+MAX_CONNECTIONS = 8
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    try:
+        cluster = PrivateCluster(
+            settings={"max_connections": str(MAX_CONNECTIONS), "superuser_reserved_connections": "3"}
+        )
+    except NoServerProgramsError as error:
+        pytest.skip(str(error))
+    with cluster:
+        cluster.create_role("shop", "secret")
+        with cluster.connect() as connection:
+            connection.execute("CREATE DATABASE shop OWNER shop")
+        yield cluster
+
+
+@pytest.fixture
+def url(cluster):
+    return cluster.url("shop", "shop", "secret")
+
+
+@pytest.fixture
+def orders(url, orders_of, topic):
+    """The topic on this server, for clients that try again for long enough."""
+    with open_store(url, limits=Limits(retry_timeout_ms=20_000)) as store:
+        yield orders_of(store, topic)
+
+
+@pytest.fixture
+def impatient(url, orders_of, orders):
+    with open_store(url, limits=Limits(retry_timeout_ms=0)) as store:
+        yield orders_of(store, orders.name)
+
+
+def change_setting(cluster, orders, name, value):
+    """Change a setting of the whole server; return when new database transactions go by it."""
+    with cluster.connect() as connection:
+        connection.execute(f"ALTER SYSTEM SET {name} = {value}")
+        connection.execute("SELECT pg_reload_conf()")
+    shown = f"SHOW {name}"
+    for _ in range(1000):
+        orders.store.engine.dispose()
+        if orders.store.write(lambda connection: connection.exec_driver_sql(shown).scalar_one()) == value:
+            return
+    raise AssertionError(f"{name} is still not {value}")
+
+
+def test_nothing_acknowledged_is_lost_when_the_server_is_killed_and_clients_go_on_by_themselves(
+    cluster, orders, impatient, in_background, until
+):
+    """One client writes all the time, one only before and after; the server is killed twice in the middle."""
+    producer = TransactionCoordinator(orders.store).init_producer_id(None).identity
+    acknowledged: list[bytes] = []
+    unknown: list[bytes] = []
+    stop = threading.Event()
+
+    def write():
+        sequence = 0
+        while not stop.is_set():
+            batch = orders.batch(b"%d" % sequence, producer=producer, sequence=sequence)
+            try:
+                orders.append(batch)
+            except OutcomeUnknown:
+                unknown.append(b"%d" % sequence)
+                continue  # the same batch again: it recognises itself
+            acknowledged.append(b"%d" % sequence)
+            sequence += 1
+
+    running = in_background(write)
+    for _ in range(2):
+        known = len(acknowledged)
+        until(lambda known=known: len(acknowledged) > known + 20)
+        cluster.kill()
+        cluster.start()
+        known = len(acknowledged)
+        until(lambda known=known: len(acknowledged) > known + 20)
+    stop.set()
+    running.result()
+    # The other client's connections died twice without its noticing.
+    impatient.add(b"the end", retry_timeout_ms=20_000)
+    assert orders.values() == [*acknowledged, b"the end"]
+    assert acknowledged == [b"%d" % number for number in range(len(acknowledged))]
+
+
+def test_a_server_that_is_away_for_longer_than_allowed_is_unavailable(cluster, orders, impatient):
+    cluster.stop()
+    try:
+        with pytest.raises(StoreUnavailable):
+            impatient.add(b"a book")
+    finally:
+        cluster.start()
+    impatient.add(b"a pen", retry_timeout_ms=20_000)
+    assert orders.values() == [b"a pen"]
+
+
+def connect_or_none(url):
+    try:
+        return psycopg.connect(connection_string(url))
+    except psycopg.OperationalError:
+        return None
+
+
+def test_a_server_without_a_connection_left_is_unavailable_until_there_is_one(url, orders, impatient, in_background):
+    for store in (orders.store, impatient.store):
+        store.engine.dispose()
+    others = []
+    try:
+        while (connection := connect_or_none(url)) is not None:
+            others.append(connection)
+        with pytest.raises(StoreUnavailable, match="no connection left"):
+            impatient.add(b"a book")
+        waiting = in_background(lambda: orders.add(b"a pen"))
+        others.pop().close()
+        waiting.result()
+        assert orders.values() == [b"a pen"]
+    finally:
+        for connection in others:
+            connection.close()
+
+
+def test_a_server_made_read_only_refuses_writes_until_it_is_not(cluster, orders):
+    orders.add(b"a book")
+    change_setting(cluster, orders, "default_transaction_read_only", "on")
+    try:
+        with pytest.raises(StoreReadOnly):
+            orders.add(b"a pen")
+        assert orders.values() == [b"a book"]
+    finally:
+        change_setting(cluster, orders, "default_transaction_read_only", "off")
+    orders.add(b"a pen")
+    assert orders.values() == [b"a book", b"a pen"]
+
+
+def test_a_standby_is_read_and_not_written_until_it_is_promoted(cluster, orders):
+    orders.add(b"a book")
+    cluster.stop()
+    marker = cluster.folder / "data" / "standby.signal"
+    marker.touch()
+    user = server_user()
+    if user is not None:
+        os.chown(marker, user.user_id, user.group_id)
+    cluster.start()
+    assert orders.values() == [b"a book"]
+    with pytest.raises(StoreReadOnly):
+        orders.add(b"a pen")
+    with cluster.connect() as connection:
+        assert connection.execute("SELECT pg_promote()").fetchone() == (True,)
+    orders.store.engine.dispose()
+    orders.add(b"a pen")
+    assert orders.values() == [b"a book", b"a pen"]
+
+
+@pytest.fixture
+def small_disk():
+    """A disk of 4 MiB that the server may write to."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk takes root")
+    # Not in the test's own folder, which the server's user cannot enter.
+    folder = Path(tempfile.mkdtemp(prefix="txnstore-small-disk-"))
+    options = "size=4m,mode=0700"
+    user = server_user()
+    if user is not None:
+        options += f",uid={user.user_id},gid={user.group_id}"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        folder.rmdir()
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+    folder.rmdir()
+
+
+def append_until_it_fails(coordinator, transactional_id, producer, batches):
+    for batch in batches:
+        coordinator.append(transactional_id, producer, [batch])
+
+
+@pytest.mark.needs_root
+def test_a_full_disk_leaves_nothing_half_done_and_goes_on_when_there_is_room(cluster, url, orders_of, small_disk):
+    with cluster.connect() as connection:
+        connection.execute("CREATE DATABASE full_shop")
+        connection.execute(f"CREATE TABLESPACE small LOCATION '{small_disk}'")
+    with open_store(cluster.url("full_shop"), limits=Limits(retry_timeout_ms=0)) as store:
+        orders = orders_of(store)
+        store.write(
+            lambda connection: connection.exec_driver_sql("ALTER TABLE txnstore.record_batches SET TABLESPACE small")
+        )
+        coordinator, producer = orders.transaction(orders.name)
+        batches = (
+            orders.batch(os.urandom(100_000), producer=producer, sequence=number, transactional=True)
+            for number in range(100)
+        )
+        (small_disk / "ballast").write_bytes(bytes(1_000_000))
+        with pytest.raises(StoreFull) as refusal:
+            append_until_it_fails(coordinator, orders.name, producer, batches)
+        assert not refusal.value.outcome_unknown
+        written = orders.next_offset()
+        assert 0 < written == len(orders.values())
+        rest = orders.batch(os.urandom(100_000), producer=producer, sequence=written, transactional=True)
+        # Full is full for everybody, and for a whole transaction: nothing of this one is there.
+        with pytest.raises(StoreFull):
+            coordinator.end_transaction(orders.name, producer, commit=True, appends=[rest])
+        assert orders.committed() == []
+        (small_disk / "ballast").unlink()
+        ended = coordinator.end_transaction(orders.name, producer, commit=True, appends=[rest])
+        assert ended.appended[0].base_offset == written
+        assert len(orders.committed()) == written + 1
+    cluster.drop_database("full_shop")
+    with cluster.connect() as connection:
+        connection.execute("DROP TABLESPACE small")
+
+
+def test_an_older_server_understands_every_limit(orders_of):
+    with PrivateCluster(fsync=False, major_version=16) as old, open_store(old.url("postgres")) as store:
+        orders = orders_of(store)
+        orders.add(b"a book")
+        assert orders.values() == [b"a book"]

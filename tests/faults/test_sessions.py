@@ -1,0 +1,210 @@
+"""What befalls a session on a PostgreSQL server that is well: cancelled, ended, too slow, locked out, cut off."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import psycopg
+import pytest
+
+from txnstore.db.backend import Limits
+from txnstore.db.store import open_store
+from txnstore.errors import OutcomeUnknown, StatementTimedOut, StoreBusy, StoreUnavailable
+from txnstore.log.append import append
+from txnstore.testing.postgres_server import connection_string
+from txnstore.transactions.outcome import Outcome, resolve_outcome
+
+SLEEPING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+
+
+@pytest.fixture
+def open_orders(direct, postgresql_url, topic):
+    """Open the topic on PostgreSQL with limits of one's own."""
+    stores = []
+
+    def open_(**limits):
+        stores.append(open_store(postgresql_url, limits=Limits(**{"retry_timeout_ms": 0, **limits})))
+        return type(direct)(stores[-1], topic)
+
+    yield open_
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def administrator(postgresql_url):
+    with psycopg.connect(connection_string(postgresql_url), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def lock_head(administrator, direct):
+    """Take the lock of the partition, as a hostile or a stopped client would; returns how to let go."""
+    administrator.execute("BEGIN")
+    administrator.execute(
+        "SELECT FROM txnstore.partition_heads WHERE partition_id = %s FOR UPDATE", [direct.partition_id]
+    )
+    return lambda: administrator.execute("ROLLBACK")
+
+
+class SlowAppend:
+    """An append whose first try sleeps in the server."""
+
+    def __init__(self, orders):
+        self.orders = orders
+        self.tries = 0
+
+    def __call__(self, **options):
+        return self.orders.store.write(self._work, **options)
+
+    def _work(self, connection):
+        self.tries += 1
+        append(connection, [self.orders.batch(b"a book")])
+        if self.tries == 1:
+            connection.exec_driver_sql("SELECT pg_sleep(60)")
+
+
+def test_a_statement_beyond_its_time_is_not_done(direct, open_orders):
+    slow = SlowAppend(open_orders(statement_timeout_ms=50))
+    with pytest.raises(StatementTimedOut):
+        slow()
+    assert direct.values() == []
+    slow()
+    assert direct.values() == [b"a book"]
+
+
+def test_a_cancelled_statement_is_not_done(direct, open_orders, administrator, in_background, until):
+    running = in_background(SlowAppend(open_orders()))
+    until(lambda: administrator.execute(f"SELECT pg_cancel_backend(pid) FROM ({SLEEPING}) AS sleeping").fetchone())
+    with pytest.raises(StatementTimedOut):
+        running.result()
+    assert direct.values() == []
+
+
+def test_a_session_ended_in_a_statement_is_not_done_and_tried_again(
+    direct, open_orders, administrator, in_background, until
+):
+    slow = SlowAppend(open_orders(retry_timeout_ms=30_000))
+    running = in_background(slow)
+    until(lambda: administrator.execute(f"SELECT pg_terminate_backend(pid) FROM ({SLEEPING}) AS sleeping").fetchone())
+    running.result()
+    assert slow.tries == 2
+    assert direct.values() == [b"a book"]
+
+
+def test_a_session_ended_while_it_was_idle_is_replaced_unnoticed(direct, open_orders, administrator):
+    orders = open_orders(retry_timeout_ms=30_000)
+    orders.add(b"a book")
+    administrator.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'txnstore'"
+    )
+    orders.add(b"a pen")
+    assert direct.values() == [b"a book", b"a pen"]
+
+
+def test_a_lock_that_is_not_let_go_ends_in_a_bounded_time(direct, open_orders, lock_head):
+    with pytest.raises(StoreBusy):
+        open_orders(lock_timeout_ms=50).add(b"a book")
+    lock_head()
+    assert direct.values() == []
+
+
+def test_a_lock_that_is_let_go_in_time_is_waited_for(direct, open_orders, lock_head, administrator, in_background):
+    orders = open_orders(lock_timeout_ms=20, retry_timeout_ms=30_000)
+    tries = []
+
+    def work(connection):
+        tries.append(1)
+        if len(tries) == 3:
+            lock_head()
+        return append(connection, [orders.batch(b"a book")])
+
+    orders.store.write(work)
+    assert len(tries) == 3
+    assert direct.values() == [b"a book"]
+
+
+def test_victims_of_a_deadlock_are_tried_again_and_done_once(direct, open_orders, in_background):
+    """Two clients that lock heads in opposite orders; nobody in txnstore does."""
+    first = open_orders(retry_timeout_ms=30_000)
+    second = type(first)(first.store, f"{first.name}-other")
+    both_hold_a_lock = threading.Barrier(2)
+    tries = []
+
+    def run(one, other, value):
+        def work(connection):
+            tries.append(value)
+            connection.exec_driver_sql("SET LOCAL deadlock_timeout = 10")
+            append(connection, [one.batch(value)])
+            if len(tries) <= 2:
+                both_hold_a_lock.wait(20)
+            append(connection, [other.batch(value)])
+
+        return in_background(lambda: one.store.write(work))
+
+    for running in [run(first, second, b"a book"), run(second, first, b"a pen")]:
+        running.result()
+    assert len(tries) >= 3
+    assert sorted(first.values()) == sorted(second.values()) == [b"a book", b"a pen"]
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["goes on", "killed"])
+def test_a_client_that_stopped_with_the_lock_of_a_partition_loses_it(
+    direct, open_orders, postgresql_url, start_child, goes_on
+):
+    child = start_child("hold_head", postgresql_url, direct.name, 300)
+    assert child.read() == "locked"
+    child.signal(signal.SIGSTOP if goes_on else signal.SIGKILL)
+    # Longer than the server lets a client be idle, much shorter than anybody would wait.
+    open_orders(lock_timeout_ms=10_000).add(b"from another client")
+    if goes_on:
+        child.signal(signal.SIGCONT)
+        child.tell()
+        assert child.read() == "OutcomeUnknown"
+    assert direct.values() == [b"from another client"]
+
+
+SILENCE = {"statement_timeout_ms": 300, "answer_timeout_ms": 300, "idle_timeout_ms": 300, "transaction_timeout_ms": 900}
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_network_that_swallows_a_statement_holds_nobody_up(direct, proxy, open_proxied, side):
+    orders = open_proxied(**SILENCE)
+    proxy.black_hole(**{side: "INSERT INTO txnstore.record_batches"})
+    with pytest.raises(StoreUnavailable):
+        orders.add(b"a book")
+    # The server waits for the lost client no longer than for an idle one.
+    direct.add(b"a pen")
+    assert direct.values() == [b"a pen"]
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_network_that_swallows_a_commit_leaves_it_open_and_it_is_resolved(direct, proxy, open_proxied, side):
+    orders = open_proxied(**SILENCE)
+    coordinator, producer = orders.transaction(direct.name, b"a book")
+    hole = proxy.black_hole(**{side: "COMMIT"})
+    with pytest.raises(OutcomeUnknown):
+        coordinator.end_transaction(direct.name, producer, commit=True)
+    assert hole.wait()
+    outcome = resolve_outcome(direct.store, direct.name, producer)
+    assert outcome is (Outcome.COMMITTED if side == "after" else Outcome.ABORTED)
+    assert direct.committed() == ([b"a book"] if side == "after" else [])
+
+
+def test_a_network_that_swallows_everything_is_noticed_when_connecting(proxy, open_proxied):
+    proxy.swallow_everything()
+    with pytest.raises(StoreUnavailable):
+        open_proxied(options="?connect_timeout=2")
+
+
+def test_a_slow_answer_is_not_a_lost_one(direct, proxy, open_proxied, in_background):
+    orders = open_proxied()
+    pause = proxy.pause(after="COMMIT")
+    running = in_background(lambda: orders.add(b"a book"))
+    assert pause.wait()
+    assert running.is_running
+    pause.resume()
+    running.result()
+    assert direct.values() == [b"a book"]

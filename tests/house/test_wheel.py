@@ -1,0 +1,73 @@
+"""What users install: the package, its types and its migrations, and nothing of the checkout besides."""
+
+from __future__ import annotations
+
+import email
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def wheel(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    built = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+@pytest.fixture(scope="module")
+def about(wheel):
+    """The folder with the wheel's metadata."""
+    (metadata,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return metadata.removesuffix("METADATA")
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel, about):
+    return email.message_from_bytes(wheel.read(f"{about}METADATA"))
+
+
+def test_the_wheel_holds_every_file_of_the_package(root, wheel):
+    package = {
+        file.relative_to(root).as_posix()
+        for file in (root / "txnstore").rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert "txnstore/py.typed" in package
+    assert package - set(wheel.namelist()) == set()
+
+
+def test_the_wheel_holds_the_migrations(root, wheel):
+    migrations = {
+        f"txnstore/{file.relative_to(root).as_posix()}"
+        for file in (root / "migrations").rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert "txnstore/migrations/env.py" in migrations
+    assert any(name.startswith("txnstore/migrations/versions/") for name in migrations)
+    assert migrations - set(wheel.namelist()) == set()
+
+
+def test_the_wheel_holds_nothing_else(wheel, about):
+    elsewhere = [name for name in wheel.namelist() if not name.startswith(("txnstore/", about))]
+    assert elsewhere == []
+    assert [name for name in wheel.namelist() if "__pycache__" in name or "/tests/" in name] == []
+
+
+def test_the_wheel_says_what_it_is(wheel, about, metadata):
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert set(metadata.get_all("Provides-Extra")) == {"compression", "kafka", "spark", "testing"}
+    assert f"{about}licenses/LICENSE" in wheel.namelist()
+
+
+def test_a_plain_install_needs_five_packages(metadata):
+    required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert [line.split(">")[0] for line in required] == ["alembic", "psycopg[binary]", "rich", "sqlalchemy", "typer"]

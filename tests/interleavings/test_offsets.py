@@ -1,0 +1,64 @@
+"""Consumed offsets, committed by themselves and by a transaction: the later word holds, in every order."""
+
+from __future__ import annotations
+
+import pytest
+
+from txnstore.groups.offsets import commit_offsets, read_offsets
+from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.testing.interleaving import before_statements, before_transactions, explore
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.work import SentOffsets
+
+PLAIN, PENDING = 5, 10
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("by_statement", [False, True])
+def test_of_a_plain_offset_commit_and_one_in_a_transaction_the_later_one_holds(world, in_turn, commit, by_statement):
+    def make():
+        setting = world.setting(partition_count=1)
+        partition_id = setting.partitions["p0"]
+        identity = setting.producer("producer", world.first).init()
+        coordinator = TransactionCoordinator(world.first)
+        committer = GroupMembership(f"group-{setting.topic}")
+        # The later word is the one whose database transaction came later: its number in the group says which.
+        order = []
+
+        def send():
+            sent = SentOffsets(committer, {partition_id: OffsetAndMetadata(PENDING)})
+            coordinator.send_offsets(setting.transactional_id, identity, sent)
+            order.append(PENDING)
+
+        def commit_plainly():
+            offsets = {partition_id: OffsetAndMetadata(PLAIN)}
+            world.second.write(lambda connection: commit_offsets(connection, committer, offsets))
+            order.append(PLAIN)
+
+        def later_word_holds(finished):
+            assert finished["producer"].result() == ["ok"] * 2
+            assert finished["consumer"].result() == ["ok"]
+            committed = world.observer.read(
+                lambda connection: read_offsets(connection, committer.group_id, [partition_id])
+            )
+            assert not committed.unstable
+            assert committed.offsets[partition_id].offset == (order[-1] if commit else PLAIN)
+
+        return setting.scenario(
+            {
+                "producer": in_turn(
+                    send,
+                    lambda: coordinator.end_transaction(setting.transactional_id, identity, commit=commit),
+                ),
+                "consumer": in_turn(commit_plainly),
+            },
+            at_end=later_word_holds,
+        )
+
+    if by_statement:
+        # Two preemptions more would only repeat what waiting for the group's lock does already.
+        explored = explore(make, stops=before_statements, preemptions_max=1, store=world.observer)
+        assert explored.orders_with_waiting > 0
+        assert explored.deadlocks == 0
+    else:
+        assert explore(make, stops=before_transactions).orders == 3

@@ -1,0 +1,235 @@
+"""Bounds: log start, high watermark and last stable offset, and the offset at a time."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import pytest
+from sqlalchemy import update
+
+from txnstore.db.schema import partition_heads, record_batches
+from txnstore.db.store import Store
+from txnstore.errors import CorruptBatch, InvalidTimestamp, UnknownTopicOrPartition
+from txnstore.log.append import Append, append
+from txnstore.log.bounds import Bounds, OffsetAndTimestamp, last_stable_offset, offset_for_time, read_bounds
+from txnstore.log.codec import encode
+from txnstore.log.markers import Marker, write_markers
+from txnstore.log.producers import allocate_producer_id
+from txnstore.log.topics import create_topic
+from txnstore.model import ControlType, IsolationLevel, ProducerIdentity, Record
+
+COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
+LEVELS = pytest.mark.parametrize("isolation", [COMMITTED, UNCOMMITTED], ids=lambda level: level.name.lower())
+
+
+class Log:
+    """A partition that nobody else uses; each batch is given by the timestamps of its records."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        name = uuid.uuid4().hex
+        topic = store.write(lambda connection: create_topic(connection, name, partition_count=2))
+        self.partition_ids = topic.partition_ids
+        self.id = topic.partition_ids[0]
+
+    def plain(self, *timestamps_ms: int) -> None:
+        self._append(encode([Record(b"x", timestamp_ms=timestamp_ms) for timestamp_ms in timestamps_ms]))
+
+    def open(self, *timestamps_ms: int) -> ProducerIdentity:
+        """Begin a transaction with these records."""
+        producer = ProducerIdentity(self.store.write(allocate_producer_id), 0)
+        records = [Record(b"x", timestamp_ms=timestamp_ms) for timestamp_ms in timestamps_ms]
+        self._append(encode(records, producer=producer, base_sequence=0, is_transactional=True))
+        return producer
+
+    def _append(self, batch) -> None:
+        self.store.write(lambda connection: append(connection, [Append(self.id, batch)], coordinated=True))
+
+    def end(self, producer: ProducerIdentity, kind: ControlType) -> None:
+        marker = Marker(self.id, ProducerIdentity(producer.producer_id, producer.epoch + 1), kind)
+        self.store.write(lambda connection: write_markers(connection, [marker]))
+
+    def set_head(self, **columns: int) -> None:
+        statement = update(partition_heads).where(partition_heads.c.partition_id == self.id).values(columns)
+        self.store.write(lambda connection: connection.execute(statement))
+
+    @property
+    def bounds(self) -> tuple[int, int, int]:
+        found = self.store.read(lambda connection: read_bounds(connection, [self.id]))[self.id]
+        return found.log_start_offset, found.high_watermark, found.last_stable_offset
+
+    def at(self, timestamp_ms: int, isolation: IsolationLevel = UNCOMMITTED) -> tuple[int, int] | None:
+        found = self.store.read(lambda connection: offset_for_time(connection, self.id, timestamp_ms, isolation))
+        return None if found is None else (found.offset, found.timestamp_ms)
+
+
+@pytest.fixture
+def log(shared_store: Store) -> Log:
+    return Log(shared_store)
+
+
+def test_an_empty_partition_is_0_everywhere(log: Log) -> None:
+    assert log.bounds == (0, 0, 0)
+
+
+def test_without_open_transactions_the_last_stable_offset_is_the_high_watermark(log: Log) -> None:
+    log.plain(1, 2)
+    assert log.bounds == (0, 2, 2)
+    log.end(log.open(3), ControlType.COMMIT)
+    assert log.bounds == (0, 4, 4)
+
+
+@pytest.mark.parametrize("kind", list(ControlType), ids=lambda kind: kind.name.lower())
+def test_the_last_stable_offset_is_where_the_oldest_open_transaction_begins(log: Log, kind: ControlType) -> None:
+    log.plain(1)
+    first, second, third = log.open(2, 2), log.open(3), log.open(4)
+    assert log.bounds == (0, 5, 1)
+    log.end(second, kind)
+    assert log.bounds == (0, 6, 1)
+    log.end(first, kind)
+    assert log.bounds == (0, 7, 4)
+    log.end(third, kind)
+    assert log.bounds == (0, 8, 8)
+
+
+def test_the_end_that_a_reader_does_not_reach_depends_on_its_isolation() -> None:
+    bounds = Bounds(1, 2, 9, 5)
+    assert (bounds.end(COMMITTED), bounds.end(UNCOMMITTED)) == (5, 9)
+
+
+def test_bounds_of_several_partitions_come_in_one_answer(log: Log) -> None:
+    log.plain(1)
+    found = log.store.read(lambda connection: read_bounds(connection, [*log.partition_ids, log.id]))
+    assert {number: bounds.high_watermark for number, bounds in found.items()} == dict(
+        zip(log.partition_ids, (1, 0), strict=True)
+    )
+    assert log.store.read(lambda connection: last_stable_offset(connection, log.id)) == 1
+    assert log.store.read(lambda connection: read_bounds(connection, [])) == {}
+
+
+def test_a_partition_that_is_not_there_is_refused(log: Log) -> None:
+    with pytest.raises(UnknownTopicOrPartition):
+        log.store.read(lambda connection: read_bounds(connection, [log.id, 10**12]))
+    with pytest.raises(UnknownTopicOrPartition):
+        log.store.read(lambda connection: offset_for_time(connection, 10**12, 0, COMMITTED))
+
+
+@pytest.mark.parametrize("start", [2**31 - 1, 2**31, 2**62])
+def test_bounds_have_63_bits(log: Log, start: int) -> None:
+    log.set_head(next_offset=start, log_start_offset=start)
+    log.plain(1)
+    producer = log.open(2)
+    assert log.bounds == (start, start + 2, start + 1)
+    assert log.at(2) == (start + 1, 2)
+    log.end(producer, ControlType.ABORT)
+    assert log.bounds == (start, start + 3, start + 3)
+
+
+RISING: Sequence[tuple[int, ...]] = [(10, 20), (30,), (30, 40)]
+FALLING: Sequence[tuple[int, ...]] = [(50, 10), (40, 60, 20), (5,), (60, 70)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "timestamp_ms", "expected"),
+    [
+        pytest.param(RISING, 0, (0, 10), id="before everything"),
+        pytest.param(RISING, -5, (0, 10), id="before 1970"),
+        pytest.param(RISING, -(2**70), (0, 10), id="long before 1970"),
+        pytest.param(RISING, 10, (0, 10), id="the first"),
+        pytest.param(RISING, 11, (1, 20), id="in the middle of a batch"),
+        pytest.param(RISING, 30, (2, 30), id="the first of equal ones"),
+        pytest.param(RISING, 31, (4, 40), id="the second record of the last batch"),
+        pytest.param(RISING, 40, (4, 40), id="the last"),
+        pytest.param(RISING, 41, None, id="after everything"),
+        pytest.param(RISING, 2**63 - 1, None, id="the end of time"),
+        pytest.param(FALLING, 0, (0, 50), id="out of order: the first record"),
+        pytest.param(FALLING, 50, (0, 50), id="out of order: the first that is late enough"),
+        pytest.param(FALLING, 51, (3, 60), id="out of order: inside the second batch"),
+        pytest.param(FALLING, 60, (3, 60), id="out of order: the first of equal ones"),
+        pytest.param(FALLING, 61, (7, 70), id="out of order: over a batch of earlier ones"),
+        pytest.param(FALLING, 71, None, id="out of order: none"),
+        pytest.param([], 0, None, id="an empty log"),
+    ],
+)
+@LEVELS
+def test_the_first_record_with_the_timestamp_or_a_later_one(
+    log: Log,
+    isolation: IsolationLevel,
+    batches: Sequence[tuple[int, ...]],
+    timestamp_ms: int,
+    expected: tuple[int, int] | None,
+) -> None:
+    for timestamps_ms in batches:
+        log.plain(*timestamps_ms)
+    assert log.at(timestamp_ms, isolation) == expected
+
+
+@pytest.mark.parametrize("timestamp_ms", [2**63, 1.5, True, None, "1"], ids=repr)
+def test_what_is_no_time_is_refused(log: Log, timestamp_ms: object) -> None:
+    with pytest.raises(InvalidTimestamp):
+        log.at(timestamp_ms)  # type: ignore[arg-type]
+
+
+def test_nothing_at_or_past_the_last_stable_offset_is_found_for_a_reader_of_committed_records(log: Log) -> None:
+    log.plain(10)
+    producer = log.open(20)
+    log.plain(30)
+    assert [log.at(timestamp_ms, COMMITTED) for timestamp_ms in (10, 11, 21)] == [(0, 10), None, None]
+    assert [log.at(timestamp_ms) for timestamp_ms in (10, 11, 21)] == [(0, 10), (1, 20), (2, 30)]
+    log.end(producer, ControlType.COMMIT)
+    assert [log.at(timestamp_ms, COMMITTED) for timestamp_ms in (10, 11, 21)] == [(0, 10), (1, 20), (2, 30)]
+
+
+@LEVELS
+def test_aborted_records_count_as_in_kafka(log: Log, isolation: IsolationLevel) -> None:
+    log.end(log.open(10, 20), ControlType.ABORT)
+    log.plain(30)
+    assert log.at(15, isolation) == (1, 20)
+
+
+@LEVELS
+def test_markers_do_not_count_and_hide_nothing_behind_them(log: Log, shared_clock, isolation: IsolationLevel) -> None:
+    """A marker has the store's time, which is far ahead of these records."""
+    log.end(log.open(10), ControlType.COMMIT)
+    log.plain(20)
+    log.end(log.open(30), ControlType.ABORT)
+    log.plain(40)
+    assert [log.at(timestamp_ms, isolation) for timestamp_ms in (11, 21, 31)] == [(2, 20), (3, 30), (5, 40)]
+    assert log.at(41, isolation) is None
+    assert log.at(shared_clock.now_ms(), isolation) is None
+
+
+def test_records_before_the_start_of_the_log_do_not_count(log: Log) -> None:
+    log.plain(10, 50, 20)
+    log.plain(30)
+    log.set_head(log_start_offset=2)
+    assert [log.at(timestamp_ms) for timestamp_ms in (0, 20, 21, 31)] == [(2, 20), (2, 20), (3, 30), None]
+
+
+def test_with_log_append_time_the_stores_time_counts(shared_store: Store, shared_clock) -> None:
+    name = uuid.uuid4().hex
+    topic = shared_store.write(
+        lambda connection: create_topic(connection, name, config={"message.timestamp.type": "LogAppendTime"})
+    )
+    times = []
+    for _ in range(3):
+        times.append(shared_clock.advance(10))
+        item = Append(topic.partition_ids[0], encode([Record(b"x", timestamp_ms=1)]), topic.settings)
+        shared_store.write(lambda connection, item=item: append(connection, [item]))
+    for offset, time_ms in enumerate(times):
+        for asked_ms in (time_ms - 9, time_ms):
+            found = shared_store.read(
+                lambda connection, asked_ms=asked_ms: offset_for_time(
+                    connection, topic.partition_ids[0], asked_ms, COMMITTED
+                )
+            )
+            assert found == OffsetAndTimestamp(offset, time_ms)
+
+
+def test_a_damaged_batch_is_not_searched(log: Log) -> None:
+    log.plain(10)
+    damaged = update(record_batches).where(record_batches.c.partition_id == log.id).values(value_data=b"y")
+    log.store.write(lambda connection: connection.execute(damaged))
+    with pytest.raises(CorruptBatch):
+        log.at(10)

@@ -1,0 +1,452 @@
+"""Fetches: what readers of each isolation level get, page by page, and where they go on."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text, update
+
+from txnstore.db.schema import partition_heads, record_batches
+from txnstore.db.store import Store
+from txnstore.errors import CorruptBatch, OffsetOutOfRange, UnknownTopicOrPartition
+from txnstore.log import fetch as fetch_module
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.log.fetch import Page, fetch
+from txnstore.log.markers import Marker, write_markers
+from txnstore.log.producers import allocate_producer_id
+from txnstore.log.topics import create_topic
+from txnstore.model import ControlType, IsolationLevel, ProducerIdentity, Record
+
+COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
+LEVELS = pytest.mark.parametrize("isolation", [COMMITTED, UNCOMMITTED], ids=lambda level: level.name.lower())
+
+
+class Log:
+    """Partitions that nobody else uses, the transactions of some producers in them, and readers."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        name = uuid.uuid4().hex
+        topic = store.write(lambda connection: create_topic(connection, name, partition_count=3))
+        self.partition_ids = topic.partition_ids
+        self.id = topic.partition_ids[0]
+        self.producers = {name: ProducerIdentity(store.write(allocate_producer_id), 0) for name in "ABC"}
+        self.sequences: dict[tuple[int, ProducerIdentity], int] = {}
+
+    def plain(self, *values: bytes, partition_id: int | None = None) -> int:
+        """Append records outside any transaction, and return the first one's offset."""
+        batch = encode([Record(value) for value in values])
+        return self._append(Append(self.id if partition_id is None else partition_id, batch))
+
+    def write(self, producer: str, *values: bytes, partition_id: int | None = None) -> int:
+        """Append records of the producer's transaction, and return the first one's offset."""
+        to = self.id if partition_id is None else partition_id
+        identity = self.producers[producer]
+        first = self.sequences.get((to, identity), 0)
+        self.sequences[to, identity] = first + len(values)
+        records = [Record(value) for value in values]
+        batch = encode(records, producer=identity, base_sequence=first, is_transactional=True)
+        return self._append(Append(to, batch))
+
+    def _append(self, item: Append) -> int:
+        return self.store.write(lambda connection: append(connection, [item], coordinated=True))[0].base_offset
+
+    def end(self, producer: str, kind: ControlType, *partition_ids: int) -> None:
+        identity = self.producers[producer] = ProducerIdentity(
+            self.producers[producer].producer_id, self.producers[producer].epoch + 1
+        )
+        markers = [Marker(partition_id, identity, kind) for partition_id in partition_ids or (self.id,)]
+        self.store.write(lambda connection: write_markers(connection, markers))
+
+    def commit(self, producer: str, *partition_ids: int) -> None:
+        self.end(producer, ControlType.COMMIT, *partition_ids)
+
+    def abort(self, producer: str, *partition_ids: int) -> None:
+        self.end(producer, ControlType.ABORT, *partition_ids)
+
+    def pages(self, positions: Mapping[int, int], **options: Any) -> dict[int, Page]:
+        return self.store.read(lambda connection: fetch(connection, positions, **options))
+
+    def page(self, position: int = 0, isolation: IsolationLevel = COMMITTED, **options: Any) -> Page:
+        return self.pages({self.id: position}, isolation=isolation, **options)[self.id]
+
+    def read(self, position: int = 0, isolation: IsolationLevel = COMMITTED) -> tuple[list[bytes | None], int]:
+        """Return the values from `position` on, and where to go on."""
+        page = self.page(position, isolation)
+        return values_of(page, position), page.next_offset
+
+    def read_all(self, isolation: IsolationLevel = COMMITTED, **options: Any) -> list[tuple[int, bytes | None]]:
+        """Return offset and value of every record, read page after page."""
+        found, position = [], 0
+        while True:
+            page = self.page(position, isolation, **options)
+            found += [(record.offset, record.value) for batch in page.batches for record in batch.records(position)]
+            if page.next_offset == position:
+                return found
+            assert page.next_offset > position
+            position = page.next_offset
+
+
+def values_of(page: Page, position: int = 0) -> list[bytes | None]:
+    return [record.value for batch in page.batches for record in batch.records(position)]
+
+
+@pytest.fixture
+def log(shared_store: Store) -> Log:
+    return Log(shared_store)
+
+
+@LEVELS
+def test_an_empty_partition_gives_an_empty_page_and_the_position_back(log: Log, isolation: IsolationLevel) -> None:
+    page = log.page(0, isolation)
+    assert (page.batches, page.next_offset) == ((), 0)
+    assert (page.bounds.log_start_offset, page.bounds.high_watermark, page.bounds.last_stable_offset) == (0, 0, 0)
+
+
+@LEVELS
+def test_records_outside_transactions_are_read_from_any_position(log: Log, isolation: IsolationLevel) -> None:
+    log.plain(b"0", b"1", b"2")
+    log.plain(b"3")
+    for position in range(5):
+        expected = [b"0", b"1", b"2", b"3"][position:]
+        assert log.read(position, isolation) == (expected, 4)
+
+
+def test_a_reader_of_committed_records_stops_at_the_first_open_transaction(log: Log) -> None:
+    log.plain(b"0")
+    log.write("A", b"open")
+    log.plain(b"2")
+    assert log.read() == ([b"0"], 1)
+    assert log.read(0, UNCOMMITTED) == ([b"0", b"open", b"2"], 3)
+    log.commit("A")
+    assert log.read() == ([b"0", b"open", b"2"], 4)
+    assert log.read(1) == ([b"open", b"2"], 4)
+
+
+def test_the_record_before_the_last_stable_offset_is_seen_and_the_one_at_it_is_not(log: Log) -> None:
+    log.write("A", b"0")
+    log.commit("A")  # 1
+    before = log.plain(b"2")
+    at = log.write("B", b"3")
+    page = log.page()
+    assert page.bounds.last_stable_offset == at == before + 1
+    assert values_of(page) == [b"0", b"2"]
+    assert page.next_offset == at
+    assert log.read(before) == ([b"2"], at)
+    for position in (at, at + 1):
+        assert log.read(position) == ([], position)
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_the_only_record_of_a_transaction_just_before_its_marker(log: Log, commit: bool) -> None:
+    log.write("A", b"a")
+    log.end("A", ControlType.COMMIT if commit else ControlType.ABORT)
+    log.write("B", b"b")
+    assert log.read() == ([b"a"] if commit else [], 2)
+
+
+def test_transactions_of_several_producers_that_lie_among_each_other_are_told_apart(log: Log) -> None:
+    log.write("A", b"a0", b"a1")  # 0, 1
+    log.write("B", b"b2")  # 2
+    log.plain(b"p3")  # 3
+    log.write("A", b"a4")  # 4
+    log.write("C", b"c5")  # 5
+    log.abort("A")  # 6
+    assert log.read() == ([], 2)
+    log.write("A", b"a7")  # 7: the next transaction of the same producer
+    log.commit("B")  # 8
+    assert log.read() == ([b"b2", b"p3"], 5)
+    log.abort("C")  # 9
+    assert log.read() == ([b"b2", b"p3"], 7)
+    log.commit("A")  # 10
+    assert log.read() == ([b"b2", b"p3", b"a7"], 11)
+    assert log.read(0, UNCOMMITTED)[0] == [b"a0", b"a1", b"b2", b"p3", b"a4", b"c5", b"a7"]
+
+
+@LEVELS
+def test_markers_are_never_returned_and_the_position_moves_over_them(log: Log, isolation: IsolationLevel) -> None:
+    log.write("A", b"a")
+    log.commit("A")
+    for number in range(3):
+        log.write("B", b"%d" % number)
+        log.commit("B")
+    page = log.page(0, isolation)
+    assert not any(batch.is_control for batch in page.batches)
+    assert page.next_offset == 8
+    assert log.read(7, isolation) == ([], 8)
+
+
+def test_the_position_moves_over_a_range_that_was_aborted(log: Log) -> None:
+    for _ in range(5):
+        log.write("A", b"x", b"y")
+    log.abort("A")
+    assert log.read() == ([], 11)
+    assert log.read(3) == ([], 11)
+    log.plain(b"after")
+    assert log.read() == ([b"after"], 12)
+    assert log.read(11) == ([b"after"], 12)
+
+
+@LEVELS
+def test_a_page_is_bounded_in_records_but_has_at_least_one_batch(log: Log, isolation: IsolationLevel) -> None:
+    for first in (0, 3, 6):
+        log.plain(*(b"%d" % number for number in range(first, first + 3)))
+
+    def records(records_max: int, position: int = 0) -> tuple[int, int]:
+        page = log.page(position, isolation, records_max=records_max)
+        return sum(batch.record_count for batch in page.batches), page.next_offset
+
+    assert records(1) == (3, 3)
+    assert records(3) == (3, 3)
+    assert records(5) == (3, 3)
+    assert records(6) == (6, 6)
+    assert records(8) == (6, 6)
+    assert records(9) == (9, 9)
+    assert records(10) == (9, 9)
+    # The batch that holds the position counts as a whole.
+    assert records(3, position=5) == (3, 6)
+
+
+@LEVELS
+def test_a_page_is_bounded_in_bytes_but_has_at_least_one_batch(log: Log, isolation: IsolationLevel) -> None:
+    for _ in range(3):
+        log.plain(b"x" * 1_000)
+    size_bytes = log.page(0, isolation).batches[0].size_bytes
+
+    def batches(bytes_max: int) -> tuple[int, int]:
+        page = log.page(0, isolation, bytes_max=bytes_max)
+        return len(page.batches), page.next_offset
+
+    assert batches(1) == (1, 1)
+    assert batches(2 * size_bytes - 1) == (1, 1)
+    assert batches(2 * size_bytes) == (2, 2)
+    assert batches(3 * size_bytes) == (3, 3)
+
+
+@pytest.mark.parametrize("options", [{"records_max": 0}, {"bytes_max": 0}, {"records_max": -1}], ids=str)
+def test_a_page_without_room_is_empty_and_gives_the_position_back(log: Log, options: dict) -> None:
+    log.plain(b"a")
+    page = log.page(0, **options)
+    assert (page.batches, page.next_offset, page.bounds.high_watermark) == ((), 0, 1)
+
+
+@LEVELS
+@pytest.mark.parametrize("options", [{"records_max": 1}, {"records_max": 4}, {"bytes_max": 1}, {}], ids=str)
+def test_read_page_by_page_nothing_is_left_out_or_comes_twice(
+    log: Log, monkeypatch: pytest.MonkeyPatch, isolation: IsolationLevel, options: dict
+) -> None:
+    monkeypatch.setattr(fetch_module, "PAGE_BATCHES_MAX", 3)
+    expected: list[tuple[int, bytes]] = []
+    for number in range(6):
+        for producer in "AB":
+            offset = log.write(producer, b"%d" % number, b"+")
+            if isolation is UNCOMMITTED or producer == "B":
+                expected += [(offset, b"%d" % number), (offset + 1, b"+")]
+        if number % 2:
+            log.abort("A")
+            log.commit("B")
+        offset = log.plain(b"p")
+        expected.append((offset, b"p"))
+    assert log.read_all(isolation, **options) == expected
+
+
+def test_many_aborted_batches_cost_a_reader_no_pages_of_their_own(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_module, "PAGE_BATCHES_MAX", 2)
+    for _ in range(8):
+        log.write("A", b"x")
+    log.abort("A")
+    log.plain(b"p")
+    assert log.read() == ([b"p"], 10)
+
+
+@pytest.mark.parametrize("position", [-1, -2, -1001, 3, 2**31, 2**63 - 1, 2**63, -(2**63) - 1], ids=str)
+@LEVELS
+def test_a_position_outside_the_log_is_refused(log: Log, isolation: IsolationLevel, position: int) -> None:
+    log.plain(b"0", b"1")
+    with pytest.raises(OffsetOutOfRange, match=rf"partition id {log.id}: offset {position} is not within 0 to 2"):
+        log.page(position, isolation)
+    assert log.page(2, isolation).batches == ()
+
+
+@LEVELS
+def test_a_position_before_the_start_of_the_log_is_refused(log: Log, isolation: IsolationLevel) -> None:
+    log.plain(b"0", b"1", b"2", b"3")
+    moved = update(partition_heads).where(partition_heads.c.partition_id == log.id).values(log_start_offset=2)
+    log.store.write(lambda connection: connection.execute(moved))
+    with pytest.raises(OffsetOutOfRange, match="offset 1 is not within 2 to 4"):
+        log.page(1, isolation)
+    assert log.read(2, isolation) == ([b"2", b"3"], 4)
+
+
+def test_beyond_the_last_stable_offset_a_position_is_fine_up_to_the_high_watermark(log: Log) -> None:
+    log.write("A", b"0", b"1")
+    for position in (0, 1, 2):
+        assert log.read(position) == ([], position)
+    with pytest.raises(OffsetOutOfRange):
+        log.page(3)
+
+
+def test_an_unknown_partition_is_refused(log: Log) -> None:
+    with pytest.raises(UnknownTopicOrPartition):
+        log.pages({log.id: 0, 10**12: 0})
+    assert log.pages({}) == {}
+
+
+def test_each_of_several_partitions_has_its_own_page(log: Log) -> None:
+    one, two, three = log.partition_ids
+    log.plain(b"1", partition_id=one)
+    log.write("A", b"2", partition_id=two)
+    log.write("A", b"3", partition_id=three)
+    log.commit("A", two)
+    pages = log.pages(dict.fromkeys((three, one, two), 0))
+    assert {partition_id: (values_of(page), page.next_offset) for partition_id, page in pages.items()} == {
+        one: ([b"1"], 1),
+        two: ([b"2"], 2),
+        three: ([], 0),
+    }
+
+
+def test_the_bounds_of_a_page_hold_for_all_partitions_together(log: Log) -> None:
+    for partition_id in log.partition_ids:
+        for _ in range(4):
+            log.plain(b"x", b"y", partition_id=partition_id)
+    pages = log.pages(dict.fromkeys(log.partition_ids, 0), records_max=10)
+    found = [sum(batch.record_count for batch in pages[partition_id].batches) for partition_id in log.partition_ids]
+    assert found == [8, 2, 0]
+    assert [pages[partition_id].next_offset for partition_id in log.partition_ids] == [8, 2, 0]
+
+
+def test_all_pages_are_of_one_snapshot_whatever_is_committed_meanwhile(log: Log) -> None:
+    """Between two statements of the fetch somebody commits a transaction in two partitions."""
+    one, two, _ = log.partition_ids
+    log.write("A", b"1", partition_id=one)
+    log.write("A", b"2", partition_id=two)
+    statements = 0
+
+    def commit_meanwhile(connection, cursor, statement: str, *_: object) -> None:
+        nonlocal statements
+        if "partition_heads" in statement and statement.startswith("SELECT"):
+            statements += 1
+            if statements == 1:
+                log.commit("A", one, two)
+                log.plain(b"later", partition_id=one)
+
+    def fetch_both(isolation: IsolationLevel) -> list[tuple[list[bytes | None], int]]:
+        pages = log.pages({one: 0, two: 0}, isolation=isolation)
+        return [(values_of(pages[partition_id]), pages[partition_id].next_offset) for partition_id in (one, two)]
+
+    event.listen(log.store.engine, "after_cursor_execute", commit_meanwhile)
+    try:
+        assert fetch_both(UNCOMMITTED) == [([b"1"], 1), ([b"2"], 1)]
+    finally:
+        event.remove(log.store.engine, "after_cursor_execute", commit_meanwhile)
+    assert statements > 1
+    assert fetch_both(COMMITTED) == [([b"1", b"later"], 3), ([b"2"], 2)]
+
+
+@LEVELS
+def test_a_commit_in_the_middle_of_a_fetch_does_not_show_half_a_transaction(
+    log: Log, isolation: IsolationLevel
+) -> None:
+    one, two, _ = log.partition_ids
+    log.write("A", b"1", partition_id=one)
+    log.write("A", b"2", partition_id=two)
+    done: list[int] = []
+
+    def commit_meanwhile(connection, cursor, statement: str, *_: object) -> None:
+        if "record_batches" in statement and statement.startswith("SELECT") and not done:
+            done.append(1)
+            log.commit("A", one, two)
+
+    log.plain(b"p", partition_id=two)
+    event.listen(log.store.engine, "before_cursor_execute", commit_meanwhile)
+    try:
+        pages = log.pages({one: 0, two: 0}, isolation=isolation)
+    finally:
+        event.remove(log.store.engine, "before_cursor_execute", commit_meanwhile)
+    seen = [values_of(pages[partition_id]) for partition_id in (one, two)]
+    assert seen == ([[b"1"], [b"2", b"p"]] if isolation is UNCOMMITTED else [[], []])
+
+
+def zero_byte(column: str) -> Callable[[Store, int], None]:
+    """Return what overwrites the middle of a column of the batch at offset 2 with another byte."""
+
+    def damage(store: Store, partition_id: int) -> None:
+        def work(connection) -> None:
+            name = record_batches.c[column]
+            where = (record_batches.c.partition_id == partition_id) & (record_batches.c.last_offset == 3)
+            value = connection.execute(record_batches.select().with_only_columns(name).where(where)).scalar_one()
+            middle = len(value) // 2
+            other = b"#" if isinstance(value, bytes) else "#"
+            changed = value[:middle] + other + value[middle + 1 :]
+            connection.execute(update(record_batches).where(where).values({column: changed}))
+
+        store.write(work)
+
+    return damage
+
+
+def add_one(column: str) -> Callable[[Store, int], None]:
+    def damage(store: Store, partition_id: int) -> None:
+        where = (record_batches.c.partition_id == partition_id) & (record_batches.c.last_offset == 3)
+        statement = update(record_batches).where(where).values({column: record_batches.c[column] + 1})
+        store.write(lambda connection: connection.execute(statement))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(
+            pytest.param(zero_byte(column), id=column)
+            for column in ("key_data", "value_data", "headers", "key_positions", "timestamp_deltas_ms")
+        ),
+        *(
+            pytest.param(add_one(column), id=column)
+            for column in ("crc", "record_count", "base_timestamp_ms", "base_sequence", "codec")
+        ),
+    ],
+)
+def test_a_damaged_batch_is_named_and_everything_before_it_can_still_be_read(
+    log: Log, damage: Callable[[Store, int], None]
+) -> None:
+    secret = b"the-secret-payload"
+    log.plain(b"0", b"1")
+    batch = encode(
+        [Record(secret, b"key-a", 5, [("h", b"1")]), Record(secret, b"key-b", 6)],
+        producer=log.producers["A"],
+        base_sequence=0,
+    )
+    log._append(Append(log.id, batch))
+    log.plain(b"4")
+    damage(log.store, log.id)
+    for position in (0, 2, 3):
+        with pytest.raises(
+            CorruptBatch, match=f"partition {log.id}: the record batch of the offsets 2 to 3 "
+        ) as raised:
+            log.page(position)
+        assert "secret" not in str(raised.value)
+    assert values_of(log.page(0, records_max=2)) == [b"0", b"1"]
+    assert log.read(4) == ([b"4"], 5)
+
+
+def test_the_statement_that_damages_is_an_ordinary_one(log: Log) -> None:
+    """The checksum also notices what somebody with the database's own tools does."""
+    log.plain(b"0")
+    prefix = "txnstore_" if log.store.backend.name == "sqlite" else "txnstore."
+    changed = text(f"UPDATE {prefix}record_batches SET value_data = :data WHERE partition_id = :partition_id")
+    log.store.write(lambda connection: connection.execute(changed, {"data": b"1", "partition_id": log.id}))
+    with pytest.raises(CorruptBatch, match=f"partition {log.id}: the record batch of the offsets 0 to 0 "):
+        log.page()
+
+
+def test_a_transaction_of_many_batches_over_several_pages_is_all_there(log: Log) -> None:
+    for number in range(30):
+        log.write("A", b"%d" % number)
+    log.commit("A")
+    assert [value for _, value in log.read_all(records_max=7)] == [b"%d" % number for number in range(30)]

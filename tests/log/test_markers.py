@@ -1,0 +1,256 @@
+"""Markers: what they check, what they leave in the index of ended transactions, and what that does to the bounds."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from txnstore.db.schema import finished_transactions, record_batches
+from txnstore.db.store import Store
+from txnstore.errors import InvalidProducerEpoch, TransactionCoordinatorFenced, UnknownTopicOrPartition
+from txnstore.log.append import Append, append
+from txnstore.log.bounds import Bounds, read_bounds
+from txnstore.log.codec import decode, encode
+from txnstore.log.markers import Marker, finished_since, write_markers
+from txnstore.log.producers import allocate_producer_id, producers_of_partition
+from txnstore.log.sequences import ProducerState
+from txnstore.log.topics import create_topic
+from txnstore.model import ControlType, ProducerIdentity, Record
+
+ABORT, COMMIT = ControlType.ABORT, ControlType.COMMIT
+
+
+class Partition:
+    """A partition that nobody else uses, with producers 0, 1, 2 that write transactions into it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        name = uuid.uuid4().hex
+        self.ids = store.write(lambda connection: create_topic(connection, name, partition_count=2)).partition_ids
+        self.id = self.ids[0]
+        self.producer_ids = [store.write(allocate_producer_id) for _ in range(3)]
+        self.sequences: dict[tuple[int, int], int] = {}
+
+    def write(self, producer: int, count: int = 1, *, epoch: int = 0) -> None:
+        """Append records of an open transaction."""
+        first = self.sequences.get((producer, epoch), 0)
+        self.sequences[producer, epoch] = first + count
+        batch = encode(
+            [Record(b"x")] * count,
+            producer=ProducerIdentity(self.producer_ids[producer], epoch),
+            base_sequence=first,
+            is_transactional=True,
+        )
+        self.store.write(lambda connection: append(connection, [Append(self.id, batch)], coordinated=True))
+
+    def write_plain(self) -> None:
+        self.store.write(lambda connection: append(connection, [Append(self.id, encode([Record(b"p")]))]))
+
+    def marker(self, producer: int, kind: ControlType, *, epoch: int = 1, coordinator_epoch: int = 0) -> Marker:
+        return Marker(self.id, ProducerIdentity(self.producer_ids[producer], epoch), kind, coordinator_epoch)
+
+    def mark(self, producer: int, kind: ControlType, **options: int) -> None:
+        marker = self.marker(producer, kind, **options)
+        self.store.write(lambda connection: write_markers(connection, [marker]))
+
+    @property
+    def bounds(self) -> Bounds:
+        return self.store.read(lambda connection: read_bounds(connection, [self.id]))[self.id]
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.bounds.last_stable_offset
+
+    def finished(self) -> list[tuple[int, int, int, int, int]]:
+        """Return producer, first offset, marker offset, outcome and last stable offset of each ended transaction."""
+        found = self.store.read(lambda connection: finished_since(connection, self.id, 0))
+        return [
+            (
+                self.producer_ids.index(row.producer_id),
+                row.first_offset,
+                row.marker_offset,
+                row.outcome,
+                row.last_stable_offset,
+            )
+            for row in found
+        ]
+
+    def state(self, producer: int) -> ProducerState:
+        states = self.store.read(lambda connection: producers_of_partition(connection, self.id))
+        return next(state for state in states if state.producer_id == self.producer_ids[producer])
+
+    def batches(self) -> list[Any]:
+        statement = (
+            select(record_batches)
+            .where(record_batches.c.partition_id == self.id)
+            .order_by(record_batches.c.last_offset)
+        )
+        return list(self.store.read(lambda connection: connection.execute(statement).all()))
+
+
+@pytest.fixture
+def partition(shared_store: Store) -> Partition:
+    return Partition(shared_store)
+
+
+@pytest.mark.parametrize("kind", [COMMIT, ABORT])
+def test_a_marker_takes_an_offset_and_ends_the_transaction(partition: Partition, kind: ControlType) -> None:
+    partition.write(0, 3)
+    partition.mark(0, kind)
+    assert partition.finished() == [(0, 0, 3, int(kind), 4)]
+    assert (partition.bounds.high_watermark, partition.last_stable_offset) == (4, 4)
+    marker = decode(partition.batches()[-1])
+    assert (marker.control_type, marker.base_offset, marker.last_offset, marker.record_count) == (kind, 3, 3, 1)
+    assert (marker.producer.epoch, marker.coordinator_epoch, marker.is_transactional) == (1, 0, True)
+    assert marker.size_bytes == 0
+
+
+@pytest.mark.parametrize("kind", [COMMIT, ABORT])
+def test_a_marker_with_the_epoch_of_the_open_records_is_refused(partition: Partition, kind: ControlType) -> None:
+    partition.write(0, epoch=5)
+    with pytest.raises(InvalidProducerEpoch):
+        partition.mark(0, kind, epoch=5)
+    assert partition.last_stable_offset == 0
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "ended"])
+def test_a_marker_with_an_older_epoch_is_refused(partition: Partition, is_open: bool) -> None:
+    partition.write(0, epoch=5)
+    if not is_open:
+        partition.mark(0, COMMIT, epoch=6)
+    before = partition.bounds
+    with pytest.raises(InvalidProducerEpoch):
+        partition.mark(0, ABORT, epoch=4)
+    assert partition.bounds == before
+
+
+def test_a_marker_may_skip_epochs(partition: Partition) -> None:
+    partition.write(0)
+    partition.mark(0, COMMIT, epoch=4)
+    assert partition.state(0).epoch == 4
+    assert partition.finished() == [(0, 0, 1, 1, 2)]
+
+
+@pytest.mark.parametrize("kind", [COMMIT, ABORT])
+def test_a_marker_that_comes_again_is_not_written_again(partition: Partition, kind: ControlType) -> None:
+    partition.write(0)
+    partition.mark(0, kind)
+    before = (partition.bounds, partition.finished(), partition.state(0))
+    for again in (kind, COMMIT, ABORT):
+        partition.mark(0, again)
+    assert (partition.bounds, partition.finished(), partition.state(0)) == before
+
+
+def test_the_same_marker_twice_in_one_call_is_written_once(partition: Partition) -> None:
+    partition.write(0)
+    marker = partition.marker(0, COMMIT)
+    partition.store.write(lambda connection: write_markers(connection, [marker, marker]))
+    assert partition.bounds.high_watermark == 2
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["a producer that wrote before", "a producer never seen"])
+def test_a_marker_where_nothing_is_open_makes_no_entry_and_does_not_move_the_last_stable_offset_on(
+    partition: Partition, is_known: bool
+) -> None:
+    partition.write(1)
+    if is_known:
+        partition.write(0)
+        partition.mark(0, COMMIT)
+    before = partition.finished()
+    partition.mark(0, ABORT, epoch=2)
+    assert partition.finished() == before
+    assert partition.last_stable_offset == 0
+    assert partition.state(0).epoch == 2
+    partition.mark(1, COMMIT)
+    assert partition.last_stable_offset == partition.bounds.high_watermark
+
+
+def test_a_marker_of_an_older_coordinator_is_refused(partition: Partition) -> None:
+    partition.write(0)
+    partition.mark(0, COMMIT, coordinator_epoch=5)
+    partition.write(0, epoch=1)
+    with pytest.raises(TransactionCoordinatorFenced):
+        partition.mark(0, ABORT, epoch=2, coordinator_epoch=4)
+    assert partition.last_stable_offset == 2
+    partition.mark(0, COMMIT, epoch=2, coordinator_epoch=5)
+    partition.write(0, epoch=2)
+    partition.mark(0, COMMIT, epoch=3, coordinator_epoch=6)
+    assert partition.state(0).coordinator_epoch == 6
+
+
+def test_after_a_marker_the_producers_batches_are_forgotten(partition: Partition) -> None:
+    partition.write(0, 2)
+    assert len(partition.state(0).recent_batches) == 1
+    partition.mark(0, COMMIT)
+    state = partition.state(0)
+    assert (state.recent_batches, state.transaction_first_offset, state.epoch) == ((), None, 1)
+
+
+def test_the_entry_keeps_the_last_stable_offset_at_the_moment_of_the_end(partition: Partition) -> None:
+    """The first offset of the oldest transaction that is still open, or the marker's own offset and one."""
+    partition.write(0)  # 0
+    partition.write(1)  # 1
+    partition.write(2)  # 2
+    partition.write_plain()  # 3
+    partition.mark(1, ABORT)  # 4
+    partition.mark(0, COMMIT)  # 5
+    partition.write(0, epoch=1)  # 6
+    partition.mark(2, ABORT)  # 7
+    partition.mark(0, ABORT, epoch=2)  # 8
+    assert partition.finished() == [
+        (1, 1, 4, 0, 0),
+        (0, 0, 5, 1, 2),
+        (2, 2, 7, 0, 6),
+        (0, 6, 8, 0, 9),
+    ]
+    assert partition.last_stable_offset == 9
+
+
+def test_markers_of_several_producers_in_one_call_see_each_other(partition: Partition) -> None:
+    for producer in (0, 1, 2):
+        partition.write(producer)
+    markers = [partition.marker(producer, COMMIT) for producer in (0, 2, 1)]
+    partition.store.write(lambda connection: write_markers(connection, markers))
+    assert partition.finished() == [(0, 0, 3, 1, 1), (2, 2, 4, 1, 1), (1, 1, 5, 1, 6)]
+
+
+def test_markers_for_several_partitions_stand_in_each(partition: Partition) -> None:
+    partition.write(0)
+    other = partition.ids[1]
+    partition.id = other
+    partition.sequences.clear()
+    partition.write_plain()
+    partition.write(0)
+    identity = ProducerIdentity(partition.producer_ids[0], 1)
+    markers = [Marker(partition_id, identity, ABORT) for partition_id in partition.ids]
+    partition.store.write(lambda connection: write_markers(connection, markers))
+    assert partition.finished() == [(0, 1, 2, 0, 3)]
+    partition.id = partition.ids[0]
+    assert partition.finished() == [(0, 0, 1, 0, 2)]
+
+
+def test_no_markers_are_nothing(partition: Partition) -> None:
+    partition.store.write(lambda connection: write_markers(connection, []))
+    assert partition.bounds.high_watermark == 0
+
+
+def test_a_marker_for_a_partition_that_is_not_there_is_refused_and_none_is_written(partition: Partition) -> None:
+    partition.write(0)
+    identity = ProducerIdentity(partition.producer_ids[0], 1)
+    markers = [partition.marker(0, COMMIT), Marker(10**12, identity, COMMIT)]
+    with pytest.raises(UnknownTopicOrPartition):
+        partition.store.write(lambda connection: write_markers(connection, markers))
+    assert partition.last_stable_offset == 0
+
+
+def test_the_index_is_read_from_an_offset_on(partition: Partition) -> None:
+    for epoch in range(3):
+        partition.write(0, epoch=epoch)
+        partition.mark(0, COMMIT, epoch=epoch + 1)
+    found = partition.store.read(lambda connection: finished_since(connection, partition.id, 3))
+    assert [row.marker_offset for row in found] == [3, 5]
+    everything = select(finished_transactions).where(finished_transactions.c.partition_id == partition.id)
+    assert len(partition.store.read(lambda connection: connection.execute(everything).all())) == 3

@@ -1,0 +1,179 @@
+"""Beside the application's own tables and its own Alembic: each leaves the other's alone."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.util import CommandError
+from sqlalchemy import Column, Integer, MetaData, Table, Text, create_engine, inspect, text
+
+from txnstore.db import migrating
+from txnstore.db.migrating import include_name
+from txnstore.db.store import open_store
+
+ENVIRONMENT = """
+from alembic import context
+from sqlalchemy import create_engine
+
+from txnstore.db.migrating import include_name
+
+attributes = context.config.attributes
+engine = create_engine(attributes["url"])
+with engine.connect() as connection:
+    context.configure(
+        connection=connection,
+        target_metadata=attributes["metadata"],
+        include_schemas=True,
+        include_name=include_name,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+engine.dispose()
+"""
+SCRIPT = """
+from alembic import op
+import sqlalchemy as sa
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+def upgrade():
+    ${upgrades if upgrades else "pass"}
+
+def downgrade():
+    ${downgrades if downgrades else "pass"}
+"""
+
+
+@pytest.fixture
+def application():
+    """The tables of an application."""
+    metadata = MetaData()
+    Table("customers", metadata, Column("id", Integer, primary_key=True), Column("name", Text, index=True))
+    # Names that txnstore uses as well, but elsewhere.
+    Table("topics", metadata, Column("id", Integer, primary_key=True))
+    return metadata
+
+
+@pytest.fixture
+def engine(txnstore_empty_url):
+    """The application's engine on a database that both use."""
+    engine = create_engine(txnstore_empty_url)
+    yield engine
+    engine.dispose()
+
+
+def proposals(engine, metadata, **options):
+    """What autogenerate would change in the database to make it that of the metadata."""
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        return [
+            str(change[0]) + " " + str(getattr(change[1], "name", "")) for change in compare_metadata(context, metadata)
+        ]
+
+
+def test_autogenerate_would_drop_our_tables_without_the_hook(txnstore_empty_url, engine, application):
+    application.create_all(engine)
+    open_store(txnstore_empty_url).close()
+    proposed = proposals(engine, application, include_schemas=True)
+    assert any("remove_table" in change and change.endswith("record_batches") for change in proposed)
+
+
+@pytest.mark.parametrize("include_schemas", [False, True])
+def test_autogenerate_with_the_hook_proposes_nothing(txnstore_empty_url, engine, application, include_schemas):
+    application.create_all(engine)
+    open_store(txnstore_empty_url).close()
+    options = {"include_name": include_name, "include_schemas": include_schemas}
+    assert proposals(engine, application, **options) == []
+
+
+def test_the_hook_still_shows_the_changes_of_the_application_itself(txnstore_empty_url, engine, application):
+    open_store(txnstore_empty_url).close()
+    application.create_all(engine)
+    Table("orders", application, Column("id", Integer, primary_key=True))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE left_over (id INTEGER)"))
+        connection.execute(text("DROP INDEX ix_customers_name"))
+    proposed = proposals(engine, application, include_name=include_name, include_schemas=True)
+    assert sorted(proposed) == ["add_index ix_customers_name", "add_table orders", "remove_table left_over"]
+
+
+def test_the_hook_knows_a_schema_of_another_name(txnstore_postgres_server, application):
+    server = txnstore_postgres_server
+    server.create_database("hook_schema")
+    engine = create_engine(server.url("hook_schema"))
+    try:
+        open_store(server.url("hook_schema"), schema="messages").close()
+        application.create_all(engine)
+        hook = functools.partial(include_name, schema="messages")
+        assert proposals(engine, application, include_name=hook, include_schemas=True) == []
+        assert proposals(engine, application, include_name=include_name, include_schemas=True) != []
+    finally:
+        engine.dispose()
+        server.drop_database("hook_schema")
+
+
+@pytest.fixture
+def alembic(tmp_path, txnstore_empty_url, application):
+    """The application's own Alembic environment."""
+    (tmp_path / "alembic" / "versions").mkdir(parents=True)
+    (tmp_path / "alembic" / "env.py").write_text(ENVIRONMENT)
+    (tmp_path / "alembic" / "script.py.mako").write_text(SCRIPT)
+    config = Config()
+    config.set_main_option("script_location", str(tmp_path / "alembic"))
+    config.set_main_option("path_separator", "os")
+    config.attributes.update(url=txnstore_empty_url, metadata=application)
+    return config
+
+
+def test_both_histories_live_in_one_database(txnstore_empty_url, engine, alembic, tmp_path):
+    open_store(txnstore_empty_url).close()
+    command.revision(alembic, "the application's tables", autogenerate=True)
+    (script,) = (tmp_path / "alembic" / "versions").glob("*.py")
+    assert "customers" in script.read_text()
+    assert "drop_table('record_batches'" not in script.read_text().replace('"', "'")
+    assert "txnstore" not in script.read_text()
+    command.upgrade(alembic, "head")
+    command.check(alembic)
+    with open_store(txnstore_empty_url, create=False) as store:
+        assert {"customers", "topics", "alembic_version"} <= set(inspect(engine).get_table_names())
+        store.write(
+            lambda connection: migrating.downgrade(
+                connection, kind=store.backend.name, schema=store.schema, to_version=0
+            )
+        )
+    assert {"customers", "topics", "alembic_version"} == set(inspect(engine).get_table_names()) - {"sqlite_sequence"}
+    command.check(alembic)
+
+
+def test_a_missing_change_is_seen_by_the_applications_check(txnstore_empty_url, engine, alembic, application):
+    open_store(txnstore_empty_url).close()
+    application.create_all(engine)
+    command.stamp(alembic, "head")
+    Table("orders", application, Column("id", Integer, primary_key=True))
+    with pytest.raises(CommandError, match="orders"):
+        command.check(alembic)
+
+
+def test_tables_of_the_application_are_neither_touched_nor_missed(txnstore_empty_url, engine, application):
+    application.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO topics VALUES (7)"))
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("CREATE SCHEMA txnstore"))
+            connection.execute(text("CREATE TABLE txnstore.customers (name text)"))
+        else:
+            connection.execute(text("CREATE TABLE txnstore_customers (name text)"))
+    open_store(txnstore_empty_url).close()
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT * FROM topics")).all() == [(7,)]
+        if engine.dialect.name == "sqlite":
+            # The mark of the file is the application's business.
+            assert connection.execute(text("PRAGMA application_id")).scalar() == 0

@@ -1,0 +1,183 @@
+"""The scheduler: every order once, waiting told from standing still, circles found, failures with their order."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from txnstore.db.schema import partition_heads, stores
+from txnstore.log.topics import create_topic
+from txnstore.testing.interleaved_actor import ActorStuckError
+from txnstore.testing.interleaving import (
+    Scenario,
+    before_locks,
+    before_statements,
+    explore,
+    stop_here,
+)
+
+
+@pytest.fixture
+def three_stores(url, txnstore_open):
+    return [txnstore_open(url, pool_size=1) for _ in range(3)]
+
+
+def counter_of(connection):
+    return connection.execute(select(stores.c.next_producer_id)).scalar_one()
+
+
+def set_counter(connection, value):
+    connection.execute(update(stores).values(next_producer_id=value))
+
+
+def add_in_two_transactions(store):
+    value = store.read(counter_of)
+    store.write(lambda connection: set_counter(connection, value + 1))
+
+
+def test_every_order_of_database_transactions_is_run_once(three_stores):
+    first, second, observer = three_stores
+    orders = set()
+    order: list[str] = []
+
+    def make():
+        order.clear()
+        observer.write(lambda connection: set_counter(connection, 0))
+        return Scenario(
+            {"a": lambda: add_in_two_transactions(first), "b": lambda: add_in_two_transactions(second)},
+            before_step=order.append,
+            at_end=lambda _: orders.add("".join(order)),
+        )
+
+    explored = explore(make)
+    assert orders == {"".join(letters) for letters in itertools.permutations("aabb")}
+    assert (explored.orders, explored.steps) == (6, 24)
+
+
+def test_a_check_that_fails_in_one_order_says_in_which(three_stores):
+    first, second, observer = three_stores
+
+    def make():
+        observer.write(lambda connection: set_counter(connection, 0))
+
+        def nothing_is_lost(finished):
+            for actor in finished.values():
+                actor.result()
+            assert observer.read(counter_of) == 2
+
+        return Scenario(
+            {"a": lambda: add_in_two_transactions(first), "b": lambda: add_in_two_transactions(second)},
+            at_end=nothing_is_lost,
+        )
+
+    with pytest.raises(AssertionError) as raised:
+        explore(make)
+    (note,) = [note for note in raised.value.__notes__ if "order" in note]
+    assert [step.split(":")[0].strip() for step in note.removeprefix("in this order:").split(", ")] == list("abba")
+
+
+def test_what_actors_raise_is_a_result_to_look_at(three_stores):
+    def fail():
+        raise ZeroDivisionError
+
+    seen: list[Any] = []
+    explore(lambda: Scenario({"a": fail, "b": lambda: 7}, at_end=seen.append))
+    ((a, b),) = [tuple(finished.values()) for finished in seen]
+    assert b.result() == 7
+    with pytest.raises(ZeroDivisionError):
+        a.result()
+
+
+@pytest.mark.parametrize(("interruptions_max", "orders"), [(0, 2), (1, 6), (2, 14), (None, 20)])
+def test_interruptions_of_an_actor_that_could_go_on_are_bounded(interruptions_max, orders):
+    def three_steps():
+        for number in range(3):
+            stop_here(f"step {number}")
+
+    explored = explore(lambda: Scenario({"a": three_steps, "b": three_steps}), preemptions_max=interruptions_max)
+    assert explored.orders == orders
+
+
+def test_an_actor_that_waits_for_a_lock_is_left_waiting_until_it_is_free(three_stores):
+    first, second, observer = three_stores
+
+    def make():
+        observer.write(lambda connection: set_counter(connection, 0))
+
+        def add(connection):
+            value = connection.execute(select(stores.c.next_producer_id).with_for_update()).scalar_one()
+            set_counter(connection, value + 1)
+
+        def nothing_is_lost(finished):
+            assert {actor.error for actor in finished.values()} == {None}
+            assert observer.read(counter_of) == 2
+
+        return Scenario({"a": lambda: first.write(add), "b": lambda: second.write(add)}, at_end=nothing_is_lost)
+
+    explored = explore(make, stops=before_statements, store=observer)
+    assert explored.orders_with_waiting > 0
+    assert explored.deadlocks == 0
+
+
+def test_actors_that_wait_for_each_other_are_counted_and_one_of_them_gives_way(txnstore_postgresql_url, txnstore_open):
+    """PostgreSQL alone has locks that can be taken in a circle."""
+    first, second, observer = (txnstore_open(txnstore_postgresql_url, pool_size=1) for _ in range(3))
+    topic = observer.write(lambda connection: create_topic(connection, "circle", partition_count=2))
+
+    def lock_both(store, partition_ids):
+        def work(connection):
+            for partition_id in partition_ids:
+                connection.execute(
+                    select(partition_heads).where(partition_heads.c.partition_id == partition_id).with_for_update()
+                )
+
+        return lambda: store.write(work)
+
+    def both_did(finished):
+        assert {actor.error for actor in finished.values()} == {None}
+
+    explored = explore(
+        lambda: Scenario(
+            {"up": lock_both(first, topic.partition_ids), "down": lock_both(second, topic.partition_ids[::-1])},
+            at_end=both_did,
+        ),
+        stops=before_locks,
+        preemptions_max=1,
+        store=observer,
+    )
+    assert explored.deadlocks > 0
+
+
+def test_an_actor_that_neither_goes_on_nor_waits_for_a_lock_is_reported():
+    never = threading.Event()
+
+    def hang():
+        stop_here("about to hang")
+        never.wait(5)
+
+    with pytest.raises(ActorStuckError, match="nothing happens any more: sleeper"):
+        # It is let go in the end; nothing else would wake it before.
+        explore(
+            lambda: Scenario({"sleeper": hang, "waker": lambda: never.wait(0)}, before_step=lambda _: None),
+            timeout_seconds=0.2,
+        )
+    never.set()
+
+
+def test_a_scenario_that_does_something_else_when_it_is_run_again_is_refused():
+    times = itertools.count()
+
+    def steps():
+        for number in range(3 if next(times) < 2 else 1):
+            stop_here(f"step {number}")
+
+    with pytest.raises(AssertionError, match="does not do the same"):
+        explore(lambda: Scenario({"a": steps, "b": steps}))
+
+
+def test_a_stop_outside_of_an_exploration_stops_nobody():
+    stop_here("nobody is here")

@@ -1,0 +1,80 @@
+"""What a transaction costs in commits and statements: the numbers are pinned, so that they go up only on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from sqlalchemy import Engine, event
+
+
+@dataclass
+class Counted:
+    commits: int = 0
+    statements: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def counted(engine: Engine) -> Iterator[Counted]:
+    counts = Counted()
+
+    def note(connection, cursor, statement: str, *_: object) -> None:
+        # A BEGIN that finds the file locked for a moment is tried again.
+        if not (statement.startswith("BEGIN") and counts.statements[-1:] == [statement]):
+            counts.statements.append(statement)
+        counts.commits += statement == "COMMIT"
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield counts
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+def warm_up(bench, producer, offsets_of: Callable, *, with_offsets: bool) -> None:
+    """Run a transaction of the same kind, so that group and producer are known."""
+    offsets = [offsets_of(bench.prefix, {bench.partition_ids[1]: 1})] if with_offsets else []
+    producer.commit(appends=[producer.batch(bench.partition_ids[0], b"a")], offsets=offsets)
+
+
+@pytest.mark.parametrize("with_offsets", [False, True], ids=["records", "records and offsets"])
+def test_a_small_transaction_that_is_still_buffered_costs_one_commit(
+    bench, offsets_of: Callable, with_offsets: bool
+) -> None:
+    producer = bench.started()
+    warm_up(bench, producer, offsets_of, with_offsets=with_offsets)
+    appends = [producer.batch(bench.partition_ids[0], b"b")]
+    offsets = [offsets_of(bench.prefix, {bench.partition_ids[1]: 2})] if with_offsets else []
+    with counted(bench.store.engine) as counts:
+        producer.commit(appends=appends, offsets=offsets)
+    assert counts.commits == 1, counts.statements
+    # BEGIN, the coordinator's row, the head, the producers; batch and marker, the head, the producer, the index of
+    # ended transactions, with offsets the group and its offsets, the coordinator's row, the journal; COMMIT.
+    assert len(counts.statements) == (13 if with_offsets else 11), counts.statements
+    assert bench.read(bench.partition_ids[0]) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("batches", [1, 5, 20])
+def test_more_batches_and_partitions_cost_no_more_statements(bench, offsets_of: Callable, batches: int) -> None:
+    producer = bench.started()
+    warm_up(bench, producer, offsets_of, with_offsets=False)
+    warm_up(bench, producer, offsets_of, with_offsets=False)
+    with counted(bench.store.engine) as one:
+        producer.commit(appends=[producer.batch(bench.partition_ids[0], b"b")])
+    appends = [producer.batch(bench.partition_ids[0], b"b") for _ in range(batches)]
+    with counted(bench.store.engine) as many:
+        producer.commit(appends=appends)
+    assert (many.commits, len(many.statements)) == (1, len(one.statements))
+
+
+def test_a_further_append_of_an_open_transaction_does_not_write_the_coordinators_row(bench) -> None:
+    producer = bench.started()
+    producer.send(bench.partition_ids[0], b"a")
+    with counted(bench.store.engine) as counts:
+        producer.send(bench.partition_ids[0], b"b")
+    assert counts.commits == 1
+    # BEGIN, the coordinator's row, the head, the producer; the batch, the head, the producer; COMMIT.
+    assert len(counts.statements) == 8, counts.statements
+    assert not any("transaction_log" in statement for statement in counts.statements)

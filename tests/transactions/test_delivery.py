@@ -1,0 +1,163 @@
+"""The half of the way after a decision, one step at a time: whoever goes on, and however often, it ends the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import event, select, update
+
+from txnstore.db.schema import marker_outbox
+from txnstore.errors import InvalidProducerIdMapping, UnknownTopicOrPartition
+from txnstore.model import ControlType
+from txnstore.transactions.completion import complete_decided
+from txnstore.transactions.recovery import complete_all_decided
+from txnstore.transactions.states import TransactionState
+
+S = TransactionState
+
+
+def outbox(bench, producer) -> list[tuple]:
+    statement = (
+        select(
+            marker_outbox.c.partition_id,
+            marker_outbox.c.producer_id,
+            marker_outbox.c.producer_epoch,
+            marker_outbox.c.outcome,
+        )
+        .where(marker_outbox.c.transactional_id == producer.transactional_id)
+        .order_by(marker_outbox.c.partition_id)
+    )
+    return [tuple(row) for row in bench.store.read(lambda connection: connection.execute(statement).all())]
+
+
+@pytest.fixture
+def decided(bench):
+    """A transaction that is decided to commit, with two partitions and two groups."""
+    producer = bench.started(separate_delivery=True)
+    for partition_id in bench.partition_ids:
+        producer.send(partition_id, b"a")
+    for group in ("0", "1"):
+        producer.send_offsets(bench.prefix + group, {bench.partition_ids[0]: 5})
+    producer.decide(commit=True)
+    return producer
+
+
+def check_delivered(bench, producer) -> None:
+    for partition_id in bench.partition_ids:
+        assert bench.read(partition_id) == [b"a"]
+        assert bench.markers(partition_id) == [(1, ControlType.COMMIT, 1)]
+        assert bench.bounds(partition_id).last_stable_offset == 2
+    for group in ("0", "1"):
+        committed = bench.offsets(bench.prefix + group)
+        assert committed.offsets[bench.partition_ids[0]].offset == 5
+        assert committed.unstable == frozenset()
+    assert outbox(bench, producer) == []
+    assert bench.participants(producer.transactional_id) == ([], [])
+
+
+def test_the_decision_queues_a_marker_for_each_partition_with_its_own_epoch(bench, decided) -> None:
+    producer_id = decided.identity.producer_id
+    assert outbox(bench, decided) == [(partition_id, producer_id, 1, 1) for partition_id in bench.partition_ids]
+    assert [bench.bounds(partition_id).last_stable_offset for partition_id in bench.partition_ids] == [0, 0]
+    assert bench.offsets(bench.prefix + "0").unstable == {bench.partition_ids[0]}
+
+
+def test_completing_it_once_or_more_often_gives_what_was_decided(bench, decided) -> None:
+    for _ in range(3):
+        assert complete_decided(bench.store, decided.transactional_id).epoch == 1
+        check_delivered(bench, decided)
+        assert bench.row(decided.transactional_id).state is S.COMPLETE_COMMIT
+
+
+@pytest.mark.parametrize("steps", range(7))
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        pytest.param(lambda bench, producer: complete_all_decided(bench.store), id="recovery"),
+        pytest.param(lambda bench, producer: producer.commit(), id="the commit again"),
+        pytest.param(lambda bench, producer: producer.twin().start(), id="a start"),
+    ],
+)
+def test_after_any_number_of_steps_somebody_else_goes_on(bench, decided, go_on: Callable, steps: int) -> None:
+    """Two markers, two groups, a look that finds no more, the completion: the process dies before each, and after."""
+    commits = 0
+
+    class Died(Exception):
+        pass
+
+    def die(connection, cursor, statement: str, *_: object) -> None:
+        nonlocal commits
+        if statement == "COMMIT":
+            commits += 1
+            if commits > steps:
+                raise Died
+
+    event.listen(bench.store.engine, "before_cursor_execute", die)
+    try:
+        if steps < 6:
+            with pytest.raises(Died):
+                complete_decided(bench.store, decided.transactional_id)
+        else:
+            complete_decided(bench.store, decided.transactional_id)
+    finally:
+        event.remove(bench.store.engine, "before_cursor_execute", die)
+    go_on(bench, decided)
+    check_delivered(bench, decided)
+    assert bench.row(decided.transactional_id).state in (S.COMPLETE_COMMIT, S.EMPTY)
+    assert (S.COMPLETE_COMMIT, 1) in bench.journal(decided.transactional_id)
+
+
+def test_a_decision_to_abort_drops_records_and_offsets(bench) -> None:
+    producer = bench.started(separate_delivery=True)
+    producer.send(bench.partition_ids[0], b"a")
+    producer.send_offsets(bench.prefix, {bench.partition_ids[0]: 5})
+    producer.decide(commit=False)
+    complete_decided(bench.store, producer.transactional_id)
+    assert bench.read(bench.partition_ids[0]) == []
+    assert bench.offsets(bench.prefix).offsets == {}
+    assert bench.offsets(bench.prefix).unstable == frozenset()
+    assert bench.row(producer.transactional_id).state is S.COMPLETE_ABORT
+
+
+def test_completing_what_is_not_decided_leaves_it_alone(bench) -> None:
+    producer = bench.started()
+    producer.send(bench.partition_ids[0], b"a")
+    before = bench.row(producer.transactional_id)
+    assert complete_decided(bench.store, producer.transactional_id) == producer.identity
+    assert bench.row(producer.transactional_id) == before
+
+
+def test_completing_an_unknown_id_is_refused(bench) -> None:
+    with pytest.raises(InvalidProducerIdMapping):
+        complete_decided(bench.store, bench.new_id())
+
+
+def test_recovery_says_what_it_completed(own_bench) -> None:
+    producers = [own_bench.started(separate_delivery=True) for _ in range(3)]
+    for producer in producers:
+        producer.send(own_bench.partition_ids[0], producer.transactional_id.encode())
+    producers[0].decide(commit=True)
+    producers[2].decide(commit=False)
+    assert complete_all_decided(own_bench.store) == tuple(
+        sorted([producers[0].transactional_id, producers[2].transactional_id])
+    )
+    assert complete_all_decided(own_bench.store) == ()
+    assert own_bench.row(producers[1].transactional_id).state is S.ONGOING
+
+
+def test_an_id_that_cannot_be_completed_keeps_no_other_one_from_it(own_bench) -> None:
+    producers = [own_bench.started(separate_delivery=True) for _ in range(2)]
+    broken, sound = sorted(producers, key=lambda producer: producer.transactional_id)
+    for producer, partition_id in zip((broken, sound), own_bench.partition_ids, strict=False):
+        producer.send(partition_id, b"a")
+        producer.decide(commit=True)
+    nowhere = (
+        update(marker_outbox)
+        .where(marker_outbox.c.transactional_id == broken.transactional_id)
+        .values(partition_id=10**9)
+    )
+    own_bench.store.write(lambda connection: connection.execute(nowhere))
+    with pytest.raises(UnknownTopicOrPartition):
+        complete_all_decided(own_bench.store)
+    assert own_bench.read(own_bench.partition_ids[1]) == [b"a"]

@@ -1,0 +1,300 @@
+"""Transactions that are open for too long, ids and producers that nobody uses any more, and the journal's end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from txnstore.db.schema import transaction_log
+from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable
+from txnstore.log.producers import producers_of_partition
+from txnstore.model import ControlType, ProducerIdentity
+from txnstore.transactions.metadata import TIMEOUT_NEVER_MS, FenceReason, TransactionMetadata
+from txnstore.transactions.protocol import has_timed_out, may_expire
+from txnstore.transactions.recovery import (
+    Recovered,
+    abort_by_administrator,
+    abort_if_timed_out,
+    abort_timed_out,
+    expire_producers,
+    expire_transactional_ids,
+    recover,
+    trim_journal,
+)
+from txnstore.transactions.states import AT_REST, TransactionState
+
+S = TransactionState
+NewRow = Callable[..., TransactionMetadata]
+
+WEEK_MS = 604_800_000
+DAY_MS = 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "now_ms", "timed_out"),
+    [
+        pytest.param({}, 60_899, False, id="a moment before"),
+        pytest.param({}, 60_900, False, id="start + timeout == now"),
+        pytest.param({}, 60_901, True, id="start + timeout < now"),
+        pytest.param({"timeout_ms": TIMEOUT_NEVER_MS}, 2**62, False, id="two-phase commit"),
+    ],
+)
+def test_a_transaction_has_timed_out_once_it_is_open_for_longer_than_its_timeout(
+    new_row: NewRow, changes: dict[str, Any], now_ms: int, timed_out: bool
+) -> None:
+    assert has_timed_out(new_row(S.ONGOING, **changes), now_ms) is timed_out
+
+
+@pytest.mark.parametrize("state", sorted(set(S) - {S.ONGOING}), ids=lambda state: state.kafka_name)
+def test_what_is_not_open_does_not_time_out(new_row: NewRow, state: TransactionState) -> None:
+    assert not has_timed_out(new_row(state), 2**62)
+
+
+@pytest.mark.parametrize("state", sorted(S), ids=lambda state: state.kafka_name)
+@pytest.mark.parametrize(
+    ("now_ms", "is_time"),
+    [
+        pytest.param(1_999, False, id="lastUpdate > now - expiration"),
+        pytest.param(2_000, True, id="lastUpdate == now - expiration"),
+        pytest.param(2_001, True, id="lastUpdate < now - expiration"),
+    ],
+)
+def test_an_id_may_expire_at_rest_once_it_was_not_used_for_long_enough(
+    new_row: NewRow, state: TransactionState, now_ms: int, is_time: bool
+) -> None:
+    assert may_expire(new_row(state), now_ms, 1_000) is (is_time and state in AT_REST)
+
+
+def test_the_reaper_aborts_after_the_timeout_and_not_at_it(own_bench) -> None:
+    bench = own_bench
+    slow, quick = bench.started(timeout_ms=1_000), bench.started(timeout_ms=500_000)
+    slow.send(bench.partition_ids[0], b"slow")
+    slow.send_offsets("readers", {bench.partition_ids[0]: 3})
+    quick.send(bench.partition_ids[0], b"quick")
+    bench.clock.advance(1_000)
+    assert abort_timed_out(bench.store) == ()
+    assert bench.row(slow.transactional_id).state is S.ONGOING
+    bench.clock.advance(1)
+    assert abort_timed_out(bench.store) == (slow.transactional_id,)
+    assert abort_timed_out(bench.store) == ()
+
+    row = bench.row(slow.transactional_id)
+    assert (row.state, row.producer_epoch, row.last_producer_epoch) == (S.COMPLETE_ABORT, 1, -1)
+    assert row.fence_reason is FenceReason.TIMEOUT
+    assert row.fence_detail == "it was open for 1001 ms, longer than its timeout of 1000 ms"
+    assert bench.markers(bench.partition_ids[0]) == [(2, ControlType.ABORT, 1)]
+    assert bench.offsets("readers").unstable == frozenset()
+    assert bench.participants(slow.transactional_id) == ([], [])
+    assert bench.bounds(bench.partition_ids[0]).last_stable_offset == 1
+    quick.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"quick"]
+
+
+def test_a_later_write_does_not_put_the_deadline_off(own_bench) -> None:
+    bench = own_bench
+    producer = bench.started(timeout_ms=1_000)
+    producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(900)
+    producer.send(bench.partition_ids[1], b"b")
+    bench.clock.advance(101)
+    assert abort_timed_out(bench.store) == (producer.transactional_id,)
+
+
+def test_a_clock_that_was_set_back_aborts_nobody(own_bench) -> None:
+    bench = own_bench
+    producer = bench.started(timeout_ms=1_000)
+    producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(-DAY_MS)
+    assert recover(bench.store) == Recovered((), ())
+    producer.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"a"]
+
+
+def test_recovery_completes_what_is_decided_however_old_and_aborts_what_is_open_for_too_long(own_bench) -> None:
+    bench = own_bench
+    decided, too_long, fine = (bench.started(timeout_ms=timeout_ms) for timeout_ms in (1_000, 1_000, 900_000))
+    for producer in (decided, too_long, fine):
+        producer.send(bench.partition_ids[0], producer.transactional_id.encode())
+    decided.decide(commit=True)
+    bench.clock.advance(5_000)
+    assert recover(bench.store) == Recovered((decided.transactional_id,), (too_long.transactional_id,))
+    assert recover(bench.store) == Recovered((), ())
+    fine.commit()
+    assert bench.read(bench.partition_ids[0]) == [
+        decided.transactional_id.encode(),
+        fine.transactional_id.encode(),
+    ]
+
+
+WRITES: dict[str, Callable] = {
+    "records": lambda bench, producer: producer.send(bench.partition_ids[0], b"late"),
+    "offsets": lambda bench, producer: producer.send_offsets("readers", {bench.partition_ids[0]: 9}),
+    "commit": lambda bench, producer: producer.commit(),
+    "commit with records": lambda bench, producer: producer.commit(
+        appends=[producer.batch(bench.partition_ids[0], b"late")]
+    ),
+}
+
+
+def abort_from_outside(bench, producer, reason: str) -> None:
+    if reason == "timeout":
+        bench.clock.advance(60_001)
+        assert abort_if_timed_out(bench.store, producer.transactional_id)
+    else:
+        assert abort_by_administrator(bench.store, producer.transactional_id, "the shop is closed")
+
+
+@pytest.mark.parametrize("reason", ["timeout", "administrator"])
+@pytest.mark.parametrize("late", WRITES.values(), ids=WRITES)
+def test_a_producer_whose_transaction_was_aborted_from_outside_is_told_to_abort_and_why(
+    bench, reason: str, late: Callable
+) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    abort_from_outside(bench, producer, reason)
+    why = "longer than its timeout of 60000 ms" if reason == "timeout" else "the shop is closed"
+    with pytest.raises(TransactionAbortable, match=why):
+        late(bench, producer)
+    assert bench.bounds(bench.partition_ids[0]).high_watermark == 2
+
+
+@pytest.mark.parametrize("reason", ["timeout", "administrator"])
+def test_its_abort_gives_it_the_new_epoch_and_it_goes_on(bench, reason: str) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    abort_from_outside(bench, producer, reason)
+    producer.abort()
+    assert producer.identity.epoch == 1
+    producer.send(bench.partition_ids[0], b"b")
+    producer.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"b"]
+    assert bench.row(producer.transactional_id).fence_reason is None
+
+
+def test_its_own_request_for_a_new_epoch_is_fenced_as_in_kafka(bench) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    abort_from_outside(bench, producer, "timeout")
+    with pytest.raises(ProducerFenced):
+        producer.start(expected=producer.identity)
+
+
+def test_once_somebody_has_taken_over_it_is_fenced_like_any_other(bench) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    abort_from_outside(bench, producer, "timeout")
+    producer.twin().start()
+    for late in (*WRITES.values(), lambda bench, producer: producer.abort()):
+        with pytest.raises(ProducerFenced):
+            late(bench, producer)
+
+
+def test_an_administrator_aborts_only_what_is_open(bench) -> None:
+    producer = bench.started()
+    assert not abort_by_administrator(bench.store, producer.transactional_id)
+    producer.send(bench.partition_ids[0], b"a")
+    producer.commit()
+    assert not abort_by_administrator(bench.store, producer.transactional_id)
+    assert bench.read(bench.partition_ids[0]) == [b"a"]
+
+
+def test_an_id_expires_exactly_after_its_time_and_only_at_rest(own_bench) -> None:
+    bench = own_bench
+    empty, committed, aborted, still_open = (bench.started() for _ in range(4))
+    for producer in (committed, aborted, still_open):
+        producer.send(bench.partition_ids[0], b"a")
+    committed.commit()
+    aborted.abort()
+    bench.clock.advance(WEEK_MS - 1)
+    assert expire_transactional_ids(bench.store) == ()
+    bench.clock.advance(1)
+    at_rest = {producer.transactional_id for producer in (empty, committed, aborted)}
+    assert set(expire_transactional_ids(bench.store)) == at_rest
+    assert [bench.is_known(transactional_id) for transactional_id in at_rest] == [False] * 3
+    assert bench.row(still_open.transactional_id).state is S.ONGOING
+    assert bench.journal(committed.transactional_id)[-1] == (S.DEAD, 1)
+
+
+def test_an_id_that_is_used_does_not_expire(own_bench) -> None:
+    bench = own_bench
+    bench.set_store({"transactional.id.expiration.ms": "1000"})
+    producer = bench.started()
+    bench.clock.advance(999)
+    producer.send(bench.partition_ids[0], b"a")
+    producer.commit()
+    bench.clock.advance(999)
+    assert expire_transactional_ids(bench.store) == ()
+    bench.clock.advance(1)
+    assert expire_transactional_ids(bench.store) == (producer.transactional_id,)
+    with pytest.raises(InvalidProducerIdMapping):
+        producer.send(bench.partition_ids[0], b"b")
+
+
+def test_an_id_that_expired_begins_again_with_another_producer_id(own_bench) -> None:
+    bench = own_bench
+    producer = bench.started()
+    old = producer.identity
+    bench.clock.advance(WEEK_MS)
+    expire_transactional_ids(bench.store)
+    producer.start()
+    assert producer.identity.epoch == 0
+    assert producer.identity.producer_id != old.producer_id
+
+
+def test_a_silent_producer_is_forgotten_exactly_after_its_time_but_never_with_an_open_transaction(own_bench) -> None:
+    bench = own_bench
+    done, still_open = bench.started(), bench.started()
+    done.send(bench.partition_ids[0], b"a")
+    still_open.send(bench.partition_ids[0], b"b")
+    done.commit()
+
+    def remembered() -> set[int]:
+        states = bench.store.read(lambda connection: producers_of_partition(connection, bench.partition_ids[0]))
+        return {state.producer_id for state in states}
+
+    bench.clock.advance(DAY_MS - 1)
+    assert expire_producers(bench.store) == 0
+    bench.clock.advance(1)
+    assert expire_producers(bench.store) == 1
+    assert remembered() == {still_open.identity.producer_id}
+    still_open.commit()
+    # Both go on: the coordinator knows their epochs.
+    for producer in (done, still_open):
+        producer.send(bench.partition_ids[0], b"c")
+        producer.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"a", b"b", b"c", b"c"]
+
+
+def test_the_journal_is_trimmed_but_for_transactions_that_are_not_complete(own_bench) -> None:
+    bench = own_bench
+    done, still_open, decided = bench.started(), bench.started(), bench.started(separate_delivery=True)
+    for producer in (done, still_open, decided):
+        producer.send(bench.partition_ids[0], b"a")
+    done.commit()
+    decided.decide(commit=True)
+    kept = bench.journal(still_open.transactional_id), bench.journal(decided.transactional_id)
+    count = select(func.count()).select_from(transaction_log)
+    before = bench.store.read(lambda connection: connection.execute(count).scalar_one())
+    bench.clock.advance(WEEK_MS)
+    assert trim_journal(bench.store) == 0
+    bench.clock.advance(1)
+    assert trim_journal(bench.store) == 4
+    assert bench.store.read(lambda connection: connection.execute(count).scalar_one()) == before - 4
+    assert bench.journal(done.transactional_id) == []
+    assert (bench.journal(still_open.transactional_id), bench.journal(decided.transactional_id)) == kept
+
+
+def test_an_expired_id_and_its_old_producer_id_do_not_come_back_together(own_bench) -> None:
+    bench = own_bench
+    old = bench.started()
+    bench.clock.advance(WEEK_MS)
+    expire_transactional_ids(bench.store)
+    new = old.twin()
+    new.start()
+    for producer_id in (old.identity.producer_id, new.identity.producer_id + 1):
+        old.become(ProducerIdentity(producer_id, 0))
+        with pytest.raises(InvalidProducerIdMapping):
+            old.commit()

@@ -1,0 +1,197 @@
+"""Transactions that take part in two-phase commit (KIP-939): what the coordinator has of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from txnstore.errors import (
+    InvalidTransactionState,
+    ProducerFenced,
+    TransactionalIdAuthorizationFailed,
+)
+from txnstore.model import ControlType, ProducerIdentity
+from txnstore.transactions.metadata import TIMEOUT_NEVER_MS, PreparedTransaction
+from txnstore.transactions.recovery import abort_if_timed_out
+from txnstore.transactions.states import TransactionState
+
+S = TransactionState
+TWO_PHASE = {"enable_two_phase_commit": True}
+KEEP = {"enable_two_phase_commit": True, "keep_prepared": True}
+
+
+@pytest.fixture
+def open_bench(bench):
+    """A store that allows two-phase commit."""
+    bench.set_store({"transaction.two.phase.commit.enable": "true"})
+    return bench
+
+
+def prepared(bench):
+    """Return a producer whose transaction is prepared, and what its application has remembered of it."""
+    producer = bench.started(**TWO_PHASE)
+    producer.send(bench.partition_ids[0], b"a")
+    producer.send_offsets(bench.prefix, {bench.partition_ids[1]: 4})
+    return producer, str(PreparedTransaction(producer.identity.producer_id, producer.identity.epoch))
+
+
+def committed_offsets(bench) -> dict[int, int]:
+    return {number: offset.offset for number, offset in bench.offsets(bench.prefix).offsets.items()}
+
+
+@pytest.mark.parametrize("options", [TWO_PHASE, KEEP], ids=["enable", "enable and keep"])
+def test_a_store_that_does_not_allow_it_refuses_two_phase_commit(own_bench, options: dict) -> None:
+    producer = own_bench.producer()
+    with pytest.raises(TransactionalIdAuthorizationFailed):
+        producer.start(**options)
+    assert not own_bench.is_known(producer.transactional_id)
+
+
+def test_its_transactions_have_no_deadline_and_the_reaper_leaves_them(open_bench) -> None:
+    producer, _ = prepared(open_bench)
+    row = open_bench.row(producer.transactional_id)
+    assert (row.timeout_ms, row.deadline_ms) == (TIMEOUT_NEVER_MS, None)
+    open_bench.clock.advance(TIMEOUT_NEVER_MS + 1)
+    assert not abort_if_timed_out(open_bench.store, producer.transactional_id)
+    producer.commit()
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"a"]
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_a_new_process_ends_what_the_old_one_prepared(open_bench, commit: bool) -> None:
+    zombie, remembered = prepared(open_bench)
+    new = zombie.twin()
+    initialized = new.start(**KEEP)
+    assert str(initialized.ongoing) == remembered
+    assert initialized.identity == ProducerIdentity(zombie.identity.producer_id, 1)
+    # It is not aborted by the start; nobody sees it yet.
+    assert open_bench.row(new.transactional_id).state is S.ONGOING
+    assert open_bench.read(open_bench.partition_ids[0]) == []
+
+    new.end(commit=commit)
+    assert open_bench.read(open_bench.partition_ids[0]) == ([b"a"] if commit else [])
+    assert committed_offsets(open_bench) == ({open_bench.partition_ids[1]: 4} if commit else {})
+    kind = ControlType.COMMIT if commit else ControlType.ABORT
+    assert open_bench.markers(open_bench.partition_ids[0]) == [(1, kind, 2)]
+    (finished,) = open_bench.finished(open_bench.partition_ids[0])
+    assert (finished.producer_epoch, finished.first_offset) == (0, 0)
+
+
+def test_the_process_that_prepared_it_is_fenced_by_the_new_one(open_bench) -> None:
+    zombie, _ = prepared(open_bench)
+    zombie.twin().start(**KEEP)
+    for late in (
+        zombie.commit,
+        zombie.abort,
+        lambda: zombie.send(open_bench.partition_ids[0], b"late"),
+        lambda: zombie.send_offsets(open_bench.prefix, {open_bench.partition_ids[1]: 9}),
+    ):
+        with pytest.raises(ProducerFenced):
+            late()
+    assert open_bench.row(zombie.transactional_id).state is S.ONGOING
+
+
+def test_the_new_process_adds_nothing_to_what_was_prepared(open_bench, offsets_of) -> None:
+    zombie, _ = prepared(open_bench)
+    new = zombie.twin()
+    new.start(**KEEP)
+    rest = [
+        lambda: new.send(open_bench.partition_ids[0], b"more"),
+        lambda: new.send(open_bench.partition_ids[1], b"more"),
+        lambda: new.send_offsets(open_bench.prefix, {open_bench.partition_ids[1]: 9}),
+        lambda: new.commit(appends=[new.batch(open_bench.partition_ids[0], b"more")]),
+        lambda: new.commit(offsets=[offsets_of(open_bench.prefix, {open_bench.partition_ids[1]: 9})]),
+    ]
+    for more in rest:
+        with pytest.raises(InvalidTransactionState):
+            more()
+    new.become(new.identity)
+    new.commit()
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"a"]
+    new.send(open_bench.partition_ids[0], b"next")
+    new.commit()
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"a", b"next"]
+
+
+def test_several_restarts_in_a_row_each_fence_the_one_before(open_bench) -> None:
+    producer, remembered = prepared(open_bench)
+    processes = [producer]
+    for epoch in (1, 2, 3):
+        process = processes[-1].twin()
+        initialized = process.start(**KEEP)
+        assert (str(initialized.ongoing), initialized.identity.epoch) == (remembered, epoch)
+        processes.append(process)
+    for zombie in processes[:-1]:
+        with pytest.raises(ProducerFenced):
+            zombie.commit()
+    last = processes[-1]
+    last.commit()
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"a"]
+    assert open_bench.markers(open_bench.partition_ids[0]) == [(1, ControlType.COMMIT, 4)]
+    assert committed_offsets(open_bench) == {open_bench.partition_ids[1]: 4}
+
+
+def test_a_commit_of_what_was_prepared_can_be_repeated(open_bench) -> None:
+    zombie, _ = prepared(open_bench)
+    new = zombie.twin()
+    new.start(**KEEP)
+    again = new.twin()
+    assert new.commit().identity == again.commit().identity
+    assert open_bench.bounds(open_bench.partition_ids[0]).high_watermark == 2
+
+
+def test_where_nothing_is_open_there_is_nothing_to_keep(open_bench) -> None:
+    producer = open_bench.started(**TWO_PHASE)
+    initialized = producer.start(**KEEP)
+    assert (initialized.ongoing, initialized.identity.epoch) == (None, 1)
+    producer.send(open_bench.partition_ids[0], b"a")
+    producer.commit()
+    assert producer.start(**KEEP).ongoing is None
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"a"]
+
+
+def test_a_decided_transaction_is_completed_and_not_kept(open_bench) -> None:
+    dead, _ = prepared(open_bench)
+    dead.decide(commit=True)
+    new = dead.twin()
+    assert new.start(**KEEP).ongoing is None
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"a"]
+
+
+@pytest.mark.parametrize("options", [{}, TWO_PHASE], ids=["without two-phase commit", "with it"])
+def test_a_start_that_keeps_nothing_aborts_what_was_prepared(open_bench, options: dict) -> None:
+    """This is how an administrator ends a transaction that nobody will: forced termination (KAFKA-19003)."""
+    zombie, _ = prepared(open_bench)
+    new = zombie.twin()
+    assert new.start(**options).ongoing is None
+    assert open_bench.read(open_bench.partition_ids[0]) == []
+    assert open_bench.bounds(open_bench.partition_ids[0]).last_stable_offset == 2
+    assert committed_offsets(open_bench) == {}
+    with pytest.raises(ProducerFenced):
+        zombie.commit()
+
+
+def test_an_expected_producer_that_was_replaced_does_not_take_over_what_was_prepared(open_bench) -> None:
+    zombie, _ = prepared(open_bench)
+    new = zombie.twin()
+    new.start(**KEEP)
+    with pytest.raises(ProducerFenced):
+        zombie.start(expected=zombie.identity, **KEEP)
+    assert new.start(expected=new.identity, **KEEP).identity.epoch == 2
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_at_the_last_epoch_a_prepared_transaction_can_still_be_taken_over_and_ended(open_bench, commit: bool) -> None:
+    producer = open_bench.started(**TWO_PHASE)
+    open_bench.set_row(producer.transactional_id, producer_epoch=32766)
+    producer.become(ProducerIdentity(producer.identity.producer_id, 32766))
+    producer.send(open_bench.partition_ids[0], b"a")
+    new = producer.twin()
+    assert new.start(**KEEP).identity.epoch == 32767
+    with pytest.raises(ProducerFenced):
+        producer.end(commit=commit)
+    again = new.twin()
+    ended = new.end(commit=commit)
+    assert ended.identity.epoch == 0
+    assert ended.identity.producer_id != producer.identity.producer_id
+    assert again.end(commit=commit).identity == ended.identity
+    assert open_bench.read(open_bench.partition_ids[0]) == ([b"a"] if commit else [])

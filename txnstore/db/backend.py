@@ -1,0 +1,127 @@
+"""This file is the seam between txnstore and a kind of database.
+
+A member belongs here only when its bodies differ between the databases; everything else is one SQLAlchemy Core
+statement for all of them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from txnstore.clock import Clock
+from txnstore.db.url import DatabaseUrl
+from txnstore.db.waiting import Announcer, Waiter
+from txnstore.errors import TxnStoreError
+
+
+class Access(enum.Enum):
+    """What a database transaction is for."""
+
+    READ = "read"
+    """One snapshot of the whole database; takes no locks that others wait for."""
+
+    WRITE = "write"
+    """Reads what is committed at each statement and locks the rows it changes."""
+
+
+class Stage(enum.Enum):
+    """How far a database transaction had come when an error struck; decides between "not done" and "unknown"."""
+
+    CONNECT = "connecting"
+    STATEMENT = "running a statement"
+    COMMIT = "committing"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of every database transaction of a store, in milliseconds."""
+
+    statement_timeout_ms: int = 30_000
+    """How long one statement may run (PostgreSQL)."""
+
+    lock_timeout_ms: int = 10_000
+    """How long one statement may wait for a row lock (PostgreSQL)."""
+
+    idle_timeout_ms: int = 10_000
+    """How long a process may do nothing within a database transaction before it loses it (PostgreSQL)."""
+
+    transaction_timeout_ms: int = 60_000
+    """How long a whole database transaction may take before it loses its connection (PostgreSQL 17 and newer)."""
+
+    answer_timeout_ms: int = 10_000
+    """How long after its time was up a statement's answer may still come before the connection is given up
+    (PostgreSQL)."""
+
+    retry_timeout_ms: int = 30_000
+    """How long a unit of work waits for a free connection, and is tried again after conflicts and lost connections."""
+
+
+class Backend(Protocol):
+    """What one kind of database does in its own way."""
+
+    name: str
+    #: Whether the database keeps prepared transactions (two-phase commit).
+    keeps_prepared: bool
+
+    def create_engine(
+        self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int
+    ) -> Engine:
+        """Return an engine whose connections are in the state that the other members expect: no open transaction."""
+        ...
+
+    def begin(self, connection: Connection, access: Access, limits: Limits) -> None:
+        """Begin a database transaction on a connection that is in none."""
+        ...
+
+    def commit(self, connection: Connection) -> None:
+        """Commit it; returns only if the database said that it is committed.
+
+        Raises:
+            TransactionPoisoned: the database had rolled back already; nothing was changed.
+        """
+        ...
+
+    def rollback(self, connection: Connection) -> None:
+        """Roll back whatever is open; harmless if nothing is."""
+        ...
+
+    def translate(self, error: DBAPIError, stage: Stage) -> TxnStoreError:
+        """Return our error for the driver's, without its text where that may hold secrets or data."""
+        ...
+
+    def is_contended(self, error: DBAPIError) -> bool:
+        """Return whether the database only asks to try the same again in a moment."""
+        ...
+
+    def after_commit(self, engine: Engine) -> None:
+        """Do what the database needs after a commit and what must not be part of it."""
+        ...
+
+    def waiter(self, engine: Engine, url: DatabaseUrl, *, channel: str) -> Waiter:
+        """Return what a reader waits on until somebody has committed something."""
+        ...
+
+    def announcer(self, url: DatabaseUrl, *, channel: str) -> Announcer | None:
+        """Return what wakes waiting readers; None where they notice commits by themselves."""
+        ...
+
+    def exists(self, url: DatabaseUrl) -> bool:
+        """Return whether there is something to connect to; a connection would make what is not there."""
+        ...
+
+    def check_database(self, connection: Connection) -> None:
+        """Refuse a database that cannot hold a store, whatever is in it.
+
+        Raises:
+            InvalidUrl: its version is too old, or its encoding does not hold all text.
+        """
+        ...
+
+    def table_names(self, connection: Connection, schema: str) -> frozenset[str]:
+        """Return the names, without prefix, of the tables and views that stand where ours would."""
+        ...

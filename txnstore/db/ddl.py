@@ -1,0 +1,53 @@
+"""This file is what belongs to the tables and what SQLAlchemy has no words for: how columns are kept, and the view."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.sql.compiler import DDLCompiler
+
+from txnstore.db import records_view_postgresql, records_view_sqlite
+
+#: Payloads are kept as they are: an append spends no time on compressing them, and the view cuts slices out of them.
+_KEEP_PAYLOADS: Final = (
+    'ALTER TABLE "{schema}".record_batches'
+    " ALTER COLUMN key_data SET STORAGE EXTERNAL, ALTER COLUMN value_data SET STORAGE EXTERNAL"
+)
+
+
+class Verbatim(ExecutableDDLElement):
+    """A statement that is sent as it is written."""
+
+    def __init__(self, statement: str) -> None:
+        """Send `statement`, which takes no parameters."""
+        self.statement = statement
+
+
+@compiles(Verbatim)
+def _compile_verbatim(element: Verbatim, compiler: DDLCompiler, **_: Any) -> str:
+    # What a driver would take for a parameter is doubled.
+    doubles: bool = compiler.preparer._double_percents  # noqa: SLF001 - SQLAlchemy has no other name for it
+    return element.statement.replace("%", "%%") if doubles else element.statement
+
+
+def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
+    """Return what completes the tables once they are made."""
+    if kind == "sqlite":
+        return [Verbatim(records_view_sqlite.create_view())]
+    assert schema is not None
+    statements = (
+        _KEEP_PAYLOADS.replace("{schema}", schema),
+        records_view_postgresql.create_view(schema),
+        *records_view_postgresql.comment_on_view(schema),
+    )
+    return [Verbatim(statement) for statement in statements]
+
+
+def before_tables_go(kind: str, schema: str | None) -> list[Verbatim]:
+    """Return what has to go before the tables can."""
+    if kind == "sqlite":
+        return [Verbatim(records_view_sqlite.drop_view())]
+    assert schema is not None
+    return [Verbatim(records_view_postgresql.drop_view(schema))]

@@ -1,0 +1,23 @@
+"""This file is how tables are named: by a schema on PostgreSQL, by a prefix on SQLite, and one way in the code."""
+
+from __future__ import annotations
+
+from typing import Final, Self
+
+from sqlalchemy.sql.elements import quoted_name
+
+#: The schema that stands in the code; on PostgreSQL it is translated to the configured one.
+CODE_SCHEMA: Final = "txnstore"
+DEFAULT_SCHEMA: Final = "txnstore"
+#: SQLite has no schemas within a file, so names carry this instead.
+SQLITE_PREFIX: Final = "txnstore_"
+VERSION_TABLE: Final = "alembic_version"
+RECORDS_VIEW: Final = "records"
+
+
+class StoreName(quoted_name):
+    """The name of a table or index of ours: SQLite's compiler puts the prefix before it (see `db.sqlite`)."""
+
+    def __new__(cls, name: str) -> Self:
+        """Make the name `name`; quoting is left to the database's own rules."""
+        return super().__new__(cls, name, None)

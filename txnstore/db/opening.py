@@ -1,0 +1,257 @@
+"""This file is the first look at a database: whose tables are these, of which version, or shall there be some?"""
+
+from __future__ import annotations
+
+import enum
+import re
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Connection, Row, Select, literal_column, select, text
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.db import migrating
+from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.schema import (
+    OLDEST_WRITER_VERSION,
+    SCHEMA_VERSION,
+    SQLITE_APPLICATION_ID,
+    databases,
+    metadata,
+    stores,
+)
+from txnstore.db.server_time import server_now_ms
+from txnstore.errors import (
+    ForeignSchema,
+    InvalidUrl,
+    SchemaOutdated,
+    SchemaTooNew,
+    StoreReadOnly,
+    TxnStoreError,
+)
+
+if TYPE_CHECKING:
+    from txnstore.db.store import Store
+
+_OUR_TABLES: Final = frozenset(str(table.name) for table in metadata.tables.values())
+#: What PostgreSQL keeps of an identifier; a longer one would be cut without a word.
+_IDENTIFIER_BYTES: Final = 63
+
+# Somebody else's table of this name has other columns, and asking for ours would only be an error.
+_ANY_COLUMNS: Final[Select[Any]] = select(literal_column("*"))
+# Of two that upgrade at once, the second waits here and then finds nothing left to do.
+_LOCK_VERSION: Final = select(migrating.version_table.c.version_num).with_for_update()
+# DO NOTHING: of two that find the tables without a store, the second waits for the first and takes the same one.
+_INSERT_STORE: Final = (
+    upsert(stores)
+    .values(
+        singleton=1,
+        schema_version=SCHEMA_VERSION,
+        oldest_writer_version=OLDEST_WRITER_VERSION,
+        next_producer_id=0,
+        created_ms=server_now_ms(),
+    )
+    .on_conflict_do_nothing(index_elements=[stores.c.singleton])
+)
+_STORE_UUID: Final = select(stores.c.store_uuid)
+# Alone, a database is a cluster of one.
+_INSERT_DATABASE: Final = (
+    upsert(databases)
+    .values(database_id=1, label="main")
+    .on_conflict_do_nothing(index_elements=[databases.c.database_id])
+)
+
+
+class Found(enum.Enum):
+    """What stands where our tables would be."""
+
+    NOTHING = "nothing"
+    TABLES = "tables without a store: made by SQL that `txnstore migrate --sql` printed"
+    STORE = "a store"
+    FOREIGN = "something else"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the first look saw."""
+
+    found: Found
+    schema_version: int = 0
+    store_uuid: str = ""
+    why_foreign: str = ""
+
+
+def check_schema_name(schema: object) -> None:
+    """Refuse a name that PostgreSQL would cut, or that is a part of PostgreSQL.
+
+    Raises:
+        InvalidUrl: the name cannot be the schema of a store.
+    """
+    if not isinstance(schema, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", schema):
+        raise InvalidUrl("the schema's name is made of letters, digits and underscores, and begins with no digit")
+    if len(schema) > _IDENTIFIER_BYTES:
+        raise InvalidUrl(f"the schema's name is longer than PostgreSQL's {_IDENTIFIER_BYTES} bytes")
+    if schema.lower().startswith("pg_") or schema.lower() == "information_schema":
+        raise InvalidUrl(f"the schema {schema} belongs to PostgreSQL itself; choose another one")
+
+
+def ensure_tables(store: Store, *, create: bool) -> str:
+    """Return the uuid of the store, whose tables are there and of this version; create them in an empty database.
+
+    Raises:
+        SchemaOutdated, SchemaTooNew, ForeignSchema: the tables there are not those of this version.
+        TxnStoreError: the database refuses or cannot be reached.
+    """
+    finding = look(store) if create or store.backend.exists(store.url) else Finding(Found.NOTHING)
+    if finding.found is Found.NOTHING:
+        if not create:
+            raise SchemaOutdated(f"{store.url} has no tables of txnstore; run `txnstore migrate` on it first")
+        finding = _create(store)
+    _check(store, finding)
+    if finding.found is Found.TABLES:
+        return store.write(_enter_store)
+    return finding.store_uuid
+
+
+def look(store: Store) -> Finding:
+    """Return what stands where our tables would be.
+
+    Raises:
+        InvalidUrl: the database cannot hold a store at all.
+    """
+
+    def work(connection: Connection) -> Finding:
+        store.backend.check_database(connection)
+        return _look(store, connection)
+
+    return store.read(work)
+
+
+def upgrade(store: Store) -> Finding:
+    """Bring the tables to this version, from whatever they are, and return what was there before.
+
+    Raises:
+        SchemaTooNew, ForeignSchema: the tables are not ours to change.
+    """
+    before = look(store)
+    if before.found is Found.NOTHING:
+        _check(store, _create(store))
+    elif before.found is Found.FOREIGN or before.schema_version > SCHEMA_VERSION:
+        _check(store, before)
+    elif before.schema_version < SCHEMA_VERSION:
+        store.write(lambda connection: _upgrade(store, connection))
+    # Tables that printed SQL has made get their store.
+    ensure_tables(store, create=False)
+    return before
+
+
+def _look(store: Store, connection: Connection) -> Finding:
+    names = store.backend.table_names(connection, store.schema) & (_OUR_TABLES | {VERSION_TABLE, RECORDS_VIEW})
+    if not names:
+        return Finding(Found.NOTHING)
+    if not {"stores", VERSION_TABLE} <= names:
+        return _foreign("txnstore did not make them")
+    return _look_inside(connection, names)
+
+
+def _look_inside(connection: Connection, names: frozenset[str]) -> Finding:
+    version = _read_version(connection)
+    if version is None:
+        return _foreign("they carry no version of txnstore")
+    if version == SCHEMA_VERSION and (missing := _OUR_TABLES - names):
+        return _foreign(f"some are missing: {', '.join(sorted(missing))}")
+    rows = connection.execute(_ANY_COLUMNS.select_from(stores)).all()
+    if not rows:
+        return Finding(Found.TABLES, version)
+    if len(rows) > 1 or not _is_store(rows[0], version):
+        return _foreign("the table stores is not what txnstore wrote")
+    return Finding(Found.STORE, version, str(rows[0].store_uuid))
+
+
+def _foreign(why: str) -> Finding:
+    return Finding(Found.FOREIGN, why_foreign=why)
+
+
+def _read_version(connection: Connection) -> int | None:
+    rows = connection.execute(_ANY_COLUMNS.select_from(migrating.version_table)).all()
+    name = getattr(rows[0], "version_num", None) if len(rows) == 1 else None
+    return int(name) if isinstance(name, str) and re.fullmatch(r"[0-9]{4}", name) else None
+
+
+def _is_store(row: Row[Any], version: int) -> bool:
+    wanted = ("store_uuid", "schema_version", "oldest_writer_version", "next_producer_id")
+    return all(hasattr(row, name) for name in wanted) and bool(row.schema_version == version)
+
+
+def _check(store: Store, finding: Finding) -> None:
+    if finding.found is Found.FOREIGN:
+        hint = "; open the store with another schema" if store.backend.name == "postgresql" else ""
+        raise ForeignSchema(f"{store.url} has tables with the names of txnstore's, but {finding.why_foreign}{hint}")
+    if finding.schema_version > SCHEMA_VERSION:
+        raise SchemaTooNew(
+            f"the tables in {store.url} are of version {finding.schema_version},"
+            f" this txnstore knows {SCHEMA_VERSION}; upgrade the package"
+        )
+    if finding.schema_version < SCHEMA_VERSION:
+        raise SchemaOutdated(
+            f"the tables in {store.url} are of version {finding.schema_version}, this txnstore needs"
+            f" {SCHEMA_VERSION}; run `txnstore migrate` on it"
+        )
+
+
+def _create(store: Store) -> Finding:
+    """Create the tables, or wait for whoever is doing so at this moment."""
+    try:
+        return store.write(lambda connection: _create_if_empty(store, connection))
+    except StoreReadOnly:
+        raise
+    except TxnStoreError:
+        # PostgreSQL lets two creators begin and fails the second one when the first commits.
+        finding = look(store)
+        if finding.found is Found.NOTHING:
+            raise
+        return finding
+
+
+def _create_if_empty(store: Store, connection: Connection) -> Finding:
+    # On SQLite a second creator comes here once the first has committed, and finds its tables.
+    finding = _look(store, connection)
+    if finding.found is not Found.NOTHING:
+        return finding
+    if store.backend.name == "postgresql":
+        _create_schema_if_absent(connection, store.schema)
+    else:
+        _mark_file(connection)
+    migrating.upgrade(connection, kind=store.backend.name, schema=store.schema)
+    return Finding(Found.STORE, SCHEMA_VERSION, _enter_store(connection))
+
+
+def _enter_store(connection: Connection) -> str:
+    """Give the tables their store, unless somebody else just did; return its uuid."""
+    connection.execute(_INSERT_STORE, {"store_uuid": str(uuid.uuid4())})
+    store_uuid: str = connection.execute(_STORE_UUID).scalar_one()
+    connection.execute(_INSERT_DATABASE, {"store_uuid": store_uuid})
+    return store_uuid
+
+
+def _upgrade(store: Store, connection: Connection) -> None:
+    connection.execute(_LOCK_VERSION)
+    if _look(store, connection).schema_version < SCHEMA_VERSION:
+        migrating.upgrade(connection, kind=store.backend.name, schema=store.schema)
+
+
+def _create_schema_if_absent(connection: Connection, schema: str) -> None:
+    # CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even if there is nothing to create.
+    present = connection.execute(
+        text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :schema"), {"schema": schema}
+    ).one_or_none()
+    if present is None:
+        connection.exec_driver_sql(f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote(schema)}")
+
+
+def _mark_file(connection: Connection) -> None:
+    """Mark a file that holds nothing else as ours, for `file` and the like; an application's own mark stays."""
+    (tables,) = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").one()
+    if tables == 0:
+        connection.exec_driver_sql(f"PRAGMA application_id = {SQLITE_APPLICATION_ID}")

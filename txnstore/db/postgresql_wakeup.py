@@ -1,0 +1,146 @@
+"""This file is how writers wake waiting readers on PostgreSQL: NOTIFY after the commit, many commits in one.
+
+NOTIFY is a statement of its own on a connection of its own: within the appending transaction it would take a
+database-wide lock at commit and forbid PREPARE TRANSACTION.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from txnstore.db.waiting import POLL_FIRST_MS
+
+_log = logging.getLogger(__name__)
+
+Connect = Callable[[], "psycopg.Connection[Any]"]
+
+#: Connections of the parent process, neither used nor closed here.
+_inherited: Final[list[Any]] = []
+
+#: A listener that hears nothing looks by itself after this long: a pooler may have lost its LISTEN.
+SILENCE_MS: Final = 500
+#: One that cannot listen looks at last in these intervals: each look is a database transaction.
+LOOK_LAST_MS: Final = 200
+#: An announcer whose connection failed waits this long before it tries again.
+RECONNECT_SECONDS: Final = 0.5
+#: And a listener this long: until then it looks by itself, and a server that is full is not asked all the time.
+RELISTEN_SECONDS: Final = 5.0
+
+
+class ListenWaiter:
+    """Waits for a notification; without a connection that can listen it looks again and again instead."""
+
+    def __init__(self, connect: Connect, channel: str) -> None:
+        """Listen on `channel` from now on."""
+        self._connect = connect
+        self._channel = channel
+        self._pause_ms = float(POLL_FIRST_MS)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._process_id = os.getpid()
+        self._listen()
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Return True when notified, or when it is time to look anyway; False after `timeout_ms`."""
+        if self._process_id != os.getpid():
+            self._forget_connection_after_fork()
+        if self._connection is None:
+            return self._pause(timeout_ms)
+        seconds = min(timeout_ms, SILENCE_MS) / 1000
+        try:
+            for _ in self._connection.notifies(timeout=seconds, stop_after=1):
+                return True
+        except psycopg.Error:
+            self.close()
+            self._listen()
+            return True
+        return timeout_ms > SILENCE_MS
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _pause(self, timeout_ms: int) -> bool:
+        pause_ms = min(self._pause_ms, timeout_ms)
+        time.sleep(pause_ms / 1000)
+        self._pause_ms = min(self._pause_ms * 1.5, LOOK_LAST_MS)
+        if time.monotonic() >= self._listen_again:
+            self._listen()
+        return pause_ms < timeout_ms
+
+    def _listen(self) -> None:
+        self._listen_again = time.monotonic() + RELISTEN_SECONDS
+        try:
+            self._connection = self._connect()
+            self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        except psycopg.Error:
+            _log.debug("cannot listen for appended records; looking for them at intervals instead")
+            self.close()
+        else:
+            self._pause_ms = float(POLL_FIRST_MS)
+
+    def _forget_connection_after_fork(self) -> None:
+        # It is the parent's: used by both, each would get half of the answers.
+        _inherited.append(self._connection)
+        self._connection = None
+        self._process_id = os.getpid()
+        self._listen()
+
+
+class Announcer:
+    """Sends notifications from a thread of its own, so that no writer waits for one."""
+
+    def __init__(self, connect: Connect, channel: str) -> None:
+        """Notify on `channel`; nothing is opened before the first announcement."""
+        self._connect = connect
+        self._statement = sql.SQL("NOTIFY {}").format(sql.Identifier(channel))
+        self._due = threading.Event()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def announce(self) -> None:
+        """Say that something was committed; announcements that meet before they are sent become one."""
+        self._due.set()
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._closing.is_set():
+                    self._thread = threading.Thread(target=self._run, name="txnstore-announcer", daemon=True)
+                    self._thread.start()
+
+    def close(self) -> None:
+        """Send what is due, then end the thread and its connection."""
+        self._closing.set()
+        self._due.set()
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(timeout=5)
+
+    def _run(self) -> None:
+        connection: psycopg.Connection[Any] | None = None
+        while True:
+            self._due.wait()
+            self._due.clear()
+            try:
+                connection = connection or self._connect()
+                connection.execute(self._statement)
+            except psycopg.Error:
+                # Only a hint is lost; readers look by themselves after a while.
+                if connection is not None:
+                    connection.close()
+                    connection = None
+                self._closing.wait(RECONNECT_SECONDS)
+            if self._closing.is_set():
+                break
+        if connection is not None:
+            connection.close()

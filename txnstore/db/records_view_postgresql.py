@@ -1,0 +1,104 @@
+"""This file is the text of the view `records` for PostgreSQL.
+
+The arrays of a batch become PostgreSQL arrays, whose elements are found by arithmetic, once a batch: OFFSET 0 keeps
+the planner from moving that to each record.  The data is copied once a batch for the same reason: a value out of line
+(TOAST) would be fetched anew for each record.  So the time for a record does not depend on the size of its batch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from txnstore.db.records_view import RECORDS_COLUMNS
+
+_CREATE: Final = """\
+CREATE VIEW {schema}.records AS
+SELECT
+    topics.name AS topic,
+    partitions.partition_number AS partition,
+    batch.base_offset + coalesce(opened.offset_deltas[record.number], record.number - 1) AS "offset",
+    batch.base_timestamp_ms + coalesce(opened.timestamp_deltas_ms[record.number], 0) AS timestamp_ms,
+    CASE
+        -- How many null keys have an index up to this record's, found by bisection: the last of them may be its own.
+        WHEN opened.null_keys[width_bucket(record.number - 1, opened.null_keys)] = record.number - 1 THEN NULL
+        ELSE substr(
+            opened.key_data,
+            opened.key_positions[record.number] + 1,
+            opened.key_positions[record.number + 1] - opened.key_positions[record.number]
+        )
+    END AS key,
+    CASE
+        WHEN opened.null_values[width_bucket(record.number - 1, opened.null_values)] = record.number - 1 THEN NULL
+        ELSE substr(
+            opened.value_data,
+            opened.value_positions[record.number] + 1,
+            opened.value_positions[record.number + 1] - opened.value_positions[record.number]
+        )
+    END AS value,
+    nullif(opened.headers -> (record.number - 1), CAST('null' AS jsonb)) AS headers,
+    batch.producer_id,
+    batch.producer_epoch,
+    batch.is_transactional,
+    CASE
+        WHEN NOT batch.is_transactional OR finished.outcome = 1 THEN 'committed'
+        WHEN finished.outcome = 0 THEN 'aborted'
+        ELSE 'open'
+    END AS status,
+    CASE batch.codec
+        WHEN 0 THEN 'none' WHEN 1 THEN 'gzip' WHEN 2 THEN 'snappy' WHEN 3 THEN 'lz4' WHEN 4 THEN 'zstd'
+    END AS codec,
+    batch.base_offset AS batch_base_offset,
+    batch.last_offset AS batch_last_offset,
+    batch.max_timestamp_ms AS batch_max_timestamp_ms,
+    batch.running_max_timestamp_ms AS batch_running_max_timestamp_ms
+FROM {schema}.topics AS topics
+JOIN {schema}.partitions AS partitions ON partitions.topic_id = topics.topic_id
+JOIN {schema}.record_batches AS batch ON batch.partition_id = partitions.partition_id
+LEFT JOIN {schema}.finished_transactions AS finished
+    ON finished.partition_id = batch.partition_id
+    AND finished.producer_id = batch.producer_id
+    AND finished.producer_epoch = batch.producer_epoch
+CROSS JOIN LATERAL (
+    SELECT
+        batch.record_count,
+        CAST(translate(batch.offset_deltas, '[]', '{}') AS integer[]) AS offset_deltas,
+        CAST(translate(batch.timestamp_deltas_ms, '[]', '{}') AS bigint[]) AS timestamp_deltas_ms,
+        CAST(translate(batch.key_positions, '[]', '{}') AS integer[]) AS key_positions,
+        CAST(translate(batch.value_positions, '[]', '{}') AS integer[]) AS value_positions,
+        CAST(translate(batch.null_keys, '[]', '{}') AS integer[]) AS null_keys,
+        CAST(translate(batch.null_values, '[]', '{}') AS integer[]) AS null_values,
+        CAST(batch.headers AS jsonb) AS headers,
+        CASE WHEN batch.codec = 0 THEN batch.key_data || CAST('' AS bytea) END AS key_data,
+        CASE WHEN batch.codec = 0 THEN batch.value_data || CAST('' AS bytea) END AS value_data
+    OFFSET 0
+) AS opened
+CROSS JOIN LATERAL generate_series(1, opened.record_count) AS record (number)
+WHERE batch.control_type IS NULL
+"""
+
+
+def create_view(schema: str) -> str:
+    """Return the statement that makes the view in `schema`, where the tables are."""
+    return _CREATE.replace("{schema}", _quoted(schema))
+
+
+def comment_on_view(schema: str) -> tuple[str, ...]:
+    """Return the statements that say in the database what each column of the view holds."""
+    view = f"{_quoted(schema)}.records"
+    about_columns = (
+        f"COMMENT ON COLUMN {view}.{_quoted(name)} IS {_literal(about)}" for name, about in RECORDS_COLUMNS.items()
+    )
+    return (f"COMMENT ON VIEW {view} IS 'The log, one row a record; markers are left out.'", *about_columns)
+
+
+def drop_view(schema: str) -> str:
+    """Return the statement that removes the view from `schema`, if it is there."""
+    return f"DROP VIEW IF EXISTS {_quoted(schema)}.records"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

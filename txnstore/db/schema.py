@@ -1,0 +1,454 @@
+"""This file is the tables: the format document of a store, from which the README's table reference is generated.
+
+Every column says what it holds.  There are no foreign keys: the rows that would stand at the two ends may live in
+different databases of a cluster.  Integers that count or name something have 64 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Connection,
+    Identity,
+    Index,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    UniqueConstraint,
+    event,
+)
+from sqlalchemy.schema import SchemaItem
+from sqlalchemy.types import TypeEngine
+
+from txnstore.db import ddl
+from txnstore.db.names import CODE_SCHEMA, StoreName
+from txnstore.db.types import Bytes, Flag, Int16, Int32, Int64, String, UuidText
+
+#: The version of the tables that this code reads and writes; the number of the newest migration.
+SCHEMA_VERSION: Final = 1
+#: The oldest version of the code that may write to tables of SCHEMA_VERSION.
+OLDEST_WRITER_VERSION: Final = 1
+#: "TXNS": marks an SQLite file that txnstore created (PRAGMA application_id).
+SQLITE_APPLICATION_ID: Final = 0x54584E53
+
+metadata: Final = MetaData(schema=CODE_SCHEMA)
+
+#: Rows that are updated all the time stay on their page (heap-only tuples) and leave no index entries behind.
+_HOT: Final = {"fillfactor": 50}
+
+
+def _table(name: str, *items: SchemaItem, comment: str, **options: Any) -> Table:
+    """Return a table whose columns keep to their types, on SQLite too."""
+    # A plain `str` for the type checker: StoreName is one at run time.
+    store_name: Any = StoreName(name)
+    return Table(store_name, metadata, *items, comment=comment, sqlite_strict=True, **options)
+
+
+def _column(name: str, type_: TypeEngine[Any], about: str, *, null: bool = False) -> Column[Any]:
+    """Return a column that says what it holds and takes no NULL unless told."""
+    return Column(name, type_, nullable=null, comment=about, autoincrement=False)
+
+
+def _identity(name: str, about: str) -> Column[Any]:
+    """Return a key that the database gives out and never gives out twice."""
+    return Column(name, Int64, Identity(), primary_key=True, nullable=False, comment=about)
+
+
+def _check(name: str, condition: str) -> CheckConstraint:
+    return CheckConstraint(condition, name=name)
+
+
+# --- this database and its cluster -----------------------------------------------------------------------------------
+
+stores: Final = _table(
+    "stores",
+    _column("singleton", Int16, "Always 1: the table has one row."),
+    _column("store_uuid", UuidText, "The identity of this database as a store; given once, never changed."),
+    _column("schema_version", Int32, "The version of the tables: the number of the newest migration applied."),
+    _column("oldest_writer_version", Int32, "The oldest version of the code that may write to these tables."),
+    _column("next_producer_id", Int64, "The next producer id to give out."),
+    _column("created_ms", Int64, "When the tables were created, in milliseconds since 1970."),
+    PrimaryKeyConstraint("singleton", name="stores_pk"),
+    _check("stores_one_row", "singleton = 1"),
+    _check("stores_next_producer_id", "next_producer_id >= 0"),
+    comment="This database: one row.",
+)
+
+store_configs: Final = _table(
+    "store_configs",
+    _column("name", String, "The setting, under the name Kafka gives it for brokers."),
+    _column("value", String, "Its value as text; a setting that is not here has its default."),
+    PrimaryKeyConstraint("name", name="store_configs_pk"),
+    comment="Settings of the whole store that differ from their defaults.",
+    sqlite_with_rowid=False,
+)
+
+databases: Final = _table(
+    "databases",
+    _column("database_id", Int32, "The number of the database in the cluster; 1 is the controller."),
+    _column("label", String, "The name that people and branches of transactions know it by; no credentials."),
+    _column("store_uuid", UuidText, "The identity that the database must have."),
+    PrimaryKeyConstraint("database_id", name="databases_pk"),
+    UniqueConstraint("label", name="databases_label"),
+    UniqueConstraint("store_uuid", name="databases_store_uuid"),
+    comment="The databases of the cluster; kept by the controller.",
+)
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+topics: Final = _table(
+    "topics",
+    _identity("topic_id", "The number of the topic; never used again for another one."),
+    _column("name", String, "The topic's name: 1 to 249 of the characters a-z A-Z 0-9 . _ -"),
+    _column("topic_uuid", UuidText, "The topic's identity as Kafka's admin API shows it."),
+    _column("created_ms", Int64, "When it was created, in milliseconds since 1970."),
+    UniqueConstraint("name", name="topics_name"),
+    UniqueConstraint("topic_uuid", name="topics_topic_uuid"),
+    _check("topics_name_length", "length(name) BETWEEN 1 AND 249"),
+    comment="Topics; kept by the controller.",
+    sqlite_autoincrement=True,
+)
+
+topic_configs: Final = _table(
+    "topic_configs",
+    _column("topic_id", Int64, "The topic."),
+    _column("name", String, "The setting, under Kafka's name (cleanup.policy, retention.ms, ...)."),
+    _column("value", String, "Its value as text; a setting that is not here has its default."),
+    PrimaryKeyConstraint("topic_id", "name", name="topic_configs_pk"),
+    comment="Settings of topics that differ from their defaults.",
+    sqlite_with_rowid=False,
+)
+
+partitions: Final = _table(
+    "partitions",
+    _identity("partition_id", "The number of the partition in the whole cluster; never used again."),
+    _column("topic_id", Int64, "The topic it belongs to."),
+    _column("partition_number", Int32, "Its number within the topic, from 0."),
+    _column("home_database_id", Int32, "The database that holds its log."),
+    UniqueConstraint("topic_id", "partition_number", name="partitions_number"),
+    _check("partitions_number_known", "partition_number >= 0"),
+    comment="Partitions of topics; kept by the controller.",
+    sqlite_autoincrement=True,
+)
+
+# --- the log ---------------------------------------------------------------------------------------------------------
+
+partition_heads: Final = _table(
+    "partition_heads",
+    _column("partition_id", Int64, "The partition."),
+    _column("log_start_offset", Int64, "The first offset that can still be read."),
+    _column("next_offset", Int64, "The next offset to be given out: the high watermark."),
+    _column("running_max_timestamp_ms", Int64, "The largest timestamp appended so far; -1 while the log is empty."),
+    PrimaryKeyConstraint("partition_id", name="partition_heads_pk"),
+    _check("partition_heads_order", "0 <= log_start_offset AND log_start_offset <= next_offset"),
+    comment="The end of each partition's log. Its row lock is what puts appends in order.",
+    postgresql_with=_HOT,
+)
+
+record_batches: Final = _table(
+    "record_batches",
+    _column("partition_id", Int64, "The partition."),
+    _column("last_offset", Int64, "The offset of the batch's last record."),
+    _column("base_offset", Int64, "The offset of the batch's first record."),
+    _column("record_count", Int32, "How many records the batch holds."),
+    _column("base_timestamp_ms", Int64, "The first record's timestamp, or the append's if timestamp_type is 1."),
+    _column("max_timestamp_ms", Int64, "The largest timestamp of the batch."),
+    _column("running_max_timestamp_ms", Int64, "The largest timestamp of the partition up to here: finds by time."),
+    _column("timestamp_type", Int16, "0 CreateTime, the producer's clock; 1 LogAppendTime, the store's."),
+    _column("producer_id", Int64, "Who wrote it; -1 if not an idempotent producer."),
+    _column("producer_epoch", Int32, "The producer's epoch; -1 without a producer id."),
+    _column("base_sequence", Int32, "The producer's sequence number of the first record; -1 without one."),
+    _column("is_transactional", Flag, "Whether the records count only once their transaction is committed."),
+    _column("control_type", Int16, "0 ABORT, 1 COMMIT: a marker that ends a transaction. NULL: records.", null=True),
+    _column("coordinator_epoch", Int32, "Of a marker: the epoch of the coordinator that wrote it.", null=True),
+    _column("codec", Int16, "How key_data and value_data are compressed: 0 none 1 gzip 2 snappy 3 lz4 4 zstd."),
+    _column("crc", Int64, "CRC-32 of what the producer sent, checked at every read."),
+    _column("size_bytes", Int32, "The bytes of the payload columns together."),
+    _column("timestamp_deltas_ms", String, "JSON: each record's timestamp less the base; NULL: all 0.", null=True),
+    _column("offset_deltas", String, "JSON: each record's offset less the base; NULL: 0, 1, 2, ...", null=True),
+    _column("key_positions", String, "JSON: where keys begin in key_data, and the end; NULL: no keys.", null=True),
+    _column("null_keys", String, "JSON: the indexes of records whose key is null; NULL: none.", null=True),
+    _column("value_positions", String, "JSON: where values begin in value_data, and the end; NULL: none.", null=True),
+    _column("null_values", String, "JSON: the indexes of records whose value is null; NULL: none.", null=True),
+    _column("headers", String, "JSON: for each record null or [name, value, ...]; NULL: no headers at all.", null=True),
+    _column("key_data", Bytes, "The keys, one after the other.", null=True),
+    _column("value_data", Bytes, "The values, one after the other.", null=True),
+    PrimaryKeyConstraint("partition_id", "last_offset", name="record_batches_pk"),
+    Index(StoreName("record_batches_time"), "partition_id", "running_max_timestamp_ms", "last_offset"),
+    _check("record_batches_offsets", "0 <= base_offset AND base_offset <= last_offset"),
+    _check("record_batches_count", "record_count >= 1"),
+    _check("record_batches_codec", "codec BETWEEN 0 AND 4"),
+    _check("record_batches_control", "control_type BETWEEN 0 AND 1"),
+    _check("record_batches_timestamp_type", "timestamp_type BETWEEN 0 AND 1"),
+    comment="The log: one row a record batch, written once; the view records shows it one row a record.",
+)
+
+producer_states: Final = _table(
+    "producer_states",
+    _column("partition_id", Int64, "The partition."),
+    _column("producer_id", Int64, "The producer that wrote to it."),
+    _column("producer_epoch", Int32, "The newest epoch seen of it here."),
+    _column(
+        "recent_batches",
+        String,
+        "JSON, flat: of the last five batches the first and last sequence and offset, and the time.",
+    ),
+    _column("coordinator_epoch", Int32, "Of the last marker; -1 if there was none."),
+    _column("last_timestamp_ms", Int64, "When it last wrote here, by the store's clock."),
+    _column("transaction_first_offset", Int64, "Where its open transaction begins here; NULL: none open.", null=True),
+    PrimaryKeyConstraint("partition_id", "producer_id", name="producer_states_pk"),
+    comment="What each producer did last in each partition: idempotence, and the last stable offset.",
+    sqlite_with_rowid=False,
+    postgresql_with=_HOT,
+)
+Index(
+    StoreName("producer_states_open"),
+    producer_states.c.partition_id,
+    producer_states.c.transaction_first_offset,
+    postgresql_where=producer_states.c.transaction_first_offset.is_not(None),
+    sqlite_where=producer_states.c.transaction_first_offset.is_not(None),
+)
+
+finished_transactions: Final = _table(
+    "finished_transactions",
+    _column("partition_id", Int64, "The partition."),
+    _column("marker_offset", Int64, "The offset of the marker that ended the transaction here."),
+    _column("producer_id", Int64, "The producer that wrote its records here."),
+    _column("producer_epoch", Int32, "The epoch of those records; the marker's own is higher (KIP-890)."),
+    _column("first_offset", Int64, "The offset of its first record here."),
+    _column("outcome", Int16, "0 aborted, 1 committed."),
+    _column("last_stable_offset", Int64, "The partition's last stable offset once the marker stood."),
+    PrimaryKeyConstraint("partition_id", "marker_offset", name="finished_transactions_pk"),
+    UniqueConstraint("partition_id", "producer_id", "producer_epoch", name="finished_transactions_producer"),
+    _check("finished_transactions_outcome", "outcome BETWEEN 0 AND 1"),
+    _check("finished_transactions_order", "first_offset < marker_offset"),
+    comment="Which transactions ended in each partition, and how: Kafka's index of aborted transactions, and more.",
+    sqlite_with_rowid=False,
+)
+
+# --- the transaction coordinator -------------------------------------------------------------------------------------
+
+transactions: Final = _table(
+    "transactions",
+    _column("transactional_id", String, "The name that its producer gives itself."),
+    _column("producer_id", Int64, "The producer id it writes with."),
+    _column("previous_producer_id", Int64, "The producer id before the last change of it; -1."),
+    _column("next_producer_id", Int64, "The producer id that follows once this transaction is complete; -1."),
+    _column("producer_epoch", Int32, "The newest epoch; a request with an older one is refused."),
+    _column("last_producer_epoch", Int32, "The epoch before the last change of it; -1: repeats are not answered."),
+    _column("timeout_ms", Int32, "How long a transaction may stay open; 2147483647: for ever (KIP-939)."),
+    _column("state", Int16, "0 Empty 1 Ongoing 2 PrepareCommit 3 PrepareAbort 4 CompleteCommit 5 CompleteAbort."),
+    _column("start_ms", Int64, "When the transaction became Ongoing; -1 if none is."),
+    _column("last_update_ms", Int64, "When the row last changed."),
+    _column("deadline_ms", Int64, "When the transaction is aborted for its age; NULL: not.", null=True),
+    _column("transaction_number", Int64, "How many transactions this id has begun."),
+    _column("begin_epoch", Int32, "The epoch of the open or decided transaction's records; -1 if there is none."),
+    _column("fence_reason", String, "Why the epoch was raised from outside: timeout, init or admin.", null=True),
+    _column("fence_detail", String, "What happened then, for people.", null=True),
+    PrimaryKeyConstraint("transactional_id", name="transactions_pk"),
+    _check("transactions_state", "state BETWEEN 0 AND 5"),
+    _check("transactions_epoch", "producer_epoch BETWEEN -1 AND 32767"),
+    _check("transactions_start", "(state = 0) = (start_ms = -1)"),
+    _check("transactions_deadline", "deadline_ms IS NULL OR state = 1"),
+    comment="The coordinator's row of each transactional id; every request locks it first.",
+    sqlite_with_rowid=False,
+    postgresql_with=_HOT,
+)
+Index(
+    StoreName("transactions_deadline"),
+    transactions.c.deadline_ms,
+    postgresql_where=transactions.c.deadline_ms.is_not(None),
+    sqlite_where=transactions.c.deadline_ms.is_not(None),
+)
+Index(
+    StoreName("transactions_decided"),
+    transactions.c.state,
+    postgresql_where=transactions.c.state.in_((2, 3)),
+    sqlite_where=transactions.c.state.in_((2, 3)),
+)
+
+transaction_partitions: Final = _table(
+    "transaction_partitions",
+    _column("transactional_id", String, "The transaction."),
+    _column("partition_id", Int64, "A partition that it wrote to."),
+    PrimaryKeyConstraint("transactional_id", "partition_id", name="transaction_partitions_pk"),
+    comment="The partitions of the open or decided transaction of each transactional id.",
+    sqlite_with_rowid=False,
+)
+
+transaction_writers: Final = _table(
+    "transaction_writers",
+    _column("transactional_id", String, "The transaction."),
+    _column("writer_producer_id", Int64, "The producer id of a further writer in it."),
+    _column("producer_epoch", Int32, "The epoch of the transaction that the writer joined."),
+    _column("reported", Flag, "Whether the writer said that it wrote everything."),
+    PrimaryKeyConstraint("transactional_id", "writer_producer_id", name="transaction_writers_pk"),
+    comment="Further writers of a transaction, in other processes.",
+    sqlite_with_rowid=False,
+)
+
+transaction_groups: Final = _table(
+    "transaction_groups",
+    _column("transactional_id", String, "The transaction."),
+    _column("group_id", String, "A consumer group whose offsets it commits."),
+    PrimaryKeyConstraint("transactional_id", "group_id", name="transaction_groups_pk"),
+    comment="The groups whose offsets the open or decided transaction of each transactional id holds.",
+    sqlite_with_rowid=False,
+)
+
+transaction_branches: Final = _table(
+    "transaction_branches",
+    _column("gid", String, "The name under which the other database keeps the prepared branch."),
+    _column("transactional_id", String, "The transaction that the branch is a share of."),
+    _column("database_label", String, "The database that votes; no credentials."),
+    _column("state", String, "registered, prepared, committed or rolled back."),
+    PrimaryKeyConstraint("gid", name="transaction_branches_pk"),
+    Index(StoreName("transaction_branches_transaction"), "transactional_id"),
+    comment="Shares of transactions in other databases, which vote.",
+)
+
+transaction_log: Final = _table(
+    "transaction_log",
+    _identity("entry_id", "The order of the entries."),
+    _column("transactional_id", String, "The transactional id."),
+    _column("transaction_number", Int64, "Which of its transactions."),
+    _column("producer_id", Int64, "The producer id after the change."),
+    _column("producer_epoch", Int32, "The epoch after the change."),
+    _column("state", Int16, "The state after the change; 6 Dead: the id expired."),
+    _column("timeout_ms", Int32, "The transaction's timeout."),
+    _column("start_ms", Int64, "When the transaction became Ongoing; -1."),
+    _column("update_ms", Int64, "When the change was made."),
+    _column("reason", String, "What made the change: the request, the reaper, recovery."),
+    Index(StoreName("transaction_log_transaction"), "transactional_id", "producer_id", "producer_epoch"),
+    comment="The journal: every change of every transaction's state, in order.",
+    sqlite_autoincrement=True,
+)
+
+marker_outbox: Final = _table(
+    "marker_outbox",
+    _column("transactional_id", String, "The decided transaction."),
+    _column("partition_id", Int64, "The partition that its marker is still missing from."),
+    _column("producer_id", Int64, "The producer whose records the marker ends."),
+    _column("producer_epoch", Int32, "The marker's epoch: above that of the records (KIP-890, KIP-1228)."),
+    _column("outcome", Int16, "0 abort, 1 commit."),
+    PrimaryKeyConstraint("transactional_id", "partition_id", "producer_id", name="marker_outbox_pk"),
+    _check("marker_outbox_outcome", "outcome BETWEEN 0 AND 1"),
+    comment="Markers that are decided but not yet written; inserted together with the decision.",
+    sqlite_with_rowid=False,
+)
+
+# --- consumer groups -------------------------------------------------------------------------------------------------
+
+groups: Final = _table(
+    "groups",
+    _column("group_id", String, "The group's name."),
+    _column("generation", Int32, "How often its partitions were dealt out; 0: never."),
+    _column("assignor", String, "The assignor its members agreed on.", null=True),
+    _column("commit_number", Int64, "How many commits of offsets the group has seen: their order."),
+    _column("last_update_ms", Int64, "When the row last changed."),
+    PrimaryKeyConstraint("group_id", name="groups_pk"),
+    comment="Consumer groups; the row lock is the group's coordinator.",
+    sqlite_with_rowid=False,
+    postgresql_with=_HOT,
+)
+
+group_members: Final = _table(
+    "group_members",
+    _column("group_id", String, "The group."),
+    _column("member_id", String, "The member."),
+    _column("group_instance_id", String, "Of a static member: its lasting name (KIP-345).", null=True),
+    _column("client_id", String, "The member's client.id."),
+    _column("generation", Int32, "The generation that the member knows."),
+    _column("session_timeout_ms", Int32, "How long it may be silent."),
+    _column("deadline_ms", Int64, "When it is taken for dead."),
+    _column("subscription", String, "JSON: what it subscribed to and owns."),
+    _column("assignment", String, "JSON: the partitions it was given."),
+    PrimaryKeyConstraint("group_id", "member_id", name="group_members_pk"),
+    comment="The members of consumer groups.",
+    sqlite_with_rowid=False,
+    postgresql_with=_HOT,
+)
+
+group_offsets: Final = _table(
+    "group_offsets",
+    _column("group_id", String, "The group."),
+    _column("partition_id", Int64, "The partition."),
+    _column("committed_offset", Int64, "The offset of the next record to read."),
+    _column("leader_epoch", Int32, "As the client sent it; -1."),
+    _column("offset_metadata", String, "Text that the client keeps beside it."),
+    _column("commit_ms", Int64, "When it was committed."),
+    _column("commit_number", Int64, "The place of this commit in the order of the group's commits."),
+    _column("producer_id", Int64, "Of the transaction that committed it; -1: committed by itself."),
+    _column("producer_epoch", Int32, "Of that transaction; -1."),
+    PrimaryKeyConstraint("group_id", "partition_id", name="group_offsets_pk"),
+    _check("group_offsets_offset", "committed_offset >= 0"),
+    comment="What each group has consumed.",
+    sqlite_with_rowid=False,
+    postgresql_with=_HOT,
+)
+
+pending_group_offsets: Final = _table(
+    "pending_group_offsets",
+    _column("group_id", String, "The group."),
+    _column("partition_id", Int64, "The partition."),
+    _column("producer_id", Int64, "The producer of the open transaction."),
+    _column("producer_epoch", Int32, "Its epoch."),
+    _column("pending_offset", Int64, "What will be the committed offset if the transaction commits."),
+    _column("leader_epoch", Int32, "As the client sent it; -1."),
+    _column("offset_metadata", String, "Text that the client keeps beside it."),
+    _column("commit_ms", Int64, "When it was sent."),
+    _column("commit_number", Int64, "Its place in the order of the group's commits: a later plain commit wins."),
+    PrimaryKeyConstraint("group_id", "partition_id", "producer_id", name="pending_group_offsets_pk"),
+    Index(StoreName("pending_group_offsets_producer"), "producer_id"),
+    _check("pending_group_offsets_offset", "pending_offset >= 0"),
+    comment="Offsets that an open transaction will commit.",
+    sqlite_with_rowid=False,
+)
+
+# --- with the application's own database transactions ----------------------------------------------------------------
+
+outbox: Final = _table(
+    "outbox",
+    _identity("outbox_id", "The order within one database transaction."),
+    _column("topic", String, "The topic's name."),
+    _column("partition_number", Int32, "The partition; NULL: chosen by the key.", null=True),
+    _column("key", Bytes, "The record's key.", null=True),
+    _column("value", Bytes, "The record's value.", null=True),
+    _column("headers", String, "JSON: [name, value, ...] as in record_batches; NULL: none.", null=True),
+    _column("timestamp_ms", Int64, "The record's timestamp; NULL: when it is sequenced.", null=True),
+    comment="Records that applications insert in database transactions of their own, not yet in a partition.",
+    sqlite_autoincrement=True,
+)
+
+sink_batches: Final = _table(
+    "sink_batches",
+    _column("sink_id", String, "The query that writes."),
+    _column("batch_id", Int64, "Its batch."),
+    _column("transactional_id", String, "The transaction that committed the batch."),
+    _column("commit_ms", Int64, "When."),
+    PrimaryKeyConstraint("sink_id", "batch_id", name="sink_batches_pk"),
+    comment="Batches of streaming queries that are committed already: a replay is dropped.",
+    sqlite_with_rowid=False,
+)
+
+
+@event.listens_for(metadata, "after_create")
+def _complete_tables(_: MetaData, connection: Connection, *, tables: Collection[Table], **__: object) -> None:
+    """Let `metadata.create_all` make the view as well."""
+    dialect: Any = connection.dialect
+    if record_batches in tables:
+        for statement in ddl.after_tables(dialect.name, getattr(dialect, "store_schema", None)):
+            connection.execute(statement)
+
+
+@event.listens_for(metadata, "before_drop")
+def _prepare_drop(_: MetaData, connection: Connection, *, tables: Collection[Table], **__: object) -> None:
+    """Let `metadata.drop_all` drop the view first."""
+    dialect: Any = connection.dialect
+    if record_batches in tables:
+        for statement in ddl.before_tables_go(dialect.name, getattr(dialect, "store_schema", None)):
+            connection.execute(statement)

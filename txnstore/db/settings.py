@@ -1,0 +1,39 @@
+"""This file is the settings of a store as they stand in its table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.config import STORE_SETTINGS, Settings, parse_setting
+from txnstore.db.schema import store_configs
+
+_ALL: Final = select(store_configs.c.name, store_configs.c.value)
+_INSERT: Final = upsert(store_configs)
+_SET: Final = _INSERT.on_conflict_do_update(
+    index_elements=[store_configs.c.name], set_={"value": _INSERT.excluded.value}
+)
+
+
+def read_store_settings(connection: Connection) -> Settings:
+    """Return the store's settings in force.
+
+    Raises:
+        InvalidConfiguration: somebody has written a value into the table that the setting does not take.
+    """
+    return Settings(STORE_SETTINGS, {row.name: row.value for row in connection.execute(_ALL)})
+
+
+def change_store_settings(connection: Connection, changes: Mapping[str, str]) -> None:
+    """Set each setting to its text.
+
+    Raises:
+        InvalidConfiguration: a name is unknown or a value out of range; nothing was changed.
+    """
+    for name, text in changes.items():
+        parse_setting(STORE_SETTINGS, name, text)
+    for name, text in changes.items():
+        connection.execute(_SET, {"name": name, "value": text})

@@ -1,0 +1,300 @@
+"""This file is the store: one database, and the two ways to run a database transaction on it.
+
+Functions of the upper layers take a `Connection` and never open one, so that a caller composes several of them into
+one database transaction:
+
+    store.write(lambda connection: append(connection, ...))
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from txnstore.clock import Clock
+from txnstore.db import opening
+from txnstore.db.backend import Access, Backend, Limits, Stage
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.postgresql import PostgreSQLBackend
+from txnstore.db.sqlite import SQLiteBackend
+from txnstore.db.url import DatabaseUrl, parse_url
+from txnstore.db.waiting import Announcer, Waiter
+from txnstore.errors import StoreBusy, StoreClosed, StoreUnavailable, TxnStoreError, WriteConflict
+
+Result = TypeVar("Result")
+
+BACKENDS: Final[dict[str, Backend]] = {"sqlite": SQLiteBackend(), "postgresql": PostgreSQLBackend()}
+
+#: Between two tries for a lock that SQLite does not queue for; jittered, so that nobody always comes second.
+CONTENTION_PAUSE_SECONDS: Final = 0.0005
+#: Between two tries after a conflict or while the database is away: the first, and the longest.
+RETRY_FIRST_SECONDS: Final = 0.005
+RETRY_LAST_SECONDS: Final = 0.5
+
+_opened: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
+#: Connections that a forked child inherited: neither used nor closed there, for they are the parent's.
+_inherited: Final[list[Any]] = []
+
+
+class Store:
+    """One database that holds logs, coordinators and groups; safe to share between threads."""
+
+    def __init__(
+        self, backend: Backend, url: DatabaseUrl, engine: Engine, *, schema: str, limits: Limits, clock: Clock | None
+    ) -> None:
+        """Use `open_store` instead: it checks what it opens."""
+        self.backend = backend
+        self.url = url
+        self.engine = engine
+        self.schema = schema
+        self.limits = limits
+        self.clock = clock
+        self.store_uuid = ""
+        self._announcer: Announcer | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._random = random.Random()
+        _opened.add(self)
+
+    def __repr__(self) -> str:
+        """Return the address without its password."""
+        return f"Store({str(self.url)!r})"
+
+    def __enter__(self) -> Self:
+        """Return the store."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def write(
+        self,
+        work: Callable[[Connection], Result],
+        *,
+        wakes_readers: bool = False,
+        retry_timeout_ms: int | None = None,
+    ) -> Result:
+        """Run `work` in one database transaction, commit it, and return what it returned.
+
+        `work` is run again from the start if the database made it the victim of a conflict or was away for a moment,
+        so it has no effects but those on its connection.  An error of its own rolls back and comes out as it is.
+        With `wakes_readers`, waiting readers are told after the commit.
+
+        Raises:
+            OutcomeUnknown: the connection broke during COMMIT; repeat the same call only if it recognises itself.
+            TxnStoreError: any other error of the database; nothing was changed.
+        """
+        result = self._attempt(work, Access.WRITE, retry_timeout_ms)
+        self.backend.after_commit(self.engine)
+        if wakes_readers:
+            self.announce()
+        return result
+
+    def read(self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None) -> Result:
+        """Run `work` on one snapshot of the database and return what it returned.
+
+        Raises:
+            TxnStoreError: the database refused or cannot be reached.
+        """
+        return self._attempt(work, Access.READ, retry_timeout_ms)
+
+    def waiter(self) -> Waiter:
+        """Return what one reader waits on until somebody has committed something; close it after use."""
+        self._refuse_if_closed()
+        return self.backend.waiter(self.engine, self.url, channel=self.channel)
+
+    @property
+    def channel(self) -> str:
+        """The name under which writers of this store wake its readers."""
+        return f"txnstore_{self.store_uuid.replace('-', '')}"
+
+    def announce(self) -> None:
+        """Wake readers that wait, in this process and others; only a hint, and only where they need one."""
+        if self._announcer is not None:
+            self._announcer.announce()
+
+    def prepare_announcements(self) -> None:
+        """Make ready to wake readers, once the store's identity is known; nothing is opened before it is needed."""
+        self._announcer = self.backend.announcer(self.url, channel=self.channel)
+
+    def close(self) -> None:
+        """Close every connection; a second call does nothing."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            announcer, self._announcer = self._announcer, None
+        if closed:
+            return
+        if announcer is not None:
+            announcer.close()
+        self.engine.dispose()
+        _opened.discard(self)
+
+    def forget_connections_after_fork(self) -> None:
+        """In a forked child: use none of the parent's connections, and leave them open for the parent."""
+        _inherited.append((self.engine.pool, self._announcer))
+        self.engine.dispose(close=False)
+        self.prepare_announcements()
+        self._lock = threading.Lock()
+        self._random = random.Random()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"the store {self.url} has been closed")
+
+    def _attempt(self, work: Callable[[Connection], Result], access: Access, retry_timeout_ms: int | None) -> Result:
+        timeout_ms = self.limits.retry_timeout_ms if retry_timeout_ms is None else retry_timeout_ms
+        deadline = time.monotonic() + timeout_ms / 1000
+        pause_seconds = RETRY_FIRST_SECONDS
+        while True:
+            self._refuse_if_closed()
+            try:
+                return self._run_once(work, access, deadline)
+            except (WriteConflict, StoreUnavailable, StoreBusy):
+                left_seconds = deadline - time.monotonic()
+                if left_seconds <= 0:
+                    raise
+            # Half of the pause is random, so that clients that met once do not meet again.
+            time.sleep(min(left_seconds, pause_seconds * self._random.uniform(0.5, 1)))
+            pause_seconds = min(pause_seconds * 2, RETRY_LAST_SECONDS)
+
+    def _run_once(self, work: Callable[[Connection], Result], access: Access, deadline: float) -> Result:
+        """Run one database transaction, whatever comes: at the end none is open."""
+        pool = self.engine.pool
+        connection = self._connect(deadline)
+        try:
+            return self._run_on(connection, work, access, deadline)
+        finally:
+            if self.engine.pool is not pool:
+                # The pool was disposed of meanwhile: nobody would ever close what comes back to it.
+                connection.invalidate()
+            connection.close()
+
+    def _run_on(
+        self, connection: Connection, work: Callable[[Connection], Result], access: Access, deadline: float
+    ) -> Result:
+        stage = Stage.STATEMENT
+        try:
+            self._begin(connection, access, deadline)
+            result = work(connection)
+            if access is Access.WRITE:
+                # What was only read is known, whatever becomes of the COMMIT.
+                stage = Stage.COMMIT
+            self._commit(connection, deadline)
+        except DBAPIError as error:
+            translated = self.backend.translate(error, stage)
+            self._abandon(connection, keep=not translated.outcome_unknown)
+            if translated.outcome_unknown:
+                # What this engine's other connections believe may be wrong as well.
+                self.engine.dispose()
+            raise translated from None
+        except BaseException:
+            # An interrupt while committing leaves the driver in the middle of its conversation: drop the connection.
+            self._abandon(connection, keep=stage is Stage.STATEMENT)
+            raise
+        return result
+
+    def _connect(self, deadline: float) -> Connection:
+        try:
+            return self._while_contended(self.engine.connect, deadline)
+        except DBAPIError as error:
+            raise self.backend.translate(error, Stage.CONNECT) from None
+        except PoolTimeoutError:
+            raise StoreBusy("every connection of this store is in use; nothing was changed") from None
+
+    def _begin(self, connection: Connection, access: Access, deadline: float) -> None:
+        self._while_contended(lambda: self.backend.begin(connection, access, self.limits), deadline)
+
+    def _commit(self, connection: Connection, deadline: float) -> None:
+        self._while_contended(lambda: self.backend.commit(connection), deadline)
+
+    def _while_contended(self, step: Callable[[], Result], deadline: float) -> Result:
+        """Repeat `step` while the database says that somebody else holds its lock."""
+        while True:
+            try:
+                return step()
+            except DBAPIError as error:
+                if not self.backend.is_contended(error) or time.monotonic() >= deadline:
+                    raise
+            time.sleep(CONTENTION_PAUSE_SECONDS * self._random.uniform(0.5, 1.5))
+
+    def _abandon(self, connection: Connection, *, keep: bool) -> None:
+        """End what is open on the connection; one that cannot say so is thrown away."""
+        try:
+            if keep and not connection.invalidated:
+                self.backend.rollback(connection)
+            else:
+                connection.invalidate()
+        except (SQLAlchemyError, TxnStoreError):
+            connection.invalidate()
+
+
+def connect_store(
+    url: str,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+    pool_size: int = 5,
+) -> Store:
+    """Return a store on the database at `url` before anybody has looked at it: for those who look after its tables.
+
+    Raises:
+        InvalidUrl: the URL cannot be understood or names no database.
+    """
+    address = parse_url(url)
+    opening.check_schema_name(schema)
+    backend = BACKENDS[address.kind]
+    limits = limits or Limits()
+    engine = backend.create_engine(address, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
+    return Store(backend, address, engine, schema=schema, limits=limits, clock=clock)
+
+
+def open_store(
+    url: str,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+    pool_size: int = 5,
+    create: bool = True,
+) -> Store:
+    """Open the store in the database at `url`; an empty database gets its tables first.
+
+    `schema` names the PostgreSQL schema that holds the tables.  `clock` stands in for the database server's clock.
+    Several processes may open an empty database at once: one creates the tables, the others wait for it.
+
+    Raises:
+        InvalidUrl: the URL cannot be understood or names no database.
+        SchemaOutdated, SchemaTooNew, ForeignSchema: the tables there are not those of this version.
+        TxnStoreError: the database cannot be reached or refuses.
+    """
+    store = connect_store(url, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
+    try:
+        store.store_uuid = opening.ensure_tables(store, create=create)
+        store.prepare_announcements()
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_opened):
+        store.forget_connections_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,136 @@
+"""This file is database URLs: parsed once, checked, and never printed with their password."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from txnstore.errors import InvalidUrl
+
+_KINDS: Final = {
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "postgresql+psycopg": "postgresql",
+}
+_FORMS: Final = "sqlite:///path/to/file.db or postgresql://user:password@host:port/database"
+
+#: Parts of a PostgreSQL URL that libpq also takes as options behind the question mark.
+_PARTS: Final = {"user": "username", "password": "password", "dbname": "database"}
+#: Options that hold a secret; SQLAlchemy would show them in the engine's text form.
+_SECRET_OPTIONS: Final = ("sslpassword",)
+#: Options that may come several times: one for each server.
+_OPTIONS_BY_HOST: Final = frozenset({"host", "port"})
+_PORT_MAX: Final = 65535
+
+
+@dataclass(frozen=True)
+class DatabaseUrl:
+    """The address of one database; its text forms never show the password."""
+
+    kind: str
+    """`sqlite` or `postgresql`."""
+
+    url: URL = field(repr=False)
+    secret_options: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """Options of the connection that are not in `url`, so that nothing made of it prints them."""
+
+    def __str__(self) -> str:
+        """Return the URL with the password, and every option that may hold one, left out."""
+        return self.url.set(query={}).render_as_string(hide_password=True)
+
+    def __repr__(self) -> str:
+        """Return the same as `str`, for tracebacks and logs."""
+        return f"DatabaseUrl({str(self)!r})"
+
+
+def parse_url(text: object) -> DatabaseUrl:
+    """Return the database that `text` names.
+
+    Raises:
+        InvalidUrl: it is not a URL, or not of a kind that txnstore supports. The text is not repeated: a URL that
+            cannot be understood may hold a password anywhere.
+    """
+    if not isinstance(text, str):
+        raise InvalidUrl(f"a database URL is text like {_FORMS}, not {type(text).__name__}")
+    if not text.isprintable():
+        raise InvalidUrl(f"the database URL holds unprintable characters; expected {_FORMS}")
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise InvalidUrl(f"the database URL cannot be understood; expected {_FORMS}") from None
+    kind = _KINDS.get(url.drivername)
+    if kind is None:
+        raise InvalidUrl(f"txnstore has no support for this kind of database; expected {_FORMS}")
+    if not all(part.isprintable() for part in _parts_to_show(url)):
+        # What was percent-encoded shows only now; a NUL would cut the name, a line break would forge a log.
+        raise InvalidUrl(f"the database URL holds unprintable characters; expected {_FORMS}")
+    return _parse_sqlite(url) if kind == "sqlite" else _parse_postgresql(url, text)
+
+
+def _parts_to_show(url: URL) -> Iterator[str]:
+    for part in (url.username, url.host, url.database, *url.query.values()):
+        yield from (part,) if isinstance(part, str) else part or ()
+
+
+def _parse_sqlite(url: URL) -> DatabaseUrl:
+    if url.host or url.port or url.username or url.password:
+        raise InvalidUrl("an SQLite URL has three slashes before a relative path and four before an absolute one")
+    if url.query:
+        raise InvalidUrl("an SQLite URL takes no options: only sqlite:///path/to/file.db")
+    return DatabaseUrl("sqlite", url)
+
+
+def _parse_postgresql(url: URL, text: str) -> DatabaseUrl:
+    if text.partition("?")[0].count("@") > 1:
+        # The part behind the first one would be taken for the host, and printed.
+        raise InvalidUrl("the PostgreSQL URL holds several @; one in the user or the password is written %40")
+    url = _with_parts_from_options(url)
+    if not url.database:
+        raise InvalidUrl("the PostgreSQL URL names no database; add /name after the host")
+    if any(mark in url.database for mark in "@/"):
+        # With a slash too many, what follows may be the user and the password.
+        raise InvalidUrl("the PostgreSQL URL has an @ or a slash in the database's name; is there a slash too many?")
+    if "\0" in (url.password or ""):
+        raise InvalidUrl("the password in the PostgreSQL URL holds a NUL")
+    if url.port is not None and not 1 <= url.port <= _PORT_MAX:
+        raise InvalidUrl(f"the port in the PostgreSQL URL is not one of 1 to {_PORT_MAX}")
+    _check_options(url)
+    secrets = {name: str(url.query[name]) for name in _SECRET_OPTIONS if name in url.query}
+    return DatabaseUrl("postgresql", url.difference_update_query(secrets), secrets)
+
+
+def _with_parts_from_options(url: URL) -> URL:
+    for option, part in _PARTS.items():
+        value = url.query.get(option)
+        if value is None:
+            continue
+        if getattr(url, part) or not isinstance(value, str):
+            raise InvalidUrl(f"the PostgreSQL URL names its {option} twice")
+        components: dict[str, Any] = {part: value}
+        url = url.difference_update_query([option]).set(**components)
+    return url
+
+
+def _check_options(url: URL) -> None:
+    """Refuse options that libpq does not know; a value that it does not know shows when it connects."""
+    for name, value in url.query.items():
+        if not isinstance(value, str) and name not in _OPTIONS_BY_HOST:
+            raise InvalidUrl("the PostgreSQL URL has the same option twice")
+    try:
+        make_conninfo(**dict.fromkeys(url.query, ""))
+    except (psycopg.Error, TypeError, ValueError):
+        raise InvalidUrl("the PostgreSQL URL has an option that PostgreSQL's client library does not know") from None
+    dialect: Any = PGDialect_psycopg
+    try:
+        dialect().create_connect_args(url)
+    except (ArgumentError, ValueError):
+        raise InvalidUrl("the hosts and ports among the options of the PostgreSQL URL do not fit together") from None

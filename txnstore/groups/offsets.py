@@ -1,0 +1,276 @@
+"""This file is the offsets of groups: committed by themselves, or pending until their transaction ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import BindParameter, Connection, bindparam, delete, exists, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
+from txnstore.db.server_time import server_now_ms
+from txnstore.db.settings import read_store_settings
+from txnstore.errors import InvalidRequest, UnstableOffsetCommit
+from txnstore.groups.commit_rules import (
+    GroupView,
+    Member,
+    check_commit,
+    check_group_id,
+    check_offsets,
+    is_storable_text,
+)
+from txnstore.model import NO_PRODUCER, OFFSET_MAX, GroupMembership, OffsetAndMetadata, ProducerIdentity
+
+LEADER_EPOCH_MAX: Final = 2**31 - 1
+
+# The row lock is the group's coordinator: commits of one group follow each other, and a transaction's offsets are
+# counted in at one moment. It is taken after the heads of partitions, never before.
+_LOCK: Final = select(groups.c.group_id).where(groups.c.group_id == bindparam("of_group_id")).with_for_update()
+# The same lock, taken by counting one more commit.
+_COUNT: Final = (
+    update(groups)
+    .where(groups.c.group_id == bindparam("of_group_id"))
+    .values(commit_number=groups.c.commit_number + 1, last_update_ms=server_now_ms())
+    .returning(
+        groups.c.generation,
+        groups.c.commit_number,
+        groups.c.last_update_ms,
+        exists().where(group_members.c.group_id == groups.c.group_id).label("has_members"),
+    )
+)
+_INSERT_GROUP: Final = (
+    upsert(groups)
+    .values(generation=0, commit_number=0, last_update_ms=server_now_ms())
+    .on_conflict_do_nothing(index_elements=[groups.c.group_id])
+)
+_MEMBERS: Final = select(group_members.c.member_id, group_members.c.group_instance_id).where(
+    group_members.c.group_id == bindparam("of_group_id")
+)
+_OFFSET_COLUMNS: Final = (
+    "committed_offset",
+    "leader_epoch",
+    "offset_metadata",
+    "commit_ms",
+    "commit_number",
+    "producer_id",
+    "producer_epoch",
+)
+_INSERT_OFFSET: Final = upsert(group_offsets)
+_COMMIT: Final = _INSERT_OFFSET.on_conflict_do_update(
+    index_elements=[group_offsets.c.group_id, group_offsets.c.partition_id],
+    set_={name: _INSERT_OFFSET.excluded[name] for name in _OFFSET_COLUMNS},
+)
+_INSERT_PENDING: Final = upsert(pending_group_offsets)
+_PEND: Final = _INSERT_PENDING.on_conflict_do_update(
+    index_elements=[
+        pending_group_offsets.c.group_id,
+        pending_group_offsets.c.partition_id,
+        pending_group_offsets.c.producer_id,
+    ],
+    set_={
+        name: _INSERT_PENDING.excluded[name]
+        for name in (
+            "producer_epoch",
+            "pending_offset",
+            "leader_epoch",
+            "offset_metadata",
+            "commit_ms",
+            "commit_number",
+        )
+    },
+)
+_THESE_PENDING: Final = (pending_group_offsets.c.group_id == bindparam("of_group_id")) & (
+    pending_group_offsets.c.producer_id == bindparam("of_producer_id")
+)
+# What was pending becomes committed, unless a plain commit came after it: the later word holds.
+_COUNT_IN_SOURCE: Final = upsert(group_offsets).from_select(
+    [
+        "group_id",
+        "partition_id",
+        "committed_offset",
+        "leader_epoch",
+        "offset_metadata",
+        "commit_ms",
+        "commit_number",
+        "producer_id",
+        "producer_epoch",
+    ],
+    select(
+        pending_group_offsets.c.group_id,
+        pending_group_offsets.c.partition_id,
+        pending_group_offsets.c.pending_offset,
+        pending_group_offsets.c.leader_epoch,
+        pending_group_offsets.c.offset_metadata,
+        pending_group_offsets.c.commit_ms,
+        pending_group_offsets.c.commit_number,
+        pending_group_offsets.c.producer_id,
+        pending_group_offsets.c.producer_epoch,
+    ).where(_THESE_PENDING),
+)
+_COUNT_IN: Final = _COUNT_IN_SOURCE.on_conflict_do_update(
+    index_elements=[group_offsets.c.group_id, group_offsets.c.partition_id],
+    set_={name: _COUNT_IN_SOURCE.excluded[name] for name in _OFFSET_COLUMNS},
+    where=group_offsets.c.commit_number < _COUNT_IN_SOURCE.excluded.commit_number,
+)
+_DROP_PENDING: Final = delete(pending_group_offsets).where(_THESE_PENDING)
+_IN_PARTITIONS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
+_READ: Final = (
+    select(
+        group_offsets.c.partition_id,
+        group_offsets.c.committed_offset,
+        group_offsets.c.leader_epoch,
+        group_offsets.c.offset_metadata,
+    )
+    .where(group_offsets.c.group_id == bindparam("of_group_id"))
+    .where(group_offsets.c.partition_id.in_(_IN_PARTITIONS))
+)
+_READ_PENDING: Final = (
+    select(pending_group_offsets.c.partition_id)
+    .where(pending_group_offsets.c.group_id == bindparam("of_group_id"))
+    .where(pending_group_offsets.c.partition_id.in_(_IN_PARTITIONS))
+    .distinct()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffsets:
+    """What a group has consumed, in one snapshot."""
+
+    offsets: Mapping[int, OffsetAndMetadata]
+    """By partition id; a partition without a committed offset is left out."""
+
+    unstable: frozenset[int]
+    """The partitions whose offsets an open transaction may still change."""
+
+
+def commit_offsets(
+    connection: Connection,
+    committer: GroupMembership,
+    offsets: Mapping[int, OffsetAndMetadata],
+    *,
+    producer: ProducerIdentity = NO_PRODUCER,
+) -> None:
+    """Commit offsets by partition id: by themselves, or together with the transaction of `producer` that commits now.
+
+    Raises:
+        InvalidGroupId, InvalidRequest, OffsetMetadataTooLarge: the group or an offset is not of the documented form.
+        IllegalGeneration, UnknownMember, FencedInstance: see `commit_rules.check_commit`.
+    """
+    _check_request(connection, committer, offsets)
+    lock = _lock_for_commit(connection, committer, is_transactional=producer != NO_PRODUCER)
+    if offsets:
+        connection.execute(_COMMIT, _rows(committer.group_id, offsets, lock, producer, "committed_offset"))
+
+
+def add_pending_offsets(
+    connection: Connection,
+    committer: GroupMembership,
+    offsets: Mapping[int, OffsetAndMetadata],
+    producer: ProducerIdentity,
+) -> None:
+    """Let the open transaction of `producer` hold offsets, which count once it commits (TxnOffsetCommit).
+
+    Raises:
+        InvalidGroupId, InvalidRequest, OffsetMetadataTooLarge: the group or an offset is not of the documented form.
+        IllegalGeneration, UnknownMember, FencedInstance: see `commit_rules.check_commit`.
+    """
+    _check_request(connection, committer, offsets)
+    lock = _lock_for_commit(connection, committer, is_transactional=True)
+    if offsets:
+        connection.execute(_PEND, _rows(committer.group_id, offsets, lock, producer, "pending_offset"))
+
+
+def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], producer_id: int, *, commit: bool) -> None:
+    """Count in, or drop, the offsets that a transaction holds; nothing is left to do if it was done before."""
+    for group_id in sorted(group_ids):
+        these = {"of_group_id": group_id, "of_producer_id": producer_id}
+        connection.execute(_LOCK, {"of_group_id": group_id})
+        if commit:
+            connection.execute(_COUNT_IN, these)
+        connection.execute(_DROP_PENDING, these)
+
+
+def read_offsets(connection: Connection, group_id: str, partition_ids: Iterable[int]) -> CommittedOffsets:
+    """Return what the group has committed in these partitions, and where an open transaction holds offsets."""
+    of = {"of_group_id": group_id, "partition_ids": list(partition_ids)}
+    rows = connection.execute(_READ, of)
+    offsets = {row[0]: OffsetAndMetadata(*row[1:]) for row in rows}
+    return CommittedOffsets(offsets, frozenset(connection.execute(_READ_PENDING, of).scalars()))
+
+
+def read_stable_offsets(connection: Connection, group_id: str, partition_ids: Iterable[int]) -> CommittedOffsets:
+    """Return the same, or refuse while any of it may still change (KIP-447).
+
+    Raises:
+        UnstableOffsetCommit: an open transaction holds offsets of one of the partitions; ask again later.
+    """
+    committed = read_offsets(connection, group_id, partition_ids)
+    if committed.unstable:
+        raise UnstableOffsetCommit(
+            f"an open transaction holds offsets of group {group_id[:80]!r} in {len(committed.unstable)} partitions"
+        )
+    return committed
+
+
+@dataclass(frozen=True, slots=True)
+class _LockedGroup:
+    commit_number: int
+    now_ms: int
+
+
+def _check_request(
+    connection: Connection, committer: GroupMembership, offsets: Mapping[int, OffsetAndMetadata]
+) -> None:
+    check_group_id(committer.group_id)
+    for offset in offsets.values():
+        if (
+            isinstance(offset.offset, bool)
+            or not isinstance(offset.offset, int)
+            or not 0 <= offset.offset <= OFFSET_MAX
+        ):
+            raise InvalidRequest(f"a committed offset is a number from 0 to {OFFSET_MAX}, not {offset.offset!r}")
+        if type(offset.leader_epoch) is not int or not -1 <= offset.leader_epoch <= LEADER_EPOCH_MAX:
+            raise InvalidRequest(f"a leader epoch is a number from -1 to {LEADER_EPOCH_MAX}")
+        if not isinstance(offset.metadata, str) or not is_storable_text(offset.metadata):
+            raise InvalidRequest("the metadata of an offset is text without NUL and half surrogate pairs")
+    if any(offset.metadata for offset in offsets.values()):
+        # The setting is only asked for when there is something to measure.
+        check_offsets(list(offsets.values()), read_store_settings(connection)["offset.metadata.max.bytes"])
+
+
+def _lock_for_commit(connection: Connection, committer: GroupMembership, *, is_transactional: bool) -> _LockedGroup:
+    """Lock the group, made if it is not there, count one more commit, and check the committer."""
+    of = {"of_group_id": committer.group_id}
+    row = connection.execute(_COUNT, of).one_or_none()
+    if row is None:
+        check_commit(None, committer, is_transactional=is_transactional)
+        connection.execute(_INSERT_GROUP, {"group_id": committer.group_id})
+        row = connection.execute(_COUNT, of).one()
+    members = [Member(*member) for member in connection.execute(_MEMBERS, of)] if row.has_members else []
+    check_commit(GroupView(row.generation, members), committer, is_transactional=is_transactional)
+    return _LockedGroup(row.commit_number, row.last_update_ms)
+
+
+def _rows(
+    group_id: str,
+    offsets: Mapping[int, OffsetAndMetadata],
+    lock: _LockedGroup,
+    producer: ProducerIdentity,
+    offset_column: str,
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "group_id": group_id,
+            "partition_id": partition_id,
+            offset_column: offset.offset,
+            "leader_epoch": offset.leader_epoch,
+            "offset_metadata": offset.metadata,
+            "commit_ms": lock.now_ms,
+            "commit_number": lock.commit_number,
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.epoch,
+        }
+        for partition_id, offset in sorted(offsets.items())
+    ]

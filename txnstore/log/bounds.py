@@ -1,0 +1,125 @@
+"""This file is how far a reader may go: log start, high watermark and last stable offset, and the offset at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, func, select
+
+from txnstore.db.schema import partition_heads, producer_states, record_batches
+from txnstore.errors import InvalidTimestamp, UnknownTopicOrPartition
+from txnstore.log.codec import TIMESTAMP_MS_MAX, decode
+from txnstore.model import IsolationLevel
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds of one partition's log in one snapshot."""
+
+    partition_id: int
+    log_start_offset: int
+    """The first offset that can be read."""
+
+    high_watermark: int
+    """The offset that the next record will get."""
+
+    last_stable_offset: int
+    """The first offset of the oldest open transaction, or the high watermark if none is open."""
+
+    def end(self, isolation: IsolationLevel) -> int:
+        """Return the offset that a reader of this isolation level does not reach."""
+        return self.last_stable_offset if isolation is IsolationLevel.READ_COMMITTED else self.high_watermark
+
+
+# The partial index on open transactions answers the inner query with one look, however long the log is.
+_FIRST_OPEN: Final = (
+    select(func.min(producer_states.c.transaction_first_offset))
+    .where(producer_states.c.partition_id == partition_heads.c.partition_id)
+    .where(producer_states.c.transaction_first_offset.is_not(None))
+    .correlate(partition_heads)
+    .scalar_subquery()
+)
+# One statement, so one snapshot: the bounds of all partitions belong together, on both databases.
+_BOUNDS: Final = (
+    select(
+        partition_heads.c.partition_id,
+        partition_heads.c.log_start_offset,
+        partition_heads.c.next_offset,
+        func.coalesce(_FIRST_OPEN, partition_heads.c.next_offset),
+    )
+    .where(partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
+    .order_by(partition_heads.c.partition_id)
+)
+# The first batch whose running maximum reaches a time is the first one with a timestamp that does. After retention
+# or compaction the maximum may come from a batch that is gone, so the batch's own is asked as well.
+_AT_TIME: Final = (
+    select(record_batches)
+    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
+    .where(record_batches.c.running_max_timestamp_ms >= bindparam("at_ms"))
+    .where(record_batches.c.max_timestamp_ms >= bindparam("at_ms"))
+    .where(record_batches.c.control_type.is_(None))
+    .where(record_batches.c.base_offset < bindparam("end_offset"))
+    .where(record_batches.c.last_offset >= bindparam("start_offset"))
+    .order_by(record_batches.c.running_max_timestamp_ms, record_batches.c.last_offset)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndTimestamp:
+    """A record's place and its timestamp."""
+
+    offset: int
+    timestamp_ms: int
+
+
+def read_bounds(connection: Connection, partition_ids: Iterable[int]) -> dict[int, Bounds]:
+    """Return the bounds of these partitions, all of one snapshot.
+
+    Raises:
+        UnknownTopicOrPartition: one of them is not in this database.
+    """
+    wanted = list(dict.fromkeys(partition_ids))
+    rows = connection.execute(_BOUNDS, {"partition_ids": wanted})
+    bounds = {row[0]: Bounds(*row) for row in rows}
+    for partition_id in wanted:
+        if partition_id not in bounds:
+            raise UnknownTopicOrPartition(
+                f"there is no partition with id {partition_id} in this database; was its topic deleted?"
+            )
+    return bounds
+
+
+def last_stable_offset(connection: Connection, partition_id: int) -> int:
+    """Return the partition's last stable offset."""
+    return read_bounds(connection, [partition_id])[partition_id].last_stable_offset
+
+
+def offset_for_time(
+    connection: Connection, partition_id: int, timestamp_ms: int, isolation: IsolationLevel
+) -> OffsetAndTimestamp | None:
+    """Return the first record with this timestamp or a later one; None if there is none that the reader may see.
+
+    As in Kafka, records of aborted transactions count, but nothing at or past the last stable offset does for a
+    reader of committed records.
+
+    Raises:
+        InvalidTimestamp: the time is no whole number that a timestamp could be; before 1970 is before everything.
+        UnknownTopicOrPartition: the partition is not in this database.
+        CorruptBatch: the batch that holds the record is damaged.
+    """
+    if type(timestamp_ms) is not int or timestamp_ms > TIMESTAMP_MS_MAX:
+        raise InvalidTimestamp(f"a time is a number of milliseconds up to {TIMESTAMP_MS_MAX}")
+    bounds = read_bounds(connection, [partition_id])[partition_id]
+    parameters = {
+        "of_partition_id": partition_id,
+        "at_ms": max(timestamp_ms, 0),
+        "end_offset": bounds.end(isolation),
+        "start_offset": bounds.log_start_offset,
+    }
+    for row in connection.execute(_AT_TIME, parameters):
+        for offset, record_ms, *_ in decode(row).rows(bounds.log_start_offset):
+            if record_ms >= timestamp_ms:
+                return OffsetAndTimestamp(offset, record_ms)
+    return None

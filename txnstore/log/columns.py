@@ -1,0 +1,183 @@
+"""This file is the columns of a record batch: many integers or many byte strings as one value that SQL can open.
+
+Integers become a flat JSON array in which all numbers have the same width, padded with spaces in front, as JSON
+allows: `[  0, 95,190]`.  So the n-th number is found by arithmetic, without reading the array up to it, and the
+width follows from the length of the text.  The view `records` lives on this.
+
+Byte strings become one string of bytes, the positions where each begins and ends (an Arrow offsets buffer), and the
+indexes of those that are null.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, repeat
+from types import NoneType
+from typing import Final
+
+from txnstore.errors import InvalidRecord, RecordTooLarge
+from txnstore.log.compression import Codec, DecompressionFailed, decompress
+
+#: What either database takes in one column, with room to spare: PostgreSQL 1 GiB, SQLite 10**9 bytes.
+COLUMN_BYTES_MAX: Final = 900_000_000
+
+_INTEGERS: Final = {int}
+_NULLS: Final = {NoneType}
+_BYTES_AND_NULLS: Final = {bytes, NoneType}
+
+
+class DamagedColumn(Exception):
+    """A column does not hold what this file writes."""
+
+
+def pack_integers(numbers: Sequence[int]) -> str:
+    """Return at least one number as a flat JSON array of numbers of one width."""
+    distinct = set(numbers)
+    width = max(len(str(min(distinct))), len(str(max(distinct))))
+    if len(distinct) * 4 > len(numbers):
+        return f"[{_padded(numbers, width)}]"
+    # Timestamps of a batch are often few: each is written out once.
+    texts = {number: f"{number:{width}}" for number in distinct}
+    return f"[{','.join(map(texts.__getitem__, numbers))}]"
+
+
+def _pack_positions(positions: list[int]) -> str:
+    """Return what `pack_integers` would, for numbers that ascend from 0, in less time."""
+    width = len(str(positions[-1]))
+    shorter = bisect_left(positions, 10 ** (width - 1)) if width > 1 else 0
+    # Most are of the full width: Python's own way to write a list is the fastest there is.
+    full = repr(positions[shorter:])[1:-1].replace(" ", "")
+    return f"[{_padded(positions[:shorter], width)},{full}]" if shorter else f"[{full}]"
+
+
+def _padded(numbers: Sequence[int], width: int) -> str:
+    # One format for all of them takes less than half the time of formatting each.
+    return (f"%{width}d," * len(numbers) % tuple(numbers))[:-1]
+
+
+def unpack_integers(text: str, what: str) -> list[int]:
+    """Return the numbers of a flat JSON array; `what` is the column's name.
+
+    Raises:
+        DamagedColumn: that is not what the text holds.
+    """
+    try:
+        numbers = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        raise DamagedColumn(f"{what} is not JSON") from None
+    if type(numbers) is not list or set(map(type, numbers)) != _INTEGERS:
+        raise DamagedColumn(f"{what} is not an array of integers")
+    return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBytes:
+    """Keys or values on their way into the table; the data is not compressed yet."""
+
+    positions: str | None
+    nulls: str | None
+    data: bytes | None
+
+
+_ALL_NULL: Final = PackedBytes(positions=None, nulls=None, data=None)
+
+
+def pack_bytes(cells: Sequence[bytes | None], what: str) -> PackedBytes:
+    """Return at least one key or value as columns; `what` is "key" or "value".
+
+    Raises:
+        InvalidRecord: one is neither bytes, bytearray, memoryview nor None.
+        RecordTooLarge: together they take more than COLUMN_BYTES_MAX.
+    """
+    kinds = set(map(type, cells))
+    if kinds == _NULLS:
+        return _ALL_NULL
+    if not kinds <= _BYTES_AND_NULLS:
+        cells = [_as_bytes(cell, what, index) for index, cell in enumerate(cells)]
+    nulls = None
+    if NoneType in kinds:
+        nulls = pack_integers([index for index, cell in enumerate(cells) if cell is None])
+        # What is null takes no room.
+        cells = [cell or b"" for cell in cells]
+    positions = list(accumulate(map(len, cells), initial=0))  # type: ignore[arg-type]  # no cell is None any more
+    if positions[-1] > COLUMN_BYTES_MAX:
+        raise RecordTooLarge(f"the {what}s of the batch take {positions[-1]} bytes; {COLUMN_BYTES_MAX} fit")
+    return PackedBytes(
+        positions=_pack_positions(positions),
+        nulls=nulls,
+        data=b"".join(cells),  # type: ignore[arg-type]  # as above
+    )
+
+
+def _as_bytes(cell: object, what: str, index: int) -> bytes | None:
+    if cell is None:
+        return None
+    if isinstance(cell, (bytes, bytearray, memoryview)):
+        return bytes(cell)
+    hint = f"; encode it first: {what}.encode()" if isinstance(cell, str) else ""
+    raise InvalidRecord(
+        f"record {index} of the batch: its {what} is {type(cell).__name__}, but a {what} is bytes or None{hint}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BytesColumn:
+    """Keys or values as they are read: `data`, where each begins and the last one ends, and which of them are null.
+
+    Without positions every one is null.
+    """
+
+    data: bytes
+    positions: Sequence[int] | None
+    nulls: Sequence[int] = ()
+
+    def cells(self, first_index: int = 0) -> Iterable[bytes | None]:
+        """Return each byte string or None, from the one with number `first_index` on."""
+        if self.positions is None:
+            return repeat(None)
+        data = self.data
+        positions = self.positions[first_index:] if first_index else self.positions
+        cells: list[bytes | None] = [data[start:end] for start, end in pairwise(positions)]
+        for index in self.nulls:
+            if index >= first_index:
+                cells[index - first_index] = None
+        return cells
+
+
+def unpack_bytes(
+    positions_text: str | None, nulls_text: str | None, data: bytes | None, *, count: int, codec: Codec, what: str
+) -> BytesColumn:
+    """Return `count` keys or values; `what` is "key" or "value".
+
+    Raises:
+        DamagedColumn: the columns do not fit together.
+        UnsupportedCompression: the package that implements the codec is not installed.
+    """
+    if positions_text is None:
+        if data is not None or nulls_text is not None:
+            raise DamagedColumn(f"there is {what}_data or null_{what}s without {what}_positions")
+        return BytesColumn(data=b"", positions=None)
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise DamagedColumn(f"there is {what}_positions without bytes in {what}_data")
+    positions = unpack_integers(positions_text, f"{what}_positions")
+    if len(positions) != count + 1 or positions[0] != 0 or positions != sorted(positions):
+        raise DamagedColumn(f"{what}_positions is not {count + 1} ascending numbers from 0 on")
+    if positions[-1] > COLUMN_BYTES_MAX:
+        raise DamagedColumn(f"{what}_positions ends above {COLUMN_BYTES_MAX}")
+    try:
+        plain = decompress(codec, bytes(data), positions[-1])
+    except DecompressionFailed as error:
+        raise DamagedColumn(f"{what}_data: {error}") from None
+    return BytesColumn(data=plain, positions=positions, nulls=_unpack_nulls(nulls_text, count, what))
+
+
+def _unpack_nulls(nulls_text: str | None, count: int, what: str) -> Sequence[int]:
+    if nulls_text is None:
+        return ()
+    nulls = unpack_integers(nulls_text, f"null_{what}s")
+    if min(nulls) < 0 or max(nulls) >= count:
+        raise DamagedColumn(f"null_{what}s names records that are not there")
+    return nulls

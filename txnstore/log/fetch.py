@@ -1,0 +1,147 @@
+"""This file is the fetch: what a reader gets from a position on, without markers and aborted records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, and_, bindparam, not_, or_, select
+
+from txnstore.db.schema import finished_transactions, record_batches
+from txnstore.errors import OffsetOutOfRange
+from txnstore.log.bounds import Bounds, read_bounds
+from txnstore.log.codec import decode
+from txnstore.log.record_batch import RecordBatch
+from txnstore.model import ControlType, IsolationLevel
+
+#: The bounds of a page; at least one batch comes, however large, so that a reader gets on.
+PAGE_RECORDS_MAX: Final = 10_000
+PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+#: How many batches a page looks at; what is aborted or a marker costs a reader no page of its own.
+PAGE_BATCHES_MAX: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a reader gets of one partition."""
+
+    bounds: Bounds
+    batches: tuple[RecordBatch, ...]
+    """Batches with records for the reader; the first one may begin before the position it asked for."""
+
+    next_offset: int
+    """Where to go on: behind the last batch, or behind whatever was skipped after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How much still fits a page."""
+
+    records: int
+    size_bytes: int
+
+
+_IN_RANGE: Final = and_(
+    record_batches.c.partition_id == bindparam("of_partition_id"),
+    record_batches.c.last_offset >= bindparam("from_offset"),
+    record_batches.c.base_offset < bindparam("end_offset"),
+    record_batches.c.control_type.is_(None),
+)
+# A transaction has an epoch of its own (KIP-890), so this finds how the one that a batch belongs to ended.
+_COMMITTED: Final = or_(
+    not_(record_batches.c.is_transactional),
+    select(finished_transactions.c.outcome)
+    .where(finished_transactions.c.partition_id == record_batches.c.partition_id)
+    .where(finished_transactions.c.producer_id == record_batches.c.producer_id)
+    .where(finished_transactions.c.producer_epoch == record_batches.c.producer_epoch)
+    .correlate(record_batches)
+    .scalar_subquery()
+    == int(ControlType.COMMIT),
+)
+_SIZES: Final = (
+    select(record_batches.c.last_offset, record_batches.c.record_count, record_batches.c.size_bytes)
+    .where(_IN_RANGE)
+    .order_by(record_batches.c.last_offset)
+    .limit(bindparam("batches_max"))
+)
+_BATCHES: Final = select(record_batches).where(_IN_RANGE).order_by(record_batches.c.last_offset)
+#: By isolation level: which batches make a page, and the batches themselves.
+_STATEMENTS: Final = {
+    IsolationLevel.READ_UNCOMMITTED: (_SIZES, _BATCHES),
+    IsolationLevel.READ_COMMITTED: (_SIZES.where(_COMMITTED), _BATCHES.where(_COMMITTED)),
+}
+
+
+def fetch(
+    connection: Connection,
+    positions: Mapping[int, int],
+    *,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    records_max: int = PAGE_RECORDS_MAX,
+    bytes_max: int = PAGE_BYTES_MAX,
+) -> dict[int, Page]:
+    """Return a page of each partition from the offset in `positions` on, all of one snapshot.
+
+    The whole page, over all partitions, holds about `records_max` records and `bytes_max` bytes of payload; a
+    partition that comes after the page is full gets an empty page and its position back.
+
+    Raises:
+        UnknownTopicOrPartition: a partition is not in this database.
+        OffsetOutOfRange: a position lies before the log's start or past its end.
+        CorruptBatch: a stored batch is damaged.
+    """
+    pages: dict[int, Page] = {}
+    room = _Room(records_max, bytes_max)
+    for partition_id, bounds in read_bounds(connection, positions).items():
+        position = positions[partition_id]
+        _check_position(bounds, position)
+        page = Page(bounds, (), position)
+        if room.records > 0 and room.size_bytes > 0:
+            page = _page(connection, bounds, position, isolation, room)
+        room = _Room(
+            room.records - sum(batch.record_count for batch in page.batches),
+            room.size_bytes - sum(batch.size_bytes for batch in page.batches),
+        )
+        pages[partition_id] = page
+    return pages
+
+
+def _check_position(bounds: Bounds, position: int) -> None:
+    if not bounds.log_start_offset <= position <= bounds.high_watermark:
+        raise OffsetOutOfRange(
+            f"partition id {bounds.partition_id}: offset {position} is not within"
+            f" {bounds.log_start_offset} to {bounds.high_watermark}"
+        )
+
+
+def _page(connection: Connection, bounds: Bounds, position: int, isolation: IsolationLevel, room: _Room) -> Page:
+    end_offset = bounds.end(isolation)
+    if position >= end_offset:
+        return Page(bounds, (), position)
+    sizes_statement, batches_statement = _STATEMENTS[isolation]
+    range_: dict[str, Any] = {
+        "of_partition_id": bounds.partition_id,
+        "from_offset": position,
+        "end_offset": end_offset,
+    }
+    # The sizes come first: payloads are read only of what fits the page.
+    sizes = connection.execute(sizes_statement, {**range_, "batches_max": PAGE_BATCHES_MAX}).all()
+    count, full = _fitting(sizes, room)
+    if count == 0:
+        return Page(bounds, (), end_offset)
+    if full:
+        range_["end_offset"] = sizes[count - 1].last_offset + 1
+    batches = tuple(decode(row) for row in connection.execute(batches_statement, range_))
+    return Page(bounds, batches, range_["end_offset"])
+
+
+def _fitting(sizes: Sequence[Any], room: _Room) -> tuple[int, bool]:
+    """Return how many batches make the page, and whether it is full: whether there may be more behind it."""
+    records = size_bytes = 0
+    for index, batch in enumerate(sizes):
+        records += batch.record_count
+        size_bytes += batch.size_bytes
+        if index > 0 and (records > room.records or size_bytes > room.size_bytes):
+            return index, True
+    return len(sizes), len(sizes) == PAGE_BATCHES_MAX

@@ -1,0 +1,160 @@
+"""This file is the rows of producers in partitions: read and written under the partition's lock, forgotten with age."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, union_all, update
+
+from txnstore.db.schema import producer_states, stores
+from txnstore.log.sequences import ProducerState, RecentBatch
+
+#: A producer in a partition: partition id, producer id.
+ProducerKey = tuple[int, int]
+
+_FIELDS_OF_BATCH: Final = 5
+
+# Read after the partition's head is locked, and in a statement of its own: PostgreSQL gives each statement a new
+# snapshot, so this one sees what the last holder of the lock committed. Joined to the locking statement, the rows
+# would be those from before the wait.
+_STATES: Final = select(producer_states).where(
+    tuple_(producer_states.c.partition_id, producer_states.c.producer_id).in_(bindparam("keys", expanding=True))
+)
+# The partial index on open transactions finds these, however many producers the partition has seen.
+_OPEN: Final = select(producer_states).where(
+    producer_states.c.partition_id.in_(bindparam("partition_ids", expanding=True)),
+    producer_states.c.transaction_first_offset.is_not(None),
+)
+_STATES_AND_OPEN: Final = union_all(_STATES, _OPEN)
+_OF_PARTITION: Final = (
+    select(producer_states)
+    .where(producer_states.c.partition_id == bindparam("of_partition_id"))
+    .order_by(producer_states.c.producer_id)
+)
+_INSERT: Final = insert(producer_states)
+_UPDATE: Final = (
+    update(producer_states)
+    .where(producer_states.c.partition_id == bindparam("of_partition_id"))
+    .where(producer_states.c.producer_id == bindparam("of_producer_id"))
+    .values(
+        producer_epoch=bindparam("new_epoch"),
+        recent_batches=bindparam("new_recent_batches"),
+        coordinator_epoch=bindparam("new_coordinator_epoch"),
+        last_timestamp_ms=bindparam("new_last_timestamp_ms"),
+        transaction_first_offset=bindparam("new_transaction_first_offset"),
+    )
+)
+# An open transaction keeps its producer, however old: it still needs its marker.
+_FORGET: Final = delete(producer_states).where(
+    producer_states.c.transaction_first_offset.is_(None),
+    producer_states.c.last_timestamp_ms <= bindparam("before_ms"),
+)
+_NEXT_PRODUCER_ID: Final = (
+    update(stores).values(next_producer_id=stores.c.next_producer_id + 1).returning(stores.c.next_producer_id)
+)
+
+
+def allocate_producer_id(connection: Connection) -> int:
+    """Return a producer id that nobody in the cluster has had before."""
+    return int(connection.execute(_NEXT_PRODUCER_ID).scalar_one()) - 1
+
+
+def read_producer_states(
+    connection: Connection, keys: Collection[ProducerKey], *, open_in: Iterable[int] = ()
+) -> dict[ProducerKey, ProducerState]:
+    """Return what the partitions know of these producers, and of all that have a transaction open in `open_in`.
+
+    Those that are unknown are left out.  The heads of the partitions must be locked: see `_STATES`.
+    """
+    partition_ids = list(open_in)
+    if partition_ids:
+        rows = connection.execute(_STATES_AND_OPEN, {"keys": list(keys), "partition_ids": partition_ids})
+    elif keys:
+        rows = connection.execute(_STATES, {"keys": list(keys)})
+    else:
+        return {}
+    return {(row.partition_id, row.producer_id): _state_from_row(row) for row in rows}
+
+
+def producers_of_partition(connection: Connection, partition_id: int) -> list[ProducerState]:
+    """Return every producer that the partition remembers, by producer id."""
+    return [_state_from_row(row) for row in connection.execute(_OF_PARTITION, {"of_partition_id": partition_id})]
+
+
+def save_producer_states(
+    connection: Connection, states: Mapping[ProducerKey, ProducerState], known: Mapping[ProducerKey, ProducerState]
+) -> None:
+    """Write `states`; `known` are those that have a row already. The heads of the partitions must be locked."""
+    new = [_row_of(key, state) for key, state in states.items() if key not in known]
+    changed = [_change_of(key, state) for key, state in states.items() if key in known]
+    if new:
+        connection.execute(_INSERT, new)
+    if changed:
+        connection.execute(_UPDATE, changed)
+
+
+def forget_producers(connection: Connection, *, before_ms: int) -> int:
+    """Forget producers without an open transaction that have been silent since `before_ms`; return how many.
+
+    Kafka's producer.id.expiration.ms (KIP-854): a batch that is repeated later than that is appended again.
+    """
+    return connection.execute(_FORGET, {"before_ms": before_ms}).rowcount
+
+
+def _state_from_row(row: Row[Any]) -> ProducerState:
+    return ProducerState(
+        producer_id=row.producer_id,
+        epoch=row.producer_epoch,
+        recent_batches=_recent_from_text(row.recent_batches),
+        coordinator_epoch=row.coordinator_epoch,
+        last_timestamp_ms=row.last_timestamp_ms,
+        transaction_first_offset=row.transaction_first_offset,
+    )
+
+
+def _row_of(key: ProducerKey, state: ProducerState) -> dict[str, Any]:
+    return {
+        "partition_id": key[0],
+        "producer_id": key[1],
+        "producer_epoch": state.epoch,
+        "recent_batches": _recent_to_text(state.recent_batches),
+        "coordinator_epoch": state.coordinator_epoch,
+        "last_timestamp_ms": state.last_timestamp_ms,
+        "transaction_first_offset": state.transaction_first_offset,
+    }
+
+
+def _change_of(key: ProducerKey, state: ProducerState) -> dict[str, Any]:
+    return {
+        "of_partition_id": key[0],
+        "of_producer_id": key[1],
+        "new_epoch": state.epoch,
+        "new_recent_batches": _recent_to_text(state.recent_batches),
+        "new_coordinator_epoch": state.coordinator_epoch,
+        "new_last_timestamp_ms": state.last_timestamp_ms,
+        "new_transaction_first_offset": state.transaction_first_offset,
+    }
+
+
+def _recent_to_text(batches: Sequence[RecentBatch]) -> str:
+    numbers = (
+        number
+        for batch in batches
+        for number in (
+            batch.first_sequence,
+            batch.last_sequence,
+            batch.base_offset,
+            batch.last_offset,
+            batch.timestamp_ms,
+        )
+    )
+    return f"[{','.join(map(str, numbers))}]"
+
+
+def _recent_from_text(text: str) -> tuple[RecentBatch, ...]:
+    numbers = json.loads(text)
+    return tuple(
+        RecentBatch(*numbers[start : start + _FIELDS_OF_BATCH]) for start in range(0, len(numbers), _FIELDS_OF_BATCH)
+    )

@@ -1,0 +1,302 @@
+"""This file is topics and their partitions: made, found, grown, configured and deleted."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, delete, func, insert, select
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.config import TOPIC_SETTINGS, Settings
+from txnstore.db.schema import (
+    finished_transactions,
+    group_offsets,
+    partition_heads,
+    partitions,
+    pending_group_offsets,
+    producer_states,
+    record_batches,
+    topic_configs,
+    topics,
+    transaction_partitions,
+)
+from txnstore.db.server_time import server_now_ms
+from txnstore.errors import (
+    InvalidPartitions,
+    InvalidTopic,
+    InvalidTransactionState,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+
+#: Kafka's limit: a folder name plus "-" and the partition must fit a file system (Topic.java).
+NAME_LENGTH_MAX: Final = 249
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
+PARTITIONS_MAX: Final = 100_000
+#: The database that holds every partition of a cluster of one.
+HOME_DATABASE_ID: Final = 1
+
+DEFAULT_TOPIC_SETTINGS: Final = Settings(TOPIC_SETTINGS, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it stands: its partitions' ids in the order of their numbers, and its settings."""
+
+    topic_id: int
+    name: str
+    topic_uuid: str
+    partition_ids: tuple[int, ...]
+    settings: Settings = field(compare=False, repr=False)
+    config: Mapping[str, str]
+    """The settings that were set, as text."""
+
+    def partition_id(self, number: int) -> int:
+        """Return the id of the partition with this number.
+
+        Raises:
+            UnknownTopicOrPartition: the topic has no such partition.
+        """
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self.partition_ids):
+            raise UnknownTopicOrPartition(
+                f"topic {self.name} has partitions 0 to {len(self.partition_ids) - 1}, not {number!r}"
+            )
+        return self.partition_ids[number]
+
+
+_BY_NAME: Final = select(topics.c.topic_id, topics.c.name, topics.c.topic_uuid).where(
+    topics.c.name.in_(bindparam("names", expanding=True))
+)
+_ALL_NAMES: Final = select(topics.c.name).order_by(topics.c.name)
+# A topic whose name differs only in dots and underscores: Kafka's metrics cannot tell them apart.
+_COLLIDING: Final = select(topics.c.name).where(
+    func.replace(topics.c.name, ".", "_") == bindparam("folded"), topics.c.name != bindparam("own_name")
+)
+_PARTITIONS: Final = (
+    select(partitions.c.topic_id, partitions.c.partition_id)
+    .where(partitions.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
+    .order_by(partitions.c.topic_id, partitions.c.partition_number)
+)
+_CONFIGS: Final = select(topic_configs).where(topic_configs.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
+# DO NOTHING: of two that create a topic at once, the second waits for the first and then finds its row.
+_INSERT: Final = (
+    upsert(topics)
+    .values(created_ms=server_now_ms())
+    .on_conflict_do_nothing(index_elements=[topics.c.name])
+    .returning(topics.c.topic_id)
+)
+# Creators and deleters of a topic's partitions wait for each other here.
+_LOCK: Final = select(topics.c.topic_id).where(topics.c.name == bindparam("of_name")).with_for_update()
+_IN_USE: Final = (
+    select(transaction_partitions.c.transactional_id)
+    .where(transaction_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
+    .limit(1)
+)
+
+
+def check_topic_name(name: object) -> None:
+    """Refuse a name that Kafka does not allow.
+
+    Raises:
+        InvalidTopic: it is not text, empty, too long, `.` or `..`, or has other characters than a-z A-Z 0-9 . _ -
+    """
+    if not isinstance(name, str):
+        raise InvalidTopic(f"a topic's name is text, not {type(name).__name__}")
+    if not name:
+        raise InvalidTopic("a topic's name is not empty")
+    if name in (".", ".."):
+        raise InvalidTopic('a topic\'s name is not "." or ".."')
+    if len(name) > NAME_LENGTH_MAX:
+        raise InvalidTopic(f"a topic's name has at most {NAME_LENGTH_MAX} characters, not {len(name)}")
+    if not _NAME.fullmatch(name):
+        raise InvalidTopic(f"a topic's name has only the characters a-z A-Z 0-9 . _ -; not {name[:80]!r}")
+
+
+def create_topic(
+    connection: Connection, name: str, *, partition_count: int = 1, config: Mapping[str, str] = MappingProxyType({})
+) -> Topic:
+    """Create a topic with empty partitions; it is there once the database transaction commits.
+
+    Raises:
+        InvalidTopic: Kafka does not allow the name, or it differs from another topic's only in dots and underscores.
+        InvalidPartitions: the number of partitions is not from 1 to 100,000.
+        InvalidConfiguration: a setting is unknown or its value is out of range.
+        TopicAlreadyExists: there is one of this name.
+    """
+    check_topic_name(name)
+    _check_partition_count(partition_count)
+    settings = Settings(TOPIC_SETTINGS, config)
+    _check_collision(connection, name)
+    topic_uuid = str(uuid.uuid4())
+    topic_id = connection.execute(_INSERT, {"name": name, "topic_uuid": topic_uuid}).scalar_one_or_none()
+    if topic_id is None:
+        raise TopicAlreadyExists(f"there is a topic {name} already")
+    if config:
+        connection.execute(
+            insert(topic_configs), [{"topic_id": topic_id, "name": key, "value": text} for key, text in config.items()]
+        )
+    partition_ids = _add_partitions(connection, topic_id, 0, partition_count)
+    return Topic(topic_id, name, topic_uuid, partition_ids, settings, dict(config))
+
+
+def ensure_topic(connection: Connection, name: str, *, partition_count: int = 1) -> Topic:
+    """Return the topic, created with default settings if it is not there: Kafka's auto-creation.
+
+    Raises:
+        InvalidTopic, InvalidPartitions: as `create_topic`.
+    """
+    check_topic_name(name)
+    found = find_topics(connection, [name])
+    if found:
+        return found[0]
+    try:
+        return create_topic(connection, name, partition_count=partition_count)
+    except TopicAlreadyExists:
+        # Somebody else created it while we waited for his row.
+        return get_topic(connection, name)
+
+
+def get_topic(connection: Connection, name: str) -> Topic:
+    """Return the topic.
+
+    Raises:
+        UnknownTopicOrPartition: there is none of this name.
+    """
+    found = find_topics(connection, [name])
+    if not found:
+        raise UnknownTopicOrPartition(f"there is no topic {str(name)[:NAME_LENGTH_MAX]!r}")
+    return found[0]
+
+
+def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
+    """Return those of the topics that there are, by name."""
+    # No database is asked for what is no name: some refuse the very characters.
+    rows = connection.execute(_BY_NAME, {"names": [name for name in names if _is_name(name)]}).all()
+    if not rows:
+        return []
+    topic_ids = [row.topic_id for row in rows]
+    ids_of: dict[int, list[int]] = {topic_id: [] for topic_id in topic_ids}
+    for topic_id, partition_id in connection.execute(_PARTITIONS, {"topic_ids": topic_ids}):
+        ids_of[topic_id].append(partition_id)
+    config_of: dict[int, dict[str, str]] = {topic_id: {} for topic_id in topic_ids}
+    for row in connection.execute(_CONFIGS, {"topic_ids": topic_ids}):
+        config_of[row.topic_id][row.name] = row.value
+    return sorted(
+        (
+            Topic(
+                row.topic_id,
+                row.name,
+                row.topic_uuid,
+                tuple(ids_of[row.topic_id]),
+                Settings(TOPIC_SETTINGS, config_of[row.topic_id]),
+                config_of[row.topic_id],
+            )
+            for row in rows
+        ),
+        key=lambda topic: topic.name,
+    )
+
+
+def list_topics(connection: Connection) -> list[str]:
+    """Return the names of all topics, sorted."""
+    return list(connection.execute(_ALL_NAMES).scalars())
+
+
+def grow_topic(connection: Connection, name: str, *, partition_count: int) -> Topic:
+    """Give the topic more partitions, `partition_count` in all.
+
+    Raises:
+        UnknownTopicOrPartition: there is no such topic.
+        InvalidPartitions: that is not more than it has.
+    """
+    _check_partition_count(partition_count)
+    topic = _locked_topic(connection, name)
+    present = len(topic.partition_ids)
+    if partition_count <= present:
+        raise InvalidPartitions(
+            f"topic {name} has {present} partitions already; it can only get more, not {partition_count}"
+        )
+    _add_partitions(connection, topic.topic_id, present, partition_count)
+    return get_topic(connection, name)
+
+
+def delete_topic(connection: Connection, name: str) -> None:
+    """Delete the topic, its records and everything that is remembered of its partitions.
+
+    Raises:
+        UnknownTopicOrPartition: there is no such topic.
+        InvalidTransactionState: an open transaction has written to it.
+    """
+    topic = _locked_topic(connection, name)
+    ids = {"partition_ids": list(topic.partition_ids)}
+    # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
+    heads = partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True))
+    connection.execute(
+        select(partition_heads.c.partition_id).where(heads).order_by(partition_heads.c.partition_id).with_for_update(),
+        ids,
+    )
+    holder = connection.execute(_IN_USE, ids).scalar_one_or_none()
+    if holder is not None:
+        raise InvalidTransactionState(
+            f"an open transaction of {holder[:80]!r} has written to topic {name}; end it first, then delete the topic"
+        )
+    for table in (
+        record_batches,
+        producer_states,
+        finished_transactions,
+        group_offsets,
+        pending_group_offsets,
+        partition_heads,
+        partitions,
+    ):
+        connection.execute(
+            delete(table).where(table.c.partition_id.in_(bindparam("partition_ids", expanding=True))), ids
+        )
+    connection.execute(delete(topic_configs).where(topic_configs.c.topic_id == topic.topic_id))
+    connection.execute(delete(topics).where(topics.c.topic_id == topic.topic_id))
+
+
+def _locked_topic(connection: Connection, name: str) -> Topic:
+    if _is_name(name):
+        connection.execute(_LOCK, {"of_name": name})
+    return get_topic(connection, name)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def _add_partitions(connection: Connection, topic_id: int, first: int, count: int) -> tuple[int, ...]:
+    connection.execute(
+        insert(partitions),
+        [
+            {"topic_id": topic_id, "partition_number": number, "home_database_id": HOME_DATABASE_ID}
+            for number in range(first, count)
+        ],
+    )
+    rows = connection.execute(_PARTITIONS, {"topic_ids": [topic_id]}).all()
+    partition_ids = tuple(row.partition_id for row in rows)
+    connection.execute(
+        insert(partition_heads),
+        [
+            {"partition_id": partition_id, "log_start_offset": 0, "next_offset": 0, "running_max_timestamp_ms": -1}
+            for partition_id in partition_ids[first:]
+        ],
+    )
+    return partition_ids
+
+
+def _check_partition_count(count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= PARTITIONS_MAX:
+        raise InvalidPartitions(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {count!r}")
+
+
+def _check_collision(connection: Connection, name: str) -> None:
+    other = connection.execute(_COLLIDING, {"folded": name.replace(".", "_"), "own_name": name}).scalars().first()
+    if other is not None:
+        raise InvalidTopic(f"topic {name} differs from the topic {other} only in dots and underscores")

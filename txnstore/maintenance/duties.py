@@ -1,0 +1,41 @@
+"""This file is the duties: what is done again and again, and which setting of the store says how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from txnstore.db.store import Store
+from txnstore.transactions import recovery
+
+#: Kafka's names for the two intervals.
+ABORT_INTERVAL: Final = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
+REMOVE_INTERVAL: Final = "transaction.remove.expired.transaction.cleanup.interval.ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """One thing to do."""
+
+    name: str
+    """What was done, said of a number: "3 {name}"."""
+
+    interval_setting: str
+    """The setting of the store that says, in milliseconds, how often."""
+
+    do: Callable[[Store], int]
+    """Do it and return how much was done; what is left over after many is for the next call."""
+
+
+DUTIES: Final = (
+    Duty("decided transactions completed", ABORT_INTERVAL, lambda store: len(recovery.complete_all_decided(store))),
+    Duty("timed out transactions aborted", ABORT_INTERVAL, lambda store: len(recovery.abort_timed_out(store))),
+    Duty(
+        "expired transactional ids forgotten",
+        REMOVE_INTERVAL,
+        lambda store: len(recovery.expire_transactional_ids(store)),
+    ),
+    Duty("silent producers forgotten", REMOVE_INTERVAL, recovery.expire_producers),
+    Duty("journal entries deleted", REMOVE_INTERVAL, recovery.trim_journal),
+)

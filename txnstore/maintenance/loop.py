@@ -1,0 +1,100 @@
+"""This file is the loop that does each duty when its time has come, whatever becomes of the others.
+
+Any client may run one, and several may run at once: a duty locks the rows it is about and looks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from txnstore.config import STORE_SETTINGS, Settings
+from txnstore.db.settings import read_store_settings
+from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError
+from txnstore.maintenance.duties import DUTIES, Duty
+from txnstore.transactions.recovery import FOUND_MAX
+
+_log = logging.getLogger(__name__)
+
+#: Somebody may have shortened an interval meanwhile: the loop looks at least this often.
+LOOK_AGAIN_SECONDS: Final = 10.0
+
+
+class Maintenance:
+    """The duties of one store, each with its time; for one thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        duties: Sequence[Duty] = DUTIES,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look after `store`; every duty is due at once. `monotonic_seconds` tells how much time has passed."""
+        self._store = store
+        self._duties = duties
+        self._monotonic_seconds = monotonic_seconds
+        self._last_done: dict[str, float] = {}
+        self._settings = Settings(STORE_SETTINGS, {})
+
+    def run_once(self) -> dict[str, int]:
+        """Do every duty now; return how much was done, by name. A duty that failed is logged and left out."""
+        done: dict[str, int] = {}
+        for duty in self._duties:
+            count = self._do(duty, threading.Event())
+            if count is not None:
+                done[duty.name] = count
+        return done
+
+    def run(self, stop: threading.Event) -> None:
+        """Do each duty whenever it is due, until `stop` is set; the duty that runs then is finished first.
+
+        An error is logged, and the duty is tried again when it is due again.
+        """
+        while not stop.is_set():
+            stop.wait(self._run_due(stop))
+
+    def _run_due(self, stop: threading.Event) -> float:
+        """Do what is due and return how many seconds to wait until something is again."""
+        self._read_settings()
+        for duty in self._duties:
+            if self._left_seconds(duty) <= 0 and not stop.is_set():
+                self._do(duty, stop)
+        return max(0.0, min(LOOK_AGAIN_SECONDS, *map(self._left_seconds, self._duties)))
+
+    def _left_seconds(self, duty: Duty) -> float:
+        last = self._last_done.get(duty.name)
+        if last is None:
+            return 0.0
+        interval_seconds: float = self._settings[duty.interval_setting] / 1000
+        return last + interval_seconds - self._monotonic_seconds()
+
+    def _do(self, duty: Duty, stop: threading.Event) -> int | None:
+        """Do a duty until nothing is left to do, and return how much that was; None if it failed."""
+        # Counted from its beginning: what takes long does not come more rarely for it.
+        self._last_done[duty.name] = self._monotonic_seconds()
+        total = 0
+        try:
+            while (count := duty.do(self._store)) >= FOUND_MAX and not stop.is_set():
+                total += count
+        except TxnStoreError as error:
+            _log.warning("maintenance of %s: not done now (%s): %s", self._store.url, duty.name, error)
+            return None
+        except Exception:  # noqa: BLE001 - a bug in one duty is no reason to let the others go undone
+            _log.exception("maintenance of %s: failed (%s)", self._store.url, duty.name)
+            return None
+        total += count
+        if total:
+            _log.info("maintenance of %s: %d %s", self._store.url, total, duty.name)
+        return total
+
+    def _read_settings(self) -> None:
+        try:
+            self._settings = self._store.read(read_store_settings)
+        except TxnStoreError as error:
+            # The last ones known, or the defaults, will do until the store can be read again.
+            _log.warning("maintenance of %s: the settings cannot be read: %s", self._store.url, error)

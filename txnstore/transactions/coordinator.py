@@ -1,0 +1,263 @@
+"""This file is the transaction coordinator as its clients call it: each request is one database transaction.
+
+There is no process behind it. Every client holds this code, and the lock of the coordinator's row makes requests of
+one transactional id follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from sqlalchemy import Connection
+
+from txnstore.db.settings import read_store_settings
+from txnstore.db.store import Store
+from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
+from txnstore.groups.commit_rules import is_storable_text
+from txnstore.log.append import Append, Appended
+from txnstore.log.finding import find_appended
+from txnstore.log.producers import allocate_producer_id
+from txnstore.model import ProducerIdentity
+from txnstore.transactions import protocol, rows
+from txnstore.transactions.completion import complete_decided, decide_separately
+from txnstore.transactions.metadata import TransactionMetadata
+from txnstore.transactions.protocol import InitAction, InitRequest
+from txnstore.transactions.work import SentOffsets, TransactionWork
+
+#: A longer name fits no index of PostgreSQL.
+TRANSACTIONAL_ID_LENGTH_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """Who a producer is from now on."""
+
+    identity: ProducerIdentity
+    ongoing: ProducerIdentity | None = None
+    """The transaction that was prepared before and is still open, if it was to be kept (KIP-939)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The answer to an EndTxn that brought the last records along."""
+
+    identity: ProducerIdentity
+    """Who the producer is for its next transaction."""
+
+    appended: Sequence[Appended] = field(default=())
+
+
+class TransactionCoordinator:
+    """The coordinator of the transactional ids whose home is one store; safe to share between threads."""
+
+    def __init__(self, store: Store, *, separate_delivery: bool = False) -> None:
+        """Coordinate in `store`.
+
+        With `separate_delivery` the decision, each marker and the completion are database transactions of their own,
+        as they are when partitions live in other databases; without, they are one.
+        """
+        self.store = store
+        self.separate_delivery = separate_delivery
+
+    def init_producer_id(
+        self,
+        transactional_id: str | None,
+        timeout_ms: int = 60_000,
+        *,
+        expected: ProducerIdentity | None = None,
+        enable_two_phase_commit: bool = False,
+        keep_prepared: bool = False,
+    ) -> Initialized:
+        """Return who the producer is; nothing of an older epoch of its transactional id takes effect any more.
+
+        An open transaction is aborted, a decided one completed.  Without a transactional id the answer is a new
+        producer id with epoch 0.  `timeout_ms` is how long a transaction may stay open.  With `expected` a producer
+        asks for its next epoch (KIP-360); the answer is the same if it asks again.
+
+        Raises:
+            InvalidRequest, InvalidTransactionTimeout, TransactionalIdAuthorizationFailed: see
+                `protocol.check_init_request`.
+            ProducerFenced: the producer is not `expected` any more.
+        """
+        if transactional_id is None:
+            return Initialized(self.store.write(_new_producer))
+        check_transactional_id(transactional_id)
+
+        def work(connection: Connection) -> Initialized:
+            settings = read_store_settings(connection)
+            return _init(
+                connection,
+                InitRequest(
+                    transactional_id,
+                    timeout_ms,
+                    settings["transaction.max.timeout.ms"],
+                    expected,
+                    enable_two_phase_commit=enable_two_phase_commit,
+                    keep_prepared=keep_prepared,
+                    two_phase_commit_allowed=settings["transaction.two.phase.commit.enable"],
+                ),
+            )
+
+        return self.store.write(work, wakes_readers=True)
+
+    def append(self, transactional_id: str, producer: ProducerIdentity, appends: Sequence[Append]) -> list[Appended]:
+        """Append batches to the producer's transaction, which begins with the first of them.
+
+        Safe to repeat after `OutcomeUnknown`: a batch that is there already is recognised.
+
+        Raises:
+            InvalidRequest: see `check_transactional_id`, or a batch is not one of this producer's transaction.
+            TxnStoreError: see `protocol.add_to_transaction` and `log.append.append`.
+        """
+        check_transactional_id(transactional_id)
+
+        def work(connection: Connection) -> list[Appended]:
+            transaction = TransactionWork.lock(connection, transactional_id)
+            transaction.append(producer, appends)
+            return transaction.save("Produce")
+
+        return self.store.write(work, wakes_readers=True)
+
+    def send_offsets(self, transactional_id: str, producer: ProducerIdentity, sent: SentOffsets) -> None:
+        """Let the producer's transaction hold consumed offsets of a group, which begins it if nothing else did.
+
+        Safe to repeat after `OutcomeUnknown`.
+
+        Raises:
+            InvalidRequest: see `check_transactional_id`.
+            TxnStoreError: see `protocol.add_to_transaction` and `groups.offsets.add_pending_offsets`.
+        """
+        check_transactional_id(transactional_id)
+
+        def work(connection: Connection) -> None:
+            transaction = TransactionWork.lock(connection, transactional_id)
+            transaction.send_offsets(producer, sent)
+            transaction.save("TxnOffsetCommit")
+
+        self.store.write(work)
+
+    def end_transaction(
+        self,
+        transactional_id: str,
+        producer: ProducerIdentity,
+        *,
+        commit: bool,
+        appends: Sequence[Append] = (),
+        offsets: Sequence[SentOffsets] = (),
+    ) -> Ended:
+        """Commit or abort the producer's transaction; when it returns, every reader sees that it is over.
+
+        `appends` and `offsets` that were not sent yet go into the same database transaction.  The same call may be
+        repeated after `OutcomeUnknown`: it recognises a transaction that it has ended, and whose answer was lost.
+
+        Raises:
+            InvalidRequest: see `check_transactional_id`, or records or offsets come with an abort.
+            OutcomeUnknown: also if the transaction is decided, but its markers could not all be delivered.
+            TxnStoreError: see `protocol.end_transaction`, `protocol.add_to_transaction` and `log.append.append`.
+        """
+        check_transactional_id(transactional_id)
+        if not commit and (appends or offsets):
+            raise InvalidRequest("records and offsets of a transaction that is aborted are not sent at all")
+        request = _EndRequest(transactional_id, producer, commit, appends, offsets, self.separate_delivery)
+        ended = self.store.write(partial(_end, request), wakes_readers=True)
+        if self.separate_delivery:
+            self._complete(transactional_id)
+        # Not who the producer is by now: a newer one may have come since.
+        return ended
+
+    def _complete(self, transactional_id: str) -> None:
+        try:
+            complete_decided(self.store, transactional_id)
+        except TxnStoreError as error:
+            # The decision is durable: "nothing was changed" would not be true any more.
+            raise OutcomeUnknown(
+                f"the transaction of {transactional_id[:80]!r} is decided, but not all of its markers are written"
+                f" ({error}); repeat the call, or leave the rest to recovery"
+            ) from error
+
+
+def check_transactional_id(transactional_id: object) -> None:
+    """Refuse what is no transactional id.
+
+    Raises:
+        InvalidRequest: it is not text, is empty or too long, or has characters that no database keeps.
+    """
+    if not isinstance(transactional_id, str) or not transactional_id:
+        raise InvalidRequest("a transactional id is text and not empty")
+    if len(transactional_id) > TRANSACTIONAL_ID_LENGTH_MAX:
+        raise InvalidRequest(
+            f"a transactional id has at most {TRANSACTIONAL_ID_LENGTH_MAX} characters, not {len(transactional_id)}"
+        )
+    if not is_storable_text(transactional_id):
+        raise InvalidRequest("a transactional id holds a NUL or half of a surrogate pair, which no database stores")
+
+
+def _new_producer(connection: Connection) -> ProducerIdentity:
+    return ProducerIdentity(allocate_producer_id(connection), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _EndRequest:
+    transactional_id: str
+    producer: ProducerIdentity
+    commit: bool
+    appends: Sequence[Append]
+    offsets: Sequence[SentOffsets]
+    separate_delivery: bool
+
+
+def _end(request: _EndRequest, connection: Connection) -> Ended:
+    transaction = TransactionWork.lock(connection, request.transactional_id)
+    row = transaction.row
+    if row is not None and row.is_repetition(request.producer):
+        # The answer was lost: the rest was sent already, and is not sent again.
+        transaction.end(request.producer, commit=request.commit)
+        transaction.save("EndTxn")
+        return Ended(transaction.known.next_identity, find_appended(connection, request.appends))
+    if request.appends:
+        transaction.append(request.producer, request.appends)
+    for sent in request.offsets:
+        transaction.send_offsets(request.producer, sent)
+    if request.separate_delivery:
+        transaction.decide(request.producer, commit=request.commit)
+        appended = decide_separately(transaction, "EndTxn")
+    else:
+        transaction.end(request.producer, commit=request.commit)
+        appended = transaction.save("EndTxn")
+    return Ended(transaction.known.next_identity, appended)
+
+
+def _init(connection: Connection, request: InitRequest) -> Initialized:
+    protocol.check_init_request(request)
+    transaction = TransactionWork.lock(connection, request.transactional_id)
+    if transaction.row is None:
+        rows.insert_row(
+            connection,
+            protocol.new_transactional_id(request, allocate_producer_id(connection), transaction.now_ms),
+        )
+        transaction = TransactionWork.lock(connection, request.transactional_id)
+    try:
+        action, row = _decide_init(transaction, request)
+    except ConcurrentTransactions:
+        transaction.finish()
+        action, row = _decide_init(transaction, request)
+    ongoing = None
+    if action is InitAction.ABORT_FIRST:
+        before = transaction.known
+        transaction.step(row)
+        transaction.finish()
+        transaction.step(protocol.init_after_abort(before, transaction.known, request))
+    else:
+        transaction.step(row)
+        if action is InitAction.KEEP_ONGOING:
+            ongoing = row.begin_identity
+    transaction.save("InitProducerId")
+    return Initialized(transaction.known.identity, ongoing)
+
+
+def _decide_init(transaction: TransactionWork, request: InitRequest) -> tuple[InitAction, TransactionMetadata]:
+    return protocol.init_producer_id(
+        transaction.known, request, now_ms=transaction.now_ms, allocate=transaction.allocate
+    )

@@ -1,0 +1,259 @@
+"""This file is one transactional id within one database transaction: its row is locked, steps follow, `save` writes.
+
+The steps are rules of `protocol` and change nothing but this object. `save` does what follows from all of them in the
+order of locks that everybody keeps: the transaction's row (locked already), the heads of partitions, then groups. So
+a small transaction whose records and offsets are still in a client's buffer is appended, decided, marked and complete
+in one commit:
+
+    work = TransactionWork.lock(connection, "transfer-1")
+    work.append(producer, appends)
+    work.send_offsets(producer, committer, offsets)
+    work.end(producer, commit=True)
+    appended = work.save("EndTxn")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from sqlalchemy import Connection
+
+from txnstore.errors import ConcurrentTransactions, InvalidProducerIdMapping, InvalidRequest
+from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
+from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
+from txnstore.log.markers import place_markers
+from txnstore.log.partition_work import PartitionWork
+from txnstore.log.producers import allocate_producer_id
+from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.transactions import marker_outbox, protocol, rows
+from txnstore.transactions.marker_outbox import marker_of
+from txnstore.transactions.metadata import FenceReason, TransactionMetadata
+from txnstore.transactions.protocol import EndAction
+from txnstore.transactions.states import DECIDED, TransactionState
+
+
+@dataclass(frozen=True, slots=True)
+class SentOffsets:
+    """Consumed offsets of one group, by partition id, for a transaction to commit."""
+
+    committer: GroupMembership
+    offsets: Mapping[int, OffsetAndMetadata]
+
+
+@dataclass
+class TransactionWork:
+    """Steps of one transactional id; nothing is written before `save`."""
+
+    connection: Connection
+    before: TransactionMetadata | None
+    now_ms: int
+    _steps: list[TransactionMetadata] = field(default_factory=list)
+    _appends: list[Append] = field(default_factory=list)
+    _sent: list[SentOffsets] = field(default_factory=list)
+    #: The decision that `save` carries out in all partitions and groups.
+    _finishing: TransactionMetadata | None = None
+
+    @classmethod
+    def lock(cls, connection: Connection, transactional_id: str) -> Self:
+        """Lock the coordinator's row until the database transaction ends."""
+        locked = rows.lock_row(connection, transactional_id)
+        return cls(connection, locked.row, locked.now_ms)
+
+    @property
+    def row(self) -> TransactionMetadata | None:
+        """The row as it is after the steps so far."""
+        return self._steps[-1] if self._steps else self.before
+
+    @property
+    def known(self) -> TransactionMetadata:
+        """The row, which must be there.
+
+        Raises:
+            InvalidProducerIdMapping: nobody has used the transactional id, or it has expired.
+        """
+        row = self.row
+        if row is None:
+            raise InvalidProducerIdMapping
+        return row
+
+    def allocate(self) -> int:
+        """Return a new producer id."""
+        return allocate_producer_id(self.connection)
+
+    def append(self, producer: ProducerIdentity, appends: Sequence[Append]) -> None:
+        """Append batches of `producer` to the transaction, which begins with the first of them (KIP-890).
+
+        Raises:
+            InvalidRequest: a batch is not transactional or comes from another producer.
+            RecordTooLarge: a batch is above its topic's max.message.bytes.
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        _check_batches(producer, appends)
+        check_sizes(appends)
+        self._add(producer)
+        self._appends.extend(appends)
+
+    def send_offsets(self, producer: ProducerIdentity, sent: SentOffsets) -> None:
+        """Let the transaction hold consumed offsets of a group (AddOffsetsToTxn and TxnOffsetCommit).
+
+        Raises:
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        self._add(producer)
+        self._sent.append(sent)
+
+    def decide(self, producer: ProducerIdentity, *, commit: bool) -> EndAction:
+        """Decide the transaction, if that is what the request does; a decided one is completed by `finish`.
+
+        Raises:
+            TxnStoreError: see `protocol.end_transaction`.
+        """
+        action, row = protocol.end_transaction(
+            self.row, producer, commit=commit, now_ms=self.now_ms, allocate=self.allocate
+        )
+        self.step(row)
+        return action
+
+    def end(self, producer: ProducerIdentity, *, commit: bool) -> None:
+        """Decide and complete the transaction; `known.identity` is then who the producer is for its next one.
+
+        Raises:
+            TxnStoreError: see `protocol.end_transaction`, but that what is decided is completed first.
+        """
+        try:
+            self.decide(producer, commit=commit)
+        except ConcurrentTransactions:
+            # Somebody decided the same and went away before it was complete.
+            self.finish()
+            self.decide(producer, commit=commit)
+        self.finish()
+
+    def fence_and_abort(self, reason: FenceReason, detail: str) -> None:
+        """Abort the open transaction against the will of its producer, who is fenced."""
+        self.step(protocol.fence_and_abort(self.known, reason, detail, now_ms=self.now_ms, allocate=self.allocate))
+        self.finish()
+
+    def finish(self) -> None:
+        """Complete the transaction if it is decided: markers in all partitions, and the offsets of all groups."""
+        row = self.row
+        if row is None or row.state not in DECIDED:
+            return
+        assert self._finishing is None, "one database transaction completes one transaction of an id"
+        self._finishing = row
+        self.step(protocol.complete(row, now_ms=self.now_ms))
+
+    def step(self, row: TransactionMetadata) -> None:
+        """Take a step that a rule of `protocol` returned; the very row that is there is none."""
+        if row is not self.row:
+            self._steps.append(row)
+
+    def save(self, reason: str) -> list[Appended]:
+        """Write what the steps have changed, and return where the batches stand; `reason` goes into the journal.
+
+        Raises:
+            TxnStoreError: see `log.append.append` and `groups.offsets.add_pending_offsets`.
+        """
+        stored_partitions, stored_groups = self._stored_participants()
+        appended = self._save_partitions(stored_partitions)
+        self._save_groups(stored_groups)
+        self._save_row(appended, reason)
+        return appended
+
+    def _add(self, producer: ProducerIdentity) -> None:
+        self.step(protocol.add_to_transaction(self.row, producer, now_ms=self.now_ms, holds_all=True))
+
+    def _stored_participants(self) -> tuple[list[int], list[str]]:
+        """Return the partitions and groups of a transaction that earlier database transactions have begun."""
+        if self.before is None or not (self._finishing or self._sent):
+            return [], []
+        if self.before.state in DECIDED:
+            # Markers that were delivered before are not in the outbox any more.
+            outstanding = marker_outbox.partitions_of(self.connection, self.before.transactional_id)
+            return outstanding, rows.groups_of(self.connection, self.before.transactional_id)
+        if self.before.state is TransactionState.ONGOING:
+            return (
+                rows.partitions_of(self.connection, self.before.transactional_id) if self._finishing else [],
+                rows.groups_of(self.connection, self.before.transactional_id),
+            )
+        return [], []
+
+    def _save_partitions(self, stored: Iterable[int]) -> list[Appended]:
+        finishing = self._finishing
+        ending = {*stored, *(item.partition_id for item in self._appends)} if finishing else set()
+        markers = [marker_of(finishing, partition_id) for partition_id in sorted(ending)] if finishing else []
+        if not markers and not self._appends:
+            return []
+        work = PartitionWork.lock(
+            self.connection,
+            {*ending, *(item.partition_id for item in self._appends)},
+            {*producers_of(self._appends), *(marker.key for marker in markers)},
+            with_open=bool(markers),
+        )
+        appended = place_all(work, self._appends, coordinated=True)
+        place_markers(work, markers)
+        work.save()
+        return appended
+
+    def _save_groups(self, stored: Iterable[str]) -> None:
+        finishing = self._finishing
+        sent_of: dict[str, list[SentOffsets]] = {group_id: [] for group_id in stored}
+        for sent in self._sent:
+            sent_of.setdefault(sent.committer.group_id, []).append(sent)
+        producer = self._begin_identity()
+        for group_id in sorted(sent_of):
+            if finishing is None:
+                for sent in sent_of[group_id]:
+                    add_pending_offsets(self.connection, sent.committer, sent.offsets, producer)
+                continue
+            commit = finishing.state is TransactionState.PREPARE_COMMIT
+            if group_id in stored:
+                finish_pending_offsets(self.connection, [group_id], finishing.producer_id, commit=commit)
+            if commit:
+                # What is sent and committed at once is never pending.
+                for sent in sent_of[group_id]:
+                    commit_offsets(self.connection, sent.committer, sent.offsets, producer=producer)
+
+    def _save_row(self, appended: Sequence[Appended], reason: str) -> None:
+        """Write the row, the journal, and who takes part in a transaction that stays open."""
+        if self.before is None:
+            return
+        transactional_id = self.before.transactional_id
+        if self._finishing is not None:
+            if self.before.state in DECIDED:
+                marker_outbox.clear(self.connection, transactional_id)
+            if self.before.state in DECIDED or self.before.state is TransactionState.ONGOING:
+                rows.forget_participants(self.connection, transactional_id)
+        else:
+            self._save_participants(appended)
+        if self._steps:
+            rows.save_row(self.connection, self._steps, before=self.before, reason=reason)
+
+    def _save_participants(self, appended: Sequence[Appended]) -> None:
+        opened = {place.partition_id for place in appended if place.begins_transaction}
+        groups = {sent.committer.group_id for sent in self._sent}
+        if groups:
+            groups -= set(rows.groups_of(self.connection, self.known.transactional_id))
+        if not opened and not groups:
+            return
+        rows.add_partitions(self.connection, self.known.transactional_id, opened)
+        rows.add_groups(self.connection, self.known.transactional_id, groups)
+        if not self._steps:
+            self.step(protocol.add_to_transaction(self.row, self.known.identity, now_ms=self.now_ms, holds_all=False))
+
+    def _begin_identity(self) -> ProducerIdentity:
+        """Return the producer of the transaction that the steps have written to."""
+        return next(
+            (row.begin_identity for row in (*self._steps, self.before) if row is not None and row.begin_epoch >= 0),
+            self.known.identity,
+        )
+
+
+def _check_batches(producer: ProducerIdentity, appends: Iterable[Append]) -> None:
+    for item in appends:
+        batch = item.batch
+        if not batch.is_transactional:
+            raise InvalidRequest("a batch of a transaction is marked as transactional")
+        if (batch.producer_id, batch.producer_epoch) != (producer.producer_id, producer.epoch):
+            raise InvalidRequest("a batch of a transaction carries the producer id and epoch of its producer")
