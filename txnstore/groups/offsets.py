@@ -37,7 +37,8 @@ _COUNT: Final = (
         groups.c.generation,
         groups.c.commit_number,
         groups.c.last_update_ms,
-        exists().where(group_members.c.group_id == groups.c.group_id).label("has_members"),
+        # By the parameter: within RETURNING nothing would tie it to the row.
+        exists().where(group_members.c.group_id == bindparam("of_group_id")).label("has_members"),
     )
 )
 _INSERT_GROUP: Final = (

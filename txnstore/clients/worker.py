@@ -1,0 +1,90 @@
+"""This file is the thread that talks to the database for a client, so that every call of the client keeps its timeout.
+
+A call submits its work and waits for the answer as long as its caller allows.  Work that takes longer goes on in the
+background: the database may be away, and nothing that the caller's thread waits for is more than a lock.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_Job = tuple["Future[Any]", Callable[[], Any]]
+
+
+class Worker:
+    """One thread that runs jobs in the order in which they were submitted; it starts with the first one.
+
+    It is a daemon: a database that does not answer keeps no program from its end.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Make a worker whose thread will have this name."""
+        self._name = name
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+        """Run `work` after everything that was submitted before; its result or error comes out of the future.
+
+        Raises:
+            RuntimeError: the worker has been closed.
+        """
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"{self._name} has been closed")
+            self._jobs.put((future, work))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        return future
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Take no more jobs, drop those that have not begun, and wait for the one that runs.
+
+        Returns whether the thread has ended; if not, it ends with its job.
+        """
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._drop_waiting_jobs()
+                self._jobs.put(None)
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return thread is None
+        thread.join(max(0, timeout_seconds))
+        return not thread.is_alive()
+
+    def _drop_waiting_jobs(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                job[0].cancel()
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            # The next job may be long in coming; nothing of this one is kept until then.
+            del job, future, work
