@@ -1,3 +1,121 @@
-"""txnstore: Kafka's transactional log inside the SQL database that an application already has."""
+"""txnstore: Kafka's transactional log inside the SQL database that an application already has.
+
+The names are those of `confluent_kafka`: a program changes its import and its `bootstrap.servers`.
+"""
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+from txnstore.clients.cluster_metadata import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    ConsumerGroupType,
+    ElectionType,
+    IsolationLevel,
+    Node,
+    ThrottleEvent,
+    TopicCollection,
+    TopicPartitionInfo,
+    Uuid,
+)
+from txnstore.clients.constants import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
+)
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.message import Message
+from txnstore.clients.partitioners import consistent, fnv1a, murmur2
+from txnstore.clients.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from txnstore import admin, aio
+    from txnstore.clients.consumer import Consumer
+    from txnstore.clients.deserializing_consumer import DeserializingConsumer
+    from txnstore.clients.producer import Producer
+    from txnstore.clients.serializing_producer import SerializingProducer
+
+__all__ = [
+    "OFFSET_BEGINNING",
+    "OFFSET_END",
+    "OFFSET_INVALID",
+    "OFFSET_STORED",
+    "TIMESTAMP_CREATE_TIME",
+    "TIMESTAMP_LOG_APPEND_TIME",
+    "TIMESTAMP_NOT_AVAILABLE",
+    "Consumer",
+    "ConsumerGroupState",
+    "ConsumerGroupTopicPartitions",
+    "ConsumerGroupType",
+    "DeserializingConsumer",
+    "ElectionType",
+    "IsolationLevel",
+    "KafkaError",
+    "KafkaException",
+    "Message",
+    "Node",
+    "Producer",
+    "SerializingProducer",
+    "ThrottleEvent",
+    "TopicCollection",
+    "TopicPartition",
+    "TopicPartitionInfo",
+    "Uuid",
+    "admin",
+    "aio",
+    "consistent",
+    "fnv1a",
+    "libversion",
+    "murmur2",
+    "version",
+]
+
+__version__ = "0.1.0"
+
+#: The librdkafka whose behaviour the clients have, as text and as its number: programs ask before they use a feature.
+_LIBRDKAFKA_VERSION: Final = ("2.16.0", 0x021000FF)
+
+#: Where to find what brings SQLAlchemy and the drivers along.  Those take half a second to import, which a program
+#: that imports txnstore for an error or for its command line does not have to wait for.
+_MODULES: Final = {
+    "Consumer": "txnstore.clients.consumer",
+    "DeserializingConsumer": "txnstore.clients.deserializing_consumer",
+    "Producer": "txnstore.clients.producer",
+    "SerializingProducer": "txnstore.clients.serializing_producer",
+}
+_SUBMODULES: Final = frozenset({"admin", "aio"})
+
+
+def version() -> str:
+    """Return the version of txnstore."""
+    return __version__
+
+
+def libversion() -> tuple[str, int]:
+    """Return the version of librdkafka whose behaviour the clients have, as text and as librdkafka's number."""
+    return _LIBRDKAFKA_VERSION
+
+
+def __getattr__(name: str) -> Any:
+    """Import a client, or a submodule, when it is asked for first (PEP 562)."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:  # TEMPORARY(H1): until producer.py and consumer.py are there
+        if error.name not in {"txnstore.clients.producer", "txnstore.clients.consumer"}:
+            raise
+        return type(name, (), {})
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -46,6 +46,7 @@ _INSERT_GROUP: Final = (
     .values(generation=0, commit_number=0, last_update_ms=server_now_ms())
     .on_conflict_do_nothing(index_elements=[groups.c.group_id])
 )
+_GENERATION: Final = select(groups.c.generation).where(groups.c.group_id == bindparam("of_group_id"))
 _MEMBERS: Final = select(group_members.c.member_id, group_members.c.group_instance_id).where(
     group_members.c.group_id == bindparam("of_group_id")
 )
@@ -213,6 +214,23 @@ def read_stable_offsets(connection: Connection, group_id: str, partition_ids: It
             f"an open transaction holds offsets of group {group_id[:80]!r} in {len(committed.unstable)} partitions"
         )
     return committed
+
+
+def check_committer(connection: Connection, committer: GroupMembership) -> None:
+    """Return if the committer could commit offsets in a transaction now; its commit asks again, under the lock.
+
+    Raises:
+        InvalidGroupId: the group's id is not of the documented form.
+        IllegalGeneration, UnknownMember, FencedInstance: see `commit_rules.check_commit`.
+    """
+    check_group_id(committer.group_id)
+    of = {"of_group_id": committer.group_id}
+    generation = connection.execute(_GENERATION, of).scalar_one_or_none()
+    if generation is None:
+        check_commit(None, committer, is_transactional=True)
+        return
+    members = [Member(*member) for member in connection.execute(_MEMBERS, of)]
+    check_commit(GroupView(generation, members), committer, is_transactional=True)
 
 
 @dataclass(frozen=True, slots=True)

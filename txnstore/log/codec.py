@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from txnstore.errors import InvalidRecord, InvalidTimestamp
 from txnstore.log.checksum import checksum
@@ -16,7 +16,7 @@ from txnstore.log.compression import Codec, compress, require_codec
 from txnstore.log.encoded_batch import EncodedBatch
 from txnstore.log.headers import pack_headers
 from txnstore.log.record_batch import RecordBatch, RecordBatchRow, corrupt_batch
-from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ControlType, ProducerIdentity, Record, TimestampType
+from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ControlType, Header, ProducerIdentity, TimestampType
 
 TIMESTAMP_MS_MAX: Final = 2**63 - 1
 
@@ -29,8 +29,24 @@ _CONTROL_VALUE: Final = struct.Struct(">hi")
 _CONTROL_VERSION: Final = 0
 
 
+class RecordToStore(Protocol):
+    """What `encode` asks of a record: a `Record`, or whatever else carries the same."""
+
+    @property
+    def value(self) -> bytes | None: ...
+
+    @property
+    def key(self) -> bytes | None: ...
+
+    @property
+    def timestamp_ms(self) -> int: ...
+
+    @property
+    def headers(self) -> Sequence[Header]: ...
+
+
 def encode(
-    records: Sequence[Record],
+    records: Sequence[RecordToStore],
     *,
     codec: Codec = Codec.NONE,
     producer: ProducerIdentity = NO_PRODUCER,

@@ -50,7 +50,10 @@ class Ended:
 
 
 class TransactionCoordinator:
-    """The coordinator of the transactional ids whose home is one store; safe to share between threads."""
+    """The coordinator of the transactional ids whose home is one store; safe to share between threads.
+
+    `retry_timeout_ms` of each request is how long it is tried while the database is busy or away (`Store.write`).
+    """
 
     def __init__(self, store: Store, *, separate_delivery: bool = False) -> None:
         """Coordinate in `store`.
@@ -69,6 +72,7 @@ class TransactionCoordinator:
         expected: ProducerIdentity | None = None,
         enable_two_phase_commit: bool = False,
         keep_prepared: bool = False,
+        retry_timeout_ms: int | None = None,
     ) -> Initialized:
         """Return who the producer is; nothing of an older epoch of its transactional id takes effect any more.
 
@@ -82,7 +86,7 @@ class TransactionCoordinator:
             ProducerFenced: the producer is not `expected` any more.
         """
         if transactional_id is None:
-            return Initialized(self.store.write(_new_producer))
+            return Initialized(self.store.write(_new_producer, retry_timeout_ms=retry_timeout_ms))
         check_transactional_id(transactional_id)
 
         def work(connection: Connection) -> Initialized:
@@ -100,9 +104,16 @@ class TransactionCoordinator:
                 ),
             )
 
-        return self.store.write(work, wakes_readers=True)
+        return self.store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
-    def append(self, transactional_id: str, producer: ProducerIdentity, appends: Sequence[Append]) -> list[Appended]:
+    def append(
+        self,
+        transactional_id: str,
+        producer: ProducerIdentity,
+        appends: Sequence[Append],
+        *,
+        retry_timeout_ms: int | None = None,
+    ) -> list[Appended]:
         """Append batches to the producer's transaction, which begins with the first of them.
 
         Safe to repeat after `OutcomeUnknown`: a batch that is there already is recognised.
@@ -118,9 +129,16 @@ class TransactionCoordinator:
             transaction.append(producer, appends)
             return transaction.save("Produce")
 
-        return self.store.write(work, wakes_readers=True)
+        return self.store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
-    def send_offsets(self, transactional_id: str, producer: ProducerIdentity, sent: SentOffsets) -> None:
+    def send_offsets(
+        self,
+        transactional_id: str,
+        producer: ProducerIdentity,
+        sent: SentOffsets,
+        *,
+        retry_timeout_ms: int | None = None,
+    ) -> None:
         """Let the producer's transaction hold consumed offsets of a group, which begins it if nothing else did.
 
         Safe to repeat after `OutcomeUnknown`.
@@ -136,7 +154,7 @@ class TransactionCoordinator:
             transaction.send_offsets(producer, sent)
             transaction.save("TxnOffsetCommit")
 
-        self.store.write(work)
+        self.store.write(work, retry_timeout_ms=retry_timeout_ms)
 
     def end_transaction(
         self,
@@ -146,6 +164,7 @@ class TransactionCoordinator:
         commit: bool,
         appends: Sequence[Append] = (),
         offsets: Sequence[SentOffsets] = (),
+        retry_timeout_ms: int | None = None,
     ) -> Ended:
         """Commit or abort the producer's transaction; when it returns, every reader sees that it is over.
 
@@ -161,7 +180,7 @@ class TransactionCoordinator:
         if not commit and (appends or offsets):
             raise InvalidRequest("records and offsets of a transaction that is aborted are not sent at all")
         request = _EndRequest(transactional_id, producer, commit, appends, offsets, self.separate_delivery)
-        ended = self.store.write(partial(_end, request), wakes_readers=True)
+        ended = self.store.write(partial(_end, request), wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
         if self.separate_delivery:
             self._complete(transactional_id)
         # Not who the producer is by now: a newer one may have come since.

@@ -1,0 +1,71 @@
+"""The classes under the module name that some programs import them from, as they do from `confluent_kafka.cimpl`."""
+
+from __future__ import annotations
+
+from txnstore import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+    Uuid,
+    consistent,
+    fnv1a,
+    libversion,
+    murmur2,
+    version,
+)
+from txnstore.clients.constants import (
+    ISOLATION_LEVEL_READ_COMMITTED,
+    ISOLATION_LEVEL_READ_UNCOMMITTED,
+    OFFSET_SPEC_EARLIEST,
+    OFFSET_SPEC_LATEST,
+    OFFSET_SPEC_MAX_TIMESTAMP,
+    RESOURCE_ANY,
+    RESOURCE_BROKER,
+    RESOURCE_GROUP,
+    RESOURCE_TOPIC,
+    RESOURCE_TRANSACTIONAL_ID,
+    RESOURCE_UNKNOWN,
+)
+from txnstore.clients.consumer import Consumer
+from txnstore.clients.producer import Producer
+
+__all__ = [
+    "ISOLATION_LEVEL_READ_COMMITTED",
+    "ISOLATION_LEVEL_READ_UNCOMMITTED",
+    "OFFSET_BEGINNING",
+    "OFFSET_END",
+    "OFFSET_INVALID",
+    "OFFSET_SPEC_EARLIEST",
+    "OFFSET_SPEC_LATEST",
+    "OFFSET_SPEC_MAX_TIMESTAMP",
+    "OFFSET_STORED",
+    "RESOURCE_ANY",
+    "RESOURCE_BROKER",
+    "RESOURCE_GROUP",
+    "RESOURCE_TOPIC",
+    "RESOURCE_TRANSACTIONAL_ID",
+    "RESOURCE_UNKNOWN",
+    "TIMESTAMP_CREATE_TIME",
+    "TIMESTAMP_LOG_APPEND_TIME",
+    "TIMESTAMP_NOT_AVAILABLE",
+    "Consumer",
+    "KafkaError",
+    "KafkaException",
+    "Message",
+    "Producer",
+    "TopicPartition",
+    "Uuid",
+    "consistent",
+    "fnv1a",
+    "libversion",
+    "murmur2",
+    "version",
+]

@@ -1,0 +1,224 @@
+"""This file is a producer's queue: records wait here, by partition, until they leave in batches.
+
+A record counts until its delivery report has been served, so that a program that never serves its reports is told
+so (`BufferError`) instead of filling the memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from txnstore.model import Header
+
+#: Asked for by the caller: a partition chosen by key.
+PARTITION_UNASSIGNED: Final = -1
+
+DeliveryCallback = Callable[[Any, Any], object]
+
+
+class QueuedRecord(NamedTuple):
+    """A record on its way, and what its delivery report needs; a tuple, because there are very many of them."""
+
+    value: bytes | None
+    key: bytes | None
+    timestamp_ms: int
+    headers: tuple[Header, ...]
+    callback: DeliveryCallback | None
+    queued_seconds: float
+    """When it was queued, by the monotonic clock."""
+
+    size_bytes: int
+    partition: int
+    """The partition that the caller asked for, or -1."""
+
+
+@dataclass(slots=True)
+class PartitionQueue:
+    """The records of one partition, or those of a topic that nobody has looked up yet, in order."""
+
+    topic: str
+    partition: int
+    records: deque[QueuedRecord] = field(default_factory=deque)
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one partition that travel together."""
+
+    topic: str
+    partition: int
+    records: list[QueuedRecord]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all records, as the queue counts them."""
+        return sum(record.size_bytes for record in self.records)
+
+
+class Accumulator:
+    """The queues of a producer.  `changed` is the producer's one lock; everything here is done under it."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        *,
+        records_max: int,
+        size_bytes_max: int,
+        batch_records_max: int,
+        batch_bytes_max: int,
+    ) -> None:
+        """Hold at most `records_max` records of `size_bytes_max` bytes; a batch is bounded likewise."""
+        self.changed = changed
+        self.records_max = records_max
+        self.size_bytes_max = size_bytes_max
+        self.batch_records_max = batch_records_max
+        self.batch_bytes_max = batch_bytes_max
+        self.record_count = 0
+        """The records that are queued, in flight, or wait for their report to be served."""
+
+        self.size_bytes = 0
+        self._queues: dict[tuple[str, int], PartitionQueue] = {}
+        #: Records of topics that are not known yet, by topic.
+        self._unassigned: dict[str, PartitionQueue] = {}
+
+    def add(self, topic: str, partition: int, record: QueuedRecord) -> None:
+        """Queue a record for a partition, or with partition -1 for a topic that has to be looked up first.
+
+        Raises:
+            BufferError: the queue is full; serve delivery reports and try again.
+        """
+        size_bytes = record.size_bytes
+        with self.changed:
+            if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
+                raise BufferError("Local: Queue full")
+            if self._unassigned and topic in self._unassigned:
+                # Not past those that were queued before the topic was known.
+                partition = PARTITION_UNASSIGNED
+            queue = self._queue(topic, partition)
+            self.record_count += 1
+            self.size_bytes += size_bytes
+            queue.records.append(record)
+            queue.size_bytes += size_bytes
+            if len(queue.records) == 1 or self._is_full(queue):
+                # The sender learns when it has to act: at once, or when the record has lingered.
+                self.changed.notify_all()
+
+    def release(self, record_count: int, size_bytes: int) -> None:
+        """Count records out whose reports have been served."""
+        self.record_count -= record_count
+        self.size_bytes -= size_bytes
+        if self.record_count == 0:
+            self.changed.notify_all()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not self._queues and not self._unassigned
+
+    @property
+    def has_full_batch(self) -> bool:
+        """Whether some partition has as much as a batch may hold."""
+        return any(self._is_full(queue) for queue in self._queues.values())
+
+    @property
+    def oldest_seconds(self) -> float | None:
+        """When the oldest record was queued, by the monotonic clock."""
+        return min((queue.records[0].queued_seconds for queue in self._all_queues()), default=None)
+
+    @property
+    def unknown_topics(self) -> list[str]:
+        """The topics that have to be looked up before their records can leave."""
+        return list(self._unassigned)
+
+    def take_unassigned(self, topic: str) -> PartitionQueue | None:
+        """Take the records of a topic that has been looked up."""
+        return self._unassigned.pop(topic, None)
+
+    def put_assigned(self, topic: str, partition: int, record: QueuedRecord) -> None:
+        """Queue for its partition a record that was counted before."""
+        queue = self._queue(topic, partition)
+        queue.records.append(record)
+        queue.size_bytes += record.size_bytes
+
+    def take_batches(self, batches_per_partition_max: int, size_bytes_max: int) -> list[Batch]:
+        """Take what goes next: the first batches of every partition, until `size_bytes_max` is reached."""
+        batches: list[Batch] = []
+        left_bytes = size_bytes_max
+        for key, queue in list(self._queues.items()):
+            for _ in range(batches_per_partition_max):
+                if not queue.records or left_bytes <= 0:
+                    break
+                before_bytes = queue.size_bytes
+                batches.append(Batch(queue.topic, queue.partition, self._take_batch(queue)))
+                left_bytes -= before_bytes - queue.size_bytes
+            if not queue.records:
+                del self._queues[key]
+        return batches
+
+    def take_expired(self, queued_before_seconds: float) -> list[Batch]:
+        """Take the records that were queued before this moment of the monotonic clock."""
+        expired: list[Batch] = []
+        for queue in list(self._all_queues()):
+            taken: list[QueuedRecord] = []
+            while queue.records and queue.records[0].queued_seconds <= queued_before_seconds:
+                taken.append(queue.records.popleft())
+            if taken:
+                queue.size_bytes -= sum(record.size_bytes for record in taken)
+                expired.append(Batch(queue.topic, queue.partition, taken))
+        self._drop_empty()
+        return expired
+
+    def take_all(self) -> list[Batch]:
+        """Take every record that waits."""
+        batches = [Batch(queue.topic, queue.partition, list(queue.records)) for queue in self._all_queues()]
+        self._queues.clear()
+        self._unassigned.clear()
+        return batches
+
+    def _queue(self, topic: str, partition: int) -> PartitionQueue:
+        if partition == PARTITION_UNASSIGNED:
+            queue = self._unassigned.get(topic)
+            if queue is None:
+                queue = self._unassigned[topic] = PartitionQueue(topic, PARTITION_UNASSIGNED)
+            return queue
+        key = (topic, partition)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = PartitionQueue(topic, partition)
+        return queue
+
+    def _is_full(self, queue: PartitionQueue) -> bool:
+        return len(queue.records) >= self.batch_records_max or queue.size_bytes >= self.batch_bytes_max
+
+    def _all_queues(self) -> Iterator[PartitionQueue]:
+        yield from self._queues.values()
+        yield from self._unassigned.values()
+
+    def _take_batch(self, queue: PartitionQueue) -> list[QueuedRecord]:
+        records = queue.records
+        if len(records) <= self.batch_records_max and queue.size_bytes <= self.batch_bytes_max:
+            taken = list(records)
+            records.clear()
+            queue.size_bytes = 0
+            return taken
+        taken = [records.popleft()]
+        taken_bytes = taken[0].size_bytes
+        while (
+            records
+            and len(taken) < self.batch_records_max
+            and taken_bytes + records[0].size_bytes <= self.batch_bytes_max
+        ):
+            record = records.popleft()
+            taken.append(record)
+            taken_bytes += record.size_bytes
+        queue.size_bytes -= taken_bytes
+        return taken
+
+    def _drop_empty(self) -> None:
+        self._queues = {key: queue for key, queue in self._queues.items() if queue.records}
+        self._unassigned = {topic: queue for topic, queue in self._unassigned.items() if queue.records}

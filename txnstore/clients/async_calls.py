@@ -1,0 +1,157 @@
+"""This file is how asyncio programs call a blocking client: calls run in threads, callbacks run on the loop.
+
+A callback, of a rebalance for example, comes while its call blocks a thread, and it may call the client again.  That
+inner call is run by the very thread that waits for the callback: whatever the client holds is held by that thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import queue
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, Final, ParamSpec, TypeVar
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+#: How often a thread that waits for a callback looks whether the loop is still there to finish it.
+_LOOP_CHECK_SECONDS: Final = 1.0
+
+#: The configuration's callbacks that every client has.
+_COMMON_CALLBACKS: Final = ("error_cb", "stats_cb", "throttle_cb", "oauth_cb")
+
+
+class _RunningCallback:
+    """A callback that runs on the loop while a thread waits for it and runs the calls that it makes."""
+
+    __slots__ = ("finished", "jobs", "owner")
+
+    def __init__(self, owner: AsyncCalls) -> None:
+        self.owner = owner
+        self.finished = False
+        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+
+_running_callback: Final[contextvars.ContextVar[_RunningCallback | None]] = contextvars.ContextVar(
+    "txnstore_running_callback", default=None
+)
+
+
+class AsyncCalls:
+    """The calls of one client.
+
+    Args:
+        max_workers: how many threads the calls may have.
+        executor: where to run them instead; it stays the caller's.
+        name: what the threads are called.
+        one_at_a_time: whether a call waits until the one before it has ended.
+
+    Raises:
+        ValueError: there is to be no thread.
+        RuntimeError: no loop is running.
+    """
+
+    def __init__(self, max_workers: int, executor: Executor | None, *, name: str, one_at_a_time: bool) -> None:
+        self.loop = asyncio.get_running_loop()
+        if executor is None and max_workers < 1:
+            raise ValueError("max_workers must be at least 1")
+        self.executor: Executor = ThreadPoolExecutor(max_workers, name) if executor is None else executor
+        """Where the calls run."""
+        self._owns_executor = executor is None
+        self._turn = asyncio.Lock() if one_at_a_time else None
+
+    async def run(
+        self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
+    ) -> _Result:
+        """Run a blocking call and return what it returns; a call from inside a callback does not wait for its turn.
+
+        A call that has begun cannot be stopped: one that is cancelled goes on in its thread, and it keeps its turn
+        until it has ended.
+        """
+        call = functools.partial(work, *arguments, **keywords)
+        callback = _running_callback.get()
+        if callback is not None and callback.owner is self and not callback.finished:
+            return await self._run_inside(callback, call)
+        turn = self._turn
+        if turn is None:
+            return await asyncio.shield(self.loop.run_in_executor(self.executor, call))
+        await turn.acquire()
+        try:
+            running = self.loop.run_in_executor(self.executor, call)
+        except BaseException:
+            turn.release()
+            raise
+        running.add_done_callback(lambda _: turn.release())
+        return await asyncio.shield(running)
+
+    def callback(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        """Return what calls `function`, which may be a coroutine function, on the loop and waits for it."""
+        if function is None:
+            return None
+
+        def call_on_loop(*arguments: Any) -> Any:
+            callback = _RunningCallback(self)
+            waiting = asyncio.run_coroutine_threadsafe(_call(function, arguments, callback), self.loop)
+            waiting.add_done_callback(lambda _: callback.jobs.put(None))
+            while True:
+                try:
+                    job = callback.jobs.get(timeout=_LOOP_CHECK_SECONDS)
+                except queue.Empty:
+                    if self.loop.is_closed():
+                        raise RuntimeError("the event loop was closed while a callback ran on it") from None
+                    continue
+                if job is None:
+                    return waiting.result()
+                job()
+
+        return call_on_loop
+
+    def with_callbacks(self, configuration: dict[str, Any], *names: str) -> dict[str, Any]:
+        """Return a copy of the configuration whose callbacks, these and those of every client, run on the loop."""
+        wrapped = dict(configuration)
+        for name in (*_COMMON_CALLBACKS, *names):
+            if wrapped.get(name) is not None:
+                wrapped[name] = self.callback(wrapped[name])
+        return wrapped
+
+    async def close(self) -> None:
+        """Wait for the threads to end; an executor of the caller's is left running."""
+        if self._owns_executor:
+            await self.loop.run_in_executor(None, self.executor.shutdown)
+
+    async def _run_inside(self, callback: _RunningCallback, call: Callable[[], _Result]) -> _Result:
+        outcome: asyncio.Future[_Result] = self.loop.create_future()
+
+        def job() -> None:
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - whoever awaits it gets it
+                self.loop.call_soon_threadsafe(_settle, outcome, None, error)
+            else:
+                self.loop.call_soon_threadsafe(_settle, outcome, result, None)
+
+        callback.jobs.put(job)
+        return await outcome
+
+
+async def _call(function: Callable[..., Any], arguments: tuple[Any, ...], callback: _RunningCallback) -> Any:
+    token = _running_callback.set(callback)
+    try:
+        result = function(*arguments)
+        return await result if inspect.isawaitable(result) else result
+    finally:
+        callback.finished = True
+        _running_callback.reset(token)
+
+
+def _settle(outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if outcome.done():
+        return
+    if error is None:
+        outcome.set_result(result)
+    else:
+        outcome.set_exception(error)

@@ -1,0 +1,216 @@
+"""This file is the consumer for asyncio: the methods of `Consumer` as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+from txnstore.clients.async_calls import AsyncCalls
+from txnstore.clients.cluster_metadata import ClusterMetadata
+from txnstore.clients.consumer import Consumer
+from txnstore.clients.message import Message
+from txnstore.clients.topic_partition import TopicPartition
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+#: A long wait is cut into pieces: between them other calls have their turn, and after a cancelled one the next begins.
+_SLICE_SECONDS: Final = 0.2
+
+_CONSUME_MAX: Final = 1_000_000
+
+
+class AIOConsumer:
+    """A `Consumer` whose methods are coroutines; made while a loop runs, and used on that loop.
+
+    Calls are made one after the other, in threads.  Callbacks may be coroutine functions; they run on the loop, get
+    this object as their consumer, and may await its methods.  Cancelling `poll` or `consume`, as `asyncio.wait_for`
+    does, loses no message: the next call returns it.
+
+    Args:
+        consumer_conf: the configuration of `Consumer`; it is not changed.
+        max_workers: how many threads there may be.
+        executor: where to run the calls instead; it stays the caller's.
+
+    Raises:
+        ValueError: `max_workers` is below one, or there is no `group.id`.
+        RuntimeError: no loop is running.
+        KafkaException: as of `Consumer`.
+    """
+
+    def __init__(self, consumer_conf: dict[str, Any], max_workers: int = 100, executor: Executor | None = None) -> None:
+        self._calls = AsyncCalls(max_workers, executor, name="txnstore-aio-consumer", one_at_a_time=True)
+        self._consumer = Consumer(self._calls.with_callbacks(consumer_conf, "on_commit"))
+        self._closed = False
+        #: What calls that were cancelled meanwhile have read.
+        self._unclaimed: deque[Message] = deque()
+
+    @property
+    def executor(self) -> Executor:
+        """Where the calls run."""
+        return self._calls.executor
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def poll(self, timeout: float = -1) -> Message | None:
+        """Return the next message or event, or None if none came within `timeout` seconds; below zero: for ever."""
+        messages = await self._read(1, timeout)
+        return messages[0] if messages else None
+
+    async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """Return up to so many messages and events: as many as came in time; arguments as of `Consumer.consume`."""
+        if not 0 <= num_messages <= _CONSUME_MAX:
+            raise ValueError("num_messages must be between 0 and 1000000 (1M)")
+        return await self._read(num_messages, timeout)
+
+    async def subscribe(
+        self,
+        topics: list[str],
+        on_assign: Callable[..., Any] | None = None,
+        on_revoke: Callable[..., Any] | None = None,
+        on_lost: Callable[..., Any] | None = None,
+    ) -> None:
+        """Subscribe as `Consumer.subscribe` does; the callbacks get this object and the partitions."""
+        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        given = {name: self._rebalance_callback(function) for name, function in callbacks.items() if function}
+        await self._call(self._consumer.subscribe, topics, **given)
+
+    async def unsubscribe(self) -> None:
+        """As `Consumer.unsubscribe`."""
+        await self._call(self._consumer.unsubscribe)
+
+    async def assign(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.assign`."""
+        await self._call(self._consumer.assign, partitions)
+
+    async def unassign(self) -> None:
+        """As `Consumer.unassign`."""
+        await self._call(self._consumer.unassign)
+
+    async def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.incremental_assign`."""
+        await self._call(self._consumer.incremental_assign, partitions)
+
+    async def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.incremental_unassign`."""
+        await self._call(self._consumer.incremental_unassign, partitions)
+
+    async def assignment(self) -> list[TopicPartition]:
+        """As `Consumer.assignment`."""
+        return await self._call(self._consumer.assignment)
+
+    async def commit(self, *arguments: Any, **keywords: Any) -> Any:
+        """As `Consumer.commit`."""
+        return await self._call(self._consumer.commit, *arguments, **keywords)
+
+    async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
+        """As `Consumer.store_offsets`."""
+        # What is not given is left out: the consumer tells None from nothing.
+        given = {"message": message, "offsets": offsets}
+        await self._call(
+            self._consumer.store_offsets, **{name: value for name, value in given.items() if value is not None}
+        )
+
+    async def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """As `Consumer.committed`."""
+        return await self._call(self._consumer.committed, partitions, timeout)
+
+    async def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """As `Consumer.position`."""
+        return await self._call(self._consumer.position, partitions)
+
+    async def seek(self, partition: TopicPartition) -> None:
+        """As `Consumer.seek`."""
+        await self._call(self._consumer.seek, partition)
+
+    async def pause(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.pause`."""
+        await self._call(self._consumer.pause, partitions)
+
+    async def resume(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.resume`."""
+        await self._call(self._consumer.resume, partitions)
+
+    async def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int] | None:
+        """As `Consumer.get_watermark_offsets`."""
+        return await self._call(self._consumer.get_watermark_offsets, partition, timeout, cached)
+
+    async def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """As `Consumer.offsets_for_times`."""
+        return await self._call(self._consumer.offsets_for_times, partitions, timeout)
+
+    async def consumer_group_metadata(self) -> Any:
+        """As `Consumer.consumer_group_metadata`."""
+        return await self._call(self._consumer.consumer_group_metadata)
+
+    async def memberid(self) -> str | None:
+        """As `Consumer.memberid`."""
+        return await self._call(self._consumer.memberid)
+
+    async def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterMetadata:
+        """As `Consumer.list_topics`."""
+        return await self._call(self._consumer.list_topics, topic, timeout)
+
+    async def cluster_id(self, timeout: float = -1) -> str:
+        """As `Consumer.cluster_id`."""
+        return await self._call(self._consumer.cluster_id, timeout)
+
+    async def set_sasl_credentials(self, username: str, password: str) -> None:
+        """As `Consumer.set_sasl_credentials`."""
+        await self._call(self._consumer.set_sasl_credentials, username, password)
+
+    async def close(self) -> None:
+        """Leave the group, as `Consumer.close` does, and end the threads; again: nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._calls.run(self._consumer.close)
+        finally:
+            await self._calls.close()
+
+    async def _call(
+        self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
+    ) -> _Result:
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+        return await self._calls.run(work, *arguments, **keywords)
+
+    async def _read(self, count: int, timeout: float) -> list[Message]:
+        """Return up to `count` messages within the timeout, asked for in pieces of it."""
+        deadline = None if timeout < 0 else self._calls.loop.time() + timeout
+        read: list[Message] = []
+        try:
+            while True:
+                left = None if deadline is None else max(0.0, deadline - self._calls.loop.time())
+                slice_seconds = _SLICE_SECONDS if left is None else min(left, _SLICE_SECONDS)
+                # A call that is cancelled goes on in its thread: what it reads is put where the next call finds it.
+                await self._call(self._read_some, count - len(read), slice_seconds)
+                while self._unclaimed and len(read) < count:
+                    read.append(self._unclaimed.popleft())
+                if len(read) == count or (left is not None and left <= _SLICE_SECONDS):
+                    return read
+        except asyncio.CancelledError:
+            self._unclaimed.extendleft(reversed(read))
+            raise
+
+    def _read_some(self, count: int, timeout: float) -> None:
+        wanted = count - len(self._unclaimed)
+        if wanted == 1:
+            message = self._consumer.poll(timeout)
+            if message is not None:
+                self._unclaimed.append(message)
+        elif wanted > 1:
+            self._unclaimed.extend(self._consumer.consume(wanted, timeout))
+
+    def _rebalance_callback(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
+        return self._calls.callback(lambda _, partitions: function(self, partitions))

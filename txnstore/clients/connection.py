@@ -1,0 +1,108 @@
+"""This file is a client's way to its store: opened at the first use, never before, and by one thread only.
+
+So a client can be made before a fork and while the database is away.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Final
+
+from txnstore.clients.configuration import Configuration
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.db.store import Store, open_store
+from txnstore.errors import StoreClosed
+
+_POOL_SIZE: Final = 5
+
+
+class StoreConnection:
+    """The store of one client; safe to share between its threads."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        """Keep what it takes to open the store; nothing is opened yet."""
+        self._configuration = configuration
+        self._opening = threading.Lock()
+        self._state = threading.Lock()
+        self._store: Store | None = None
+        self._closed = False
+        self.process_id = os.getpid()
+        """The process that may use it."""
+
+    def __repr__(self) -> str:
+        """Return the address without its password."""
+        return f"StoreConnection({str(self._configuration.url)!r})"
+
+    @property
+    def opened(self) -> Store | None:
+        """The store if it has been opened and not closed; asks no database."""
+        return self._store
+
+    def store(self) -> Store:
+        """Return the store, opened by the first call that succeeds; others wait for the one that is opening it.
+
+        Raises:
+            StoreClosed: the connection has been closed.
+            TxnStoreError: the database cannot be reached or refuses; the next call tries again.
+            KafkaException: `_STATE`: this is another process than the client's.
+        """
+        store = self._store
+        if store is not None and self.process_id == os.getpid():
+            return store
+        self.check_process()
+        with self._opening:
+            store = self._store
+            if store is not None:
+                return store
+            self._refuse_if_closed()
+            store = open_store(
+                self._configuration["bootstrap.servers"],
+                schema=self._configuration["txnstore.schema"],
+                clock=self._configuration["txnstore.clock"],
+                pool_size=_POOL_SIZE,
+            )
+            with self._state:
+                if not self._closed:
+                    self._store = store
+                    return store
+            store.close()
+            raise self._closed_error()
+
+    def check_process(self) -> None:
+        """Refuse to be used in another process than the client's.
+
+        Raises:
+            KafkaException: `_STATE`: the process was forked after the client had been made.
+        """
+        if self.process_id != os.getpid():
+            raise KafkaException(
+                KafkaError(
+                    KafkaError._STATE,
+                    f"this client was made in process {self.process_id} and cannot be used in its child"
+                    f" {os.getpid()}: make a client of its own in each process",
+                )
+            )
+
+    def close(self) -> None:
+        """Close the store; a second call does nothing.
+
+        An opening that is under way is not waited for: it closes what it opens.  In a forked child the store is only
+        forgotten: it is the parent's.
+        """
+        if self.process_id != os.getpid():
+            # The parent's threads, which may hold the locks, are not in this process.
+            self._closed, self._store = True, None
+            return
+        with self._state:
+            self._closed = True
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> StoreClosed:
+        return StoreClosed(f"the client's connection to {self._configuration.url} has been closed")

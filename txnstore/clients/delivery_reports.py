@@ -1,0 +1,130 @@
+"""This file is the delivery reports of a producer: made by the sender, served by the caller's poll, flush or close."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from txnstore.clients.accumulator import Accumulator, DeliveryCallback, QueuedRecord
+from txnstore.clients.constants import OFFSET_INVALID, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
+from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.message import Message
+from txnstore.model import NO_TIMESTAMP_MS
+
+
+@dataclass(slots=True)
+class DeliveryReport:
+    """What became of records that travelled together."""
+
+    topic: str
+    partition: int
+    records: Sequence[QueuedRecord]
+    error: KafkaError | None = None
+    base_offset: int = 0
+    log_append_time_ms: int = NO_TIMESTAMP_MS
+    done_seconds: float = field(default_factory=time.monotonic)
+    served: int = 0
+
+    def message(self, index: int) -> Message:
+        """Return one record as its producer's callback gets it: without headers, and without an offset if it failed."""
+        record = self.records[index]
+        stamped = self.log_append_time_ms != NO_TIMESTAMP_MS
+        return Message.delivered(
+            self.topic,
+            self.partition,
+            self.base_offset + index if self.error is None else OFFSET_INVALID,
+            record.key,
+            record.value,
+            TIMESTAMP_LOG_APPEND_TIME if stamped else TIMESTAMP_CREATE_TIME,
+            self.log_append_time_ms if stamped else record.timestamp_ms,
+            self.done_seconds - record.queued_seconds,
+            self.error,
+        )
+
+
+class DeliveryReports:
+    """Reports that wait to be served, and other events for the caller's thread, in order."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        accumulator: Accumulator,
+        *,
+        default_callback: DeliveryCallback | None,
+        only_errors: bool,
+    ) -> None:
+        """Keep reports; `default_callback` gets those of records that came without a callback of their own."""
+        self._changed = changed
+        self._accumulator = accumulator
+        self._default_callback = default_callback
+        self._only_errors = only_errors
+        self._reports: deque[DeliveryReport] = deque()
+        self._events: deque[Callable[[], object]] = deque()
+
+    def add(self, report: DeliveryReport) -> None:
+        """Let a report wait until it is served."""
+        with self._changed:
+            if self._only_errors and report.error is None:
+                self._accumulator.release(len(report.records), sum(record.size_bytes for record in report.records))
+            else:
+                self._reports.append(report)
+            self._changed.notify_all()
+
+    def add_event(self, event: Callable[[], object]) -> None:
+        """Let a call of another callback wait until it is served."""
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether something can be served; under the lock."""
+        return bool(self._reports or self._events)
+
+    def serve(self) -> int:
+        """Call the callbacks of everything that waits, in order, and return how many events that were.
+
+        An exception of a callback comes out at once; what follows is served by the next call.  A callback may produce
+        and may serve reports itself.
+        """
+        served = 0
+        while True:
+            with self._changed:
+                event = self._events.popleft() if self._events else None
+            if event is not None:
+                served += 1
+                event()
+                continue
+            count = self._serve_reports()
+            if count == 0:
+                return served
+            served += count
+
+    def _serve_reports(self) -> int:
+        default_callback = self._default_callback
+        accumulator = self._accumulator
+        served = 0
+        while True:
+            with self._changed:
+                if not self._reports:
+                    return served
+                report = self._reports[0]
+                index = report.served
+                record = report.records[index]
+                callback = record.callback or default_callback
+                if callback is None and index == 0 and all(item.callback is None for item in report.records):
+                    # Nobody wants to hear of any of them.
+                    self._reports.popleft()
+                    accumulator.release(len(report.records), sum(item.size_bytes for item in report.records))
+                    served += len(report.records)
+                    continue
+                report.served = index + 1
+                if report.served == len(report.records):
+                    self._reports.popleft()
+                accumulator.release(1, record.size_bytes)
+            served += 1
+            if callback is not None:
+                callback(report.error, report.message(index))

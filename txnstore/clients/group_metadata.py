@@ -1,0 +1,73 @@
+"""This file is the bytes in which a consumer tells a producer who it is: what send_offsets_to_transaction takes (KIP-447).
+
+The layout is the one that confluent-kafka's users pickle and send to other processes: a magic word, the generation as
+a little-endian 32-bit number, then group, member and instance as text that ends with NUL; one byte before the instance
+says whether there is none.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from txnstore.groups.commit_rules import is_storable_text
+from txnstore.model import GroupMembership
+
+MAGIC: Final = b"CGMDv2:"
+_GENERATION: Final = struct.Struct("<i")
+_HAS_INSTANCE: Final = b"\x00"
+_HAS_NO_INSTANCE: Final = b"\x01"
+
+
+def format_group_metadata(membership: GroupMembership) -> bytes:
+    """Return the membership as bytes that `parse_group_metadata` reads, in this process or another.
+
+    Raises:
+        ValueError: a name in it holds a NUL or half of a surrogate pair.
+    """
+    names = (membership.group_id, membership.member_id, membership.group_instance_id or "")
+    if not all(map(is_storable_text, names)):
+        raise ValueError("the ids of a group and its member hold no NUL and no half of a surrogate pair")
+    parts = [MAGIC, _GENERATION.pack(membership.generation), _text(membership.group_id), _text(membership.member_id)]
+    if membership.group_instance_id is None:
+        parts.append(_HAS_NO_INSTANCE)
+    else:
+        parts += [_HAS_INSTANCE, _text(membership.group_instance_id)]
+    return b"".join(parts)
+
+
+def parse_group_metadata(metadata: bytes) -> GroupMembership:
+    """Return the membership that the bytes stand for.
+
+    Raises:
+        ValueError: they are not what `Consumer.consumer_group_metadata()` returns.
+    """
+    if not metadata.startswith(MAGIC):
+        raise ValueError("this is no consumer group metadata: use what Consumer.consumer_group_metadata() returned")
+    try:
+        (generation,) = _GENERATION.unpack_from(metadata, len(MAGIC))
+        group_id, rest = _cut(metadata[len(MAGIC) + _GENERATION.size :])
+        member_id, rest = _cut(rest)
+        has_instance, rest = rest[:1], rest[1:]
+        if has_instance == _HAS_INSTANCE:
+            instance_id, rest = _cut(rest)
+        elif has_instance == _HAS_NO_INSTANCE:
+            instance_id = None
+        else:
+            raise ValueError
+    except (struct.error, ValueError):
+        # Not with the bytes: they may be anything.
+        raise ValueError("the consumer group metadata is damaged or cut short") from None
+    if rest or not group_id:
+        raise ValueError("the consumer group metadata is damaged: it names no group, or holds more than one")
+    return GroupMembership(group_id, generation, member_id, instance_id)
+
+
+def _text(name: str) -> bytes:
+    return name.encode() + b"\x00"
+
+
+def _cut(data: bytes) -> tuple[str, bytes]:
+    """Return the text up to the next NUL, and what follows it."""
+    name, rest = data.split(b"\x00", 1)
+    return name.decode(), rest

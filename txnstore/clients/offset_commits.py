@@ -1,0 +1,176 @@
+"""This file is the committed offsets of a consumer: written and read on its worker, in the name of its membership."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Condition
+
+from sqlalchemy import Connection
+
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.constants import OFFSET_INVALID
+from txnstore.clients.consumer_options import ConsumerOptions
+from txnstore.clients.error_mapping import kafka_error_of
+from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.repeating import write_repeatable
+from txnstore.clients.subscription import AssignedPartition, Subscription, uncommitted_offsets
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.topic_partition import TopicPartition
+from txnstore.clients.worker import Worker
+from txnstore.errors import TxnStoreError, UnknownMember, UnknownTopicOrPartition
+from txnstore.groups.membership import remove_expired_members
+from txnstore.groups.offsets import CommittedOffsets, commit_offsets, read_offsets, read_stable_offsets
+from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What became of a commit."""
+
+    error: KafkaError | None
+    """What went wrong with any of it."""
+
+    partitions: Sequence[TopicPartition]
+    """What was to be committed, each with its own error."""
+
+
+class OffsetCommits:
+    """Commits for one consumer."""
+
+    def __init__(
+        self,
+        *,
+        lock: Condition,
+        subscription: Subscription,
+        worker: Worker,
+        connection: StoreConnection,
+        directory: TopicDirectory,
+        options: ConsumerOptions,
+        membership: Callable[[], GroupMembership],
+        on_error: Callable[[TxnStoreError], None],
+    ) -> None:
+        """Commit in the name of whatever `membership` returns at the time of the call."""
+        self._lock = lock
+        self._subscription = subscription
+        self._worker = worker
+        self._connection = connection
+        self._directory = directory
+        self._options = options
+        self._membership = membership
+        self._on_error = on_error
+
+    def stored(self, partitions: Sequence[AssignedPartition] | None = None) -> list[TopicPartition]:
+        """Return the stored offsets of the partitions, by default all assigned ones; OFFSET_INVALID: none to commit."""
+        with self._lock:
+            chosen = list(self._subscription) if partitions is None else partitions
+            uncommitted = uncommitted_offsets(chosen)
+        return [
+            TopicPartition(partition.topic, partition.number, uncommitted.get(key, OFFSET_INVALID))
+            for partition in chosen
+            for key in ((partition.topic, partition.number),)
+        ]
+
+    def submit(self, offsets: Sequence[TopicPartition]) -> Future[CommitResult]:
+        """Commit the offsets that are ones, later, on the worker.
+
+        Raises:
+            RuntimeError: the worker has been closed.
+        """
+        membership = self._membership()
+        return self._worker.submit(lambda: self._commit(membership, offsets))
+
+    def read(self, partitions: Sequence[TopicPartition]) -> Future[list[TopicPartition]]:
+        """Read what the group has committed; the answer is an UnstableOffsetCommit while that may still change."""
+        return self._worker.submit(lambda: self._read(partitions))
+
+    # --- on the worker -----------------------------------------------------------------------------------------------
+
+    def _commit(self, membership: GroupMembership, offsets: Sequence[TopicPartition]) -> CommitResult:
+        try:
+            ids, errors = self._ids([partition for partition in offsets if partition.offset >= 0])
+            wanted = {
+                partition_id: OffsetAndMetadata(
+                    partition.offset,
+                    -1 if partition.leader_epoch is None else partition.leader_epoch,
+                    partition.metadata or "",
+                )
+                for partition_id, partition in ids.items()
+            }
+            if wanted:
+                self._write(membership, wanted)
+        except TxnStoreError as error:
+            self._on_error(error)
+            kafka_error = kafka_error_of(error)
+            return CommitResult(kafka_error, [partition.with_error(kafka_error) for partition in offsets])
+        with self._lock:
+            for partition in ids.values():
+                assigned = self._subscription.find(partition.topic, partition.partition)
+                if assigned is not None:
+                    assigned.committed = partition.offset
+        answered = [partition.with_error(errors.get(partition)) for partition in offsets]
+        return CommitResult(next(iter(errors.values()), None), answered)
+
+    def _write(self, membership: GroupMembership, offsets: Mapping[int, OffsetAndMetadata]) -> None:
+        def work(connection: Connection) -> None:
+            commit_offsets(connection, membership, offsets)
+
+        def after_expiry(connection: Connection) -> None:
+            remove_expired_members(connection, membership.group_id)
+            work(connection)
+
+        store, timeout_seconds = self._connection.store(), self._options.request_timeout_seconds
+        try:
+            write_repeatable(store, work, timeout_seconds=timeout_seconds)
+        except UnknownMember:
+            if membership.generation != NO_GENERATION:
+                raise
+            # A member that crashed must not keep consumers from committing that manage their partitions themselves.
+            write_repeatable(store, after_expiry, timeout_seconds=timeout_seconds)
+
+    def _read(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        ids, errors = self._ids(partitions)
+        is_stable = self._options.isolation is IsolationLevel.READ_COMMITTED
+        read = read_stable_offsets if is_stable else read_offsets
+
+        def work(connection: Connection) -> CommittedOffsets:
+            return read(connection, self._options.group_id, ids)
+
+        timeout_ms = int(self._options.request_timeout_seconds * 1000)
+        found = self._connection.store().read(work, retry_timeout_ms=timeout_ms) if ids else None
+        committed = {partition: found.offsets.get(key) for key, partition in ids.items()} if found else {}
+        answered = []
+        for partition in partitions:
+            offset = committed.get(partition)
+            if offset is None:
+                answer = TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
+            else:
+                answer = TopicPartition(
+                    partition.topic, partition.partition, offset.offset, offset.metadata or None, offset.leader_epoch
+                )
+            answered.append(answer.with_error(errors.get(partition)))
+        return answered
+
+    def _ids(
+        self, partitions: Sequence[TopicPartition]
+    ) -> tuple[dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
+        """Return the partitions by id, and the errors of those that there are not."""
+        topics = self._directory.find({partition.topic for partition in partitions})
+        grown = {
+            partition.topic
+            for partition in partitions
+            if partition.topic in topics and partition.partition >= len(topics[partition.topic].partition_ids)
+        }
+        topics = {**topics, **self._directory.refresh(grown)}
+        ids: dict[int, TopicPartition] = {}
+        errors: dict[TopicPartition, KafkaError] = {}
+        for partition in partitions:
+            topic = topics.get(partition.topic)
+            try:
+                if topic is None:
+                    raise UnknownTopicOrPartition
+                ids[topic.partition_id(partition.partition)] = partition
+            except UnknownTopicOrPartition:
+                errors[partition] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return ids, errors

@@ -1,0 +1,299 @@
+"""This file is what a consumer asks the database about its partitions: where to begin, and the next page.
+
+One partition that cannot be read keeps no other one from being read: what went wrong is said of that partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection
+
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.constants import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_STORED,
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+)
+from txnstore.clients.consumer_options import ConsumerOptions
+from txnstore.clients.error_mapping import kafka_error_of
+from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.message import RecordSource
+from txnstore.clients.subscription import Chunk, PageRead, Ticket
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.errors import (
+    CorruptBatch,
+    InvalidTopic,
+    OffsetOutOfRange,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+    UnsupportedCompression,
+)
+from txnstore.groups.offsets import CommittedOffsets, read_offsets
+from txnstore.log.bounds import Bounds, read_bounds
+from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, fetch
+from txnstore.log.record_batch import RecordBatch
+from txnstore.log.topics import Topic
+from txnstore.model import IsolationLevel, TimestampType
+
+Result = TypeVar("Result")
+
+#: How long a reading in the background waits for a database that is away; then the application is told.
+RETRY_TIMEOUT_MS: Final = 1_000
+#: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
+OFFSET_TAIL_BASE: Final = -2000
+
+_TIMESTAMP_TYPES: Final = {
+    TimestampType.CREATE_TIME: TIMESTAMP_CREATE_TIME,
+    TimestampType.LOG_APPEND_TIME: TIMESTAMP_LOG_APPEND_TIME,
+}
+#: What can be wrong with one partition while the others are fine.
+_OF_ONE_PARTITION: Final = (OffsetOutOfRange, UnknownTopicOrPartition, CorruptBatch, UnsupportedCompression)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The ticket's partition begins at this offset."""
+
+    ticket: Ticket
+    offset: int
+    committed: int | None
+    """What the group has committed there, if that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The ticket's page."""
+
+    ticket: Ticket
+    page: PageRead
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The ticket's partition cannot be read now."""
+
+    ticket: Ticket
+    error: KafkaError | None
+    """None: nobody needs to know."""
+
+    offset: int | None = None
+    for_good: bool = False
+    """Whether only a seek helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The ticket's offset is not in the log: its start is to be found anew."""
+
+    ticket: Ticket
+
+
+Outcome = Resolved | Delivered | Failed | OutOfRange
+
+_UNKNOWN_PARTITION: Final = KafkaError(
+    KafkaError._UNKNOWN_PARTITION, "the topic has no such partition: Local: Unknown partition"
+)
+
+
+class PartitionReader:
+    """Reads for one consumer; used by its fetching thread alone."""
+
+    def __init__(self, connection: StoreConnection, directory: TopicDirectory, options: ConsumerOptions) -> None:
+        """Read with these settings."""
+        self._connection = connection
+        self._directory = directory
+        self._options = options
+        self._is_held_back = False
+
+    def take_held_back(self) -> bool:
+        """Return whether an open transaction has kept records or offsets from being read since the last call."""
+        held_back, self._is_held_back = self._is_held_back, False
+        return held_back
+
+    def resolve(self, tickets: Sequence[Ticket]) -> list[Outcome]:
+        """Find out where to begin.
+
+        Raises:
+            TxnStoreError: the database cannot be asked at all.
+        """
+        known, outcomes = self._known(tickets)
+        if not known:
+            return outcomes
+        stored_ids = [partition_id for partition_id, ticket in known.items() if ticket.offset == OFFSET_STORED]
+
+        def work(connection: Connection) -> tuple[dict[int, Bounds], CommittedOffsets]:
+            committed = CommittedOffsets({}, frozenset())
+            if stored_ids:
+                committed = read_offsets(connection, self._options.group_id, stored_ids)
+            return read_bounds(connection, known), committed
+
+        try:
+            bounds, committed = self._read(work)
+        except UnknownTopicOrPartition:
+            # Deleted since the directory was read: look again in a moment.
+            self._forget(known.values())
+            return [*outcomes, *(Failed(ticket, None) for ticket in known.values())]
+        for partition_id, ticket in known.items():
+            outcomes.append(self._start(ticket, bounds[partition_id], committed, partition_id))
+        return outcomes
+
+    def read(self, tickets: Sequence[Ticket], *, records_max: int = PAGE_RECORDS_MAX) -> list[Outcome]:
+        """Read a page that is shared by the tickets' partitions.
+
+        Raises:
+            TxnStoreError: the database cannot be read at all.
+        """
+        known, outcomes = self._known(tickets)
+        if not known:
+            return outcomes
+        positions = {partition_id: ticket.offset for partition_id, ticket in known.items()}
+
+        def work(connection: Connection) -> dict[int, Page]:
+            return fetch(
+                connection,
+                positions,
+                isolation=self._options.isolation,
+                records_max=records_max,
+                bytes_max=self._options.page_bytes_max,
+            )
+
+        try:
+            pages = self._read(work)
+        except _OF_ONE_PARTITION as error:
+            return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
+        for partition_id, ticket in known.items():
+            outcomes.append(self._opened(ticket, pages[partition_id]))
+        return outcomes
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _one_by_one(self, tickets: Sequence[Ticket], records_max: int, error: TxnStoreError) -> list[Outcome]:
+        if len(tickets) > 1:
+            return [outcome for ticket in tickets for outcome in self.read([ticket])]
+        (ticket,) = tickets
+        if isinstance(error, OffsetOutOfRange):
+            return [OutOfRange(ticket)]
+        if isinstance(error, UnknownTopicOrPartition):
+            self._forget(tickets)
+            return [Failed(ticket, None)]
+        if records_max > 1:
+            # What lies before the damaged batch can be read.
+            return self.read(tickets, records_max=1)
+        return [Failed(ticket, kafka_error_of(error), ticket.offset)]
+
+    def _known(self, tickets: Sequence[Ticket]) -> tuple[dict[int, Ticket], list[Outcome]]:
+        """Return the tickets by partition id, and what is to be said of those whose partition there is not."""
+        topics = self._topics({ticket.partition.topic for ticket in tickets})
+        grown = {
+            ticket.partition.topic
+            for ticket in tickets
+            if (topic := topics.get(ticket.partition.topic)) and ticket.partition.number >= len(topic.partition_ids)
+        }
+        if grown:
+            topics = {**topics, **self._directory.refresh(grown)}
+        known: dict[int, Ticket] = {}
+        failed: list[Outcome] = []
+        for ticket in tickets:
+            name, number = ticket.partition.topic, ticket.partition.number
+            topic = topics.get(name)
+            if topic is None:
+                failed.append(Failed(ticket, unknown_topic(name)))
+            elif not 0 <= number < len(topic.partition_ids):
+                failed.append(Failed(ticket, _UNKNOWN_PARTITION))
+            else:
+                known[topic.partition_ids[number]] = ticket
+        return known, failed
+
+    def _topics(self, names: set[str]) -> Mapping[str, Topic]:
+        found = self._directory.find(names)
+        if self._options.creates_topics:
+            for name in names - found.keys():
+                try:
+                    found[name] = self._directory.ensure(name)
+                except (UnknownTopicOrPartition, InvalidTopic):
+                    continue
+        return found
+
+    def _forget(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            self._directory.forget(ticket.partition.topic)
+
+    def _start(self, ticket: Ticket, bounds: Bounds, committed: CommittedOffsets, partition_id: int) -> Outcome:
+        start = ticket.offset
+        end_offset = bounds.end(self._options.isolation)
+        if start == OFFSET_STORED:
+            if partition_id in committed.unstable and self._options.isolation is IsolationLevel.READ_COMMITTED:
+                # KIP-447: an open transaction may still move it.
+                self._is_held_back = True
+                return Failed(ticket, None)
+            offset = committed.offsets.get(partition_id)
+            if offset is None:
+                return self._reset(ticket, bounds, "no previously committed offset available: Local: No offset stored")
+            if bounds.log_start_offset <= offset.offset <= bounds.high_watermark:
+                return Resolved(ticket, offset.offset, offset.offset)
+            return self._reset(ticket, bounds, f"committed offset {offset.offset}: Broker: Offset out of range")
+        if start == OFFSET_BEGINNING:
+            return Resolved(ticket, bounds.log_start_offset, None)
+        if start == OFFSET_END:
+            return Resolved(ticket, end_offset, None)
+        if start <= OFFSET_TAIL_BASE:
+            return Resolved(ticket, max(bounds.log_start_offset, end_offset - (OFFSET_TAIL_BASE - start)), None)
+        if bounds.log_start_offset <= start <= bounds.high_watermark:
+            return Resolved(ticket, start, None)
+        if start >= 0:
+            return self._reset(ticket, bounds, f"offset {start} is not in the log: Broker: Offset out of range", start)
+        return self._reset(ticket, bounds, "no offset to begin at: Local: No offset stored")
+
+    def _reset(self, ticket: Ticket, bounds: Bounds, why: str, offset: int | None = None) -> Outcome:
+        """Do what auto.offset.reset says."""
+        if self._options.offset_reset == "error":
+            return Failed(ticket, KafkaError(KafkaError._AUTO_OFFSET_RESET, why), offset, for_good=True)
+        if self._options.offset_reset == "earliest":
+            return Resolved(ticket, bounds.log_start_offset, None)
+        return Resolved(ticket, bounds.end(self._options.isolation), None)
+
+    def _opened(self, ticket: Ticket, page: Page) -> Outcome:
+        """Return the page with its batches opened, up to the first one that cannot be."""
+        end_offset = page.bounds.end(self._options.isolation)
+        if end_offset < page.bounds.high_watermark and page.next_offset >= end_offset:
+            self._is_held_back = True
+        chunks: list[Chunk] = []
+        next_offset = page.next_offset
+        for index, batch in enumerate(page.batches):
+            behind = page.batches[index + 1].base_offset if index + 1 < len(page.batches) else page.next_offset
+            try:
+                chunks.append(_chunk(ticket, batch, behind))
+            except (CorruptBatch, UnsupportedCompression) as error:
+                if not chunks:
+                    return Failed(ticket, kafka_error_of(error), ticket.offset)
+                next_offset = batch.base_offset
+                break
+        return Delivered(ticket, PageRead(chunks, next_offset, page.bounds, end_offset))
+
+    def _read(self, work: Callable[[Connection], Result]) -> Result:
+        return self._connection.store().read(work, retry_timeout_ms=RETRY_TIMEOUT_MS)
+
+
+def unknown_topic(name: str) -> KafkaError:
+    """Return the error that there is no such topic."""
+    return KafkaError(
+        KafkaError.UNKNOWN_TOPIC_OR_PART, f"Subscribed topic not available: {name}: Broker: Unknown topic or partition"
+    )
+
+
+def _chunk(ticket: Ticket, batch: RecordBatch, next_offset: int) -> Chunk:
+    partition = ticket.partition
+    source = RecordSource(partition.topic, partition.number, _TIMESTAMP_TYPES[batch.timestamp_type])
+    return Chunk(
+        source=source,
+        records=batch.rows(ticket.offset),
+        record_count=batch.record_count,
+        size_bytes=batch.size_bytes,
+        last_offset=batch.last_offset,
+        next_offset=next_offset,
+    )

@@ -1,0 +1,566 @@
+"""This file is the Producer as its users call it: arguments checked, records queued, callbacks served."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import getpid
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from txnstore.clients.accumulator import PARTITION_UNASSIGNED, Accumulator, DeliveryCallback, QueuedRecord
+from txnstore.clients.cluster_metadata import ClusterMetadata
+from txnstore.clients.configuration import producer_configuration
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.delivery_reports import DeliveryReports
+from txnstore.clients.error_mapping import kafka_exception_of
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.partition_choice import PartitionChoice
+from txnstore.clients.produce_requests import ProducerSession
+from txnstore.clients.producer_transactions import CLOSED_TEXT, ProducerTransactions
+from txnstore.clients.record_arguments import (
+    PARTITION_MAX,
+    TIMESTAMP_MAX,
+    as_bytes,
+    packed_headers,
+    timeout_seconds_of,
+    whole_number,
+)
+from txnstore.clients.sender import Sender, SenderSettings, SenderStopped
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.topic_partition import TopicPartition
+from txnstore.clients.transaction_states import ProducerState
+from txnstore.clients.trouble import Trouble
+from txnstore.errors import TxnStoreError
+from txnstore.log.compression import Codec
+from txnstore.model import Header
+
+#: How long `close` tries to send what is queued, and to abort what is open.
+CLOSE_TIMEOUT_SECONDS: Final = 30.0
+#: How long it then waits for the thread: one try of the database.
+_STOP_TIMEOUT_SECONDS: Final = 5.0
+
+Answer = TypeVar("Answer")
+
+_numbers = itertools.count(1)
+
+
+class Producer:
+    """Writes records to topics; safe to share between threads, not between processes.
+
+    `produce` only queues: a thread of the producer's own sends what has waited for `linger.ms` or fills a batch.
+    Delivery reports are served by `poll`, `flush`, `close` and the calls that end a transaction, in the caller's
+    thread, in the order of delivery within each partition.  Delivered means durable in the database.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        """Make a producer from a configuration in `confluent_kafka`'s form; nothing is connected yet.
+
+        Args:
+            arguments: one dict of configuration keys; `bootstrap.servers` is a database URL.
+            keywords: more of them.
+
+        Raises:
+            TypeError: there is no dict.
+            KafkaException: `_INVALID_ARG`: a key is unknown, a value is out of range, or two contradict each other.
+        """
+        configuration = producer_configuration(arguments, keywords)
+        self._configuration = configuration
+        self._connection = StoreConnection(configuration)
+        transactional_id: str | None = configuration["transactional.id"] or None
+        self._changed = threading.Condition()
+        self._accumulator = Accumulator(
+            self._changed,
+            records_max=configuration["queue.buffering.max.messages"],
+            size_bytes_max=configuration["queue.buffering.max.kbytes"] * 1024,
+            batch_records_max=configuration["batch.num.messages"],
+            batch_bytes_max=min(configuration["batch.size"], configuration["message.max.bytes"]),
+        )
+        self._reports = DeliveryReports(
+            self._changed,
+            self._accumulator,
+            default_callback=configuration["on_delivery"],
+            only_errors=configuration["delivery.report.only.error"],
+        )
+        self._choice = PartitionChoice(
+            configuration["partitioner"], sticky_seconds=configuration["sticky.partitioning.linger.ms"] / 1000
+        )
+        self._directory = TopicDirectory(
+            self._connection,
+            refresh_ms=configuration["topic.metadata.refresh.interval.ms"],
+            allow_create=configuration["allow.auto.create.topics"],
+        )
+        trouble = Trouble(configuration["error_cb"], self._reports.add_event)
+        self._sender = Sender(
+            f"txnstore-producer-{next(_numbers)}",
+            self._accumulator,
+            self._reports,
+            ProducerSession(
+                self._connection,
+                is_idempotent=configuration["enable.idempotence"],
+                transactional_id=transactional_id,
+                codec=Codec[configuration["compression.type"].upper()],
+            ),
+            self._directory,
+            self._choice,
+            SenderSettings(
+                linger_seconds=configuration["linger.ms"] / 1000,
+                message_timeout_seconds=configuration["message.timeout.ms"] / 1000,
+                retries_unknown=configuration["retries"] > 0,
+                backoff_seconds=configuration["retry.backoff.ms"] / 1000,
+                backoff_max_seconds=configuration["retry.backoff.max.ms"] / 1000,
+            ),
+            trouble.report,
+        )
+        self._transactions: ProducerTransactions | None = None
+        if transactional_id is not None:
+            self._transactions = ProducerTransactions(
+                transactional_id, configuration["transaction.timeout.ms"], self._changed, self._sender
+            )
+            self._sender.listener = self._transactions
+        self._process_id = self._connection.process_id
+        self._record_bytes_max: int = configuration["message.max.bytes"]
+        self._is_closed = False
+        # Whoever drops a producer without closing it keeps neither thread nor connection.
+        self._finalizer = weakref.finalize(self, _abandon, self._sender, self._connection)
+
+    # --- records ----------------------------------------------------------------------------------------------------
+
+    def produce(
+        self,
+        topic: str,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
+        partition: int = PARTITION_UNASSIGNED,
+        callback: DeliveryCallback | None = None,
+        on_delivery: DeliveryCallback | None = None,
+        timestamp: int = 0,
+        headers: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+    ) -> None:
+        """Queue a record; text is stored as UTF-8.
+
+        Args:
+            topic: the topic's name; a topic that is not there is created if `allow.auto.create.topics` allows it.
+            value: the payload; None is a tombstone and not the same as empty.
+            key: what the partition is chosen by, and compaction keeps the newest of.
+            partition: its number, or -1 to let the partitioner choose.
+            callback: called with `(error or None, message)` once the record is delivered or has failed.
+            on_delivery: the same by another name.
+            timestamp: milliseconds since 1970; 0 is now.
+            headers: a dict, or a list of `(name, value)`; names repeat, values are bytes, text or None.
+
+        Raises:
+            TypeError: an argument is not of its type.
+            BufferError: the queue is full; call `poll` and try again.
+            KafkaException: `MSG_SIZE_TOO_LARGE`, `_UNKNOWN_PARTITION`, or the state of the transaction does not allow it.
+            RuntimeError: the producer has been closed.
+        """
+        if self._is_closed or getpid() != self._process_id:
+            self._check_open()
+        transactions = self._transactions
+        if transactions is not None and transactions.state is not ProducerState.IN_TRANSACTION:
+            transactions.refuse_record()
+        if type(topic) is not str and not isinstance(topic, str):
+            raise TypeError(f"argument 1 must be str, not {type(topic).__name__}")
+        if type(value) is not bytes and value is not None:
+            value = as_bytes(value)
+        if type(key) is not bytes and key is not None:
+            key = as_bytes(key)
+        size_bytes = (len(value) if value else 0) + (len(key) if key else 0)
+        packed: tuple[Header, ...] = ()
+        if headers is not None:
+            packed = tuple(packed_headers(headers))
+            size_bytes += sum(len(name) + len(content or b"") for name, content in packed)
+        if callback is None:
+            callback = on_delivery
+        if callback is not None and not callable(callback):
+            raise TypeError(f"a delivery callback is callable, not {type(callback).__name__}")
+        if size_bytes > self._record_bytes_max:
+            reason = f"Unable to produce message: Broker: Message size too large ({size_bytes} bytes)"
+            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason))
+        if timestamp == 0:
+            timestamp_ms = int(time.time() * 1000)
+        else:
+            timestamp_ms = whole_number(timestamp, TIMESTAMP_MAX, "int too big to convert")
+        if partition != PARTITION_UNASSIGNED:
+            partition = whole_number(partition, PARTITION_MAX, "signed integer is greater than maximum")
+        now_seconds = time.monotonic()
+        known = self._directory.cached(topic)
+        chosen = PARTITION_UNASSIGNED
+        if known is not None:
+            count = len(known.partition_ids)
+            chosen = partition if partition >= 0 else self._choice.choose(topic, key, count, now_seconds)
+            if chosen >= count:
+                raise KafkaException(
+                    KafkaError(KafkaError._UNKNOWN_PARTITION, "Unable to produce message: Local: Unknown partition")
+                )
+        record = QueuedRecord(value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition)
+        self._accumulator.add(topic, chosen, record)
+        if self._sender.is_new:
+            self._sender.start()
+
+    def produce_batch(
+        self,
+        topic: str,
+        messages: list[dict[str, Any]],
+        partition: int = PARTITION_UNASSIGNED,
+        callback: DeliveryCallback | None = None,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> int:
+        """Queue several records for one topic and return how many were queued.
+
+        A message is a dict with `value`, `key`, `partition`, `timestamp`, `headers` and `callback`, all optional; one
+        that is refused gets the `KafkaError` as `_error`, and the others go on.
+
+        Raises:
+            TypeError: the messages are no list of dicts, or a cell is not of its type.
+            RuntimeError: the producer has been closed.
+        """
+        if self._is_closed:
+            raise RuntimeError(CLOSED_TEXT)
+        if not isinstance(messages, list):
+            raise TypeError("messages must be a list")
+        for message in messages:
+            if not isinstance(message, dict):
+                raise TypeError("each message is a dict")
+        default = callback or on_delivery
+        queued = 0
+        for message in messages:
+            message.pop("_error", None)
+            try:
+                self.produce(
+                    topic,
+                    message.get("value"),
+                    message.get("key"),
+                    message.get("partition", partition),
+                    message.get("callback") or message.get("on_delivery") or default,
+                    timestamp=message.get("timestamp", 0),
+                    headers=message.get("headers"),
+                )
+            except KafkaException as error:
+                message["_error"] = error.args[0]
+            except BufferError:
+                message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
+            else:
+                queued += 1
+        return queued
+
+    def poll(self, timeout: float = -1) -> int:
+        """Serve callbacks and return how many events that were; wait for the first one up to `timeout` seconds.
+
+        Below zero waits for as long as it takes.  An exception of a callback comes out here.
+
+        Raises:
+            RuntimeError: the producer has been closed.
+        """
+        self._check_open()
+        timeout_seconds = timeout_seconds_of(timeout)
+        served = self._reports.serve()
+        if served or timeout_seconds == 0:
+            return served
+        self._wait_for(lambda: self._reports.are_waiting or self._is_closed, timeout_seconds)
+        return self._reports.serve()
+
+    def flush(self, timeout: float = -1) -> int:
+        """Send everything without lingering, serve callbacks, and return how many records are left.
+
+        Waits up to `timeout` seconds; below zero for as long as it takes, which `message.timeout.ms` bounds.
+
+        Raises:
+            RuntimeError: the producer has been closed.
+        """
+        self._check_open()
+        return self._flush(timeout_seconds_of(timeout))
+
+    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
+        """Give up records that are not delivered: their reports say `_PURGE_QUEUE` or `_PURGE_INFLIGHT`.
+
+        What is being written this moment may still be delivered; with `blocking` the call waits until that is known.
+
+        Raises:
+            RuntimeError: the producer has been closed.
+        """
+        self._check_open()
+        self._sender.purge(in_queue=bool(in_queue), in_flight=bool(in_flight))
+        if blocking and in_flight:
+            self._sender.wait_until_dropped(_STOP_TIMEOUT_SECONDS)
+
+    # --- transactions -----------------------------------------------------------------------------------------------
+
+    def init_transactions(self, timeout: float = -1) -> None:
+        """Claim the transactional id: what an older producer with it left open is aborted, and it is fenced.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED`, `_STATE`, `_TIMED_OUT` (retriable: call again to resume), or fatal.
+        """
+        self._transactional().init(timeout_seconds_of(timeout))
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction: all records until its end become visible together, or never.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED`, `_STATE`, `_CONFLICT`, or the error that has to be dealt with first.
+        """
+        self._transactional().begin()
+
+    def send_offsets_to_transaction(
+        self, positions: list[TopicPartition], group_metadata: object, timeout: float = -1
+    ) -> None:
+        """Let the transaction commit consumed offsets of a group (KIP-447).
+
+        Offsets of a group's member go with the commit, or by themselves after `linger.ms`; those of a consumer that
+        only assigns are written at once, and `committed()` of others waits for the end of the transaction then.
+
+        Args:
+            positions: the next offsets to read; those below zero are left out.
+            group_metadata: what `Consumer.consumer_group_metadata()` returned, in this process or another.
+            timeout: seconds; at most, and by default, `transaction.timeout.ms`.
+
+        Raises:
+            TypeError: the arguments are not of their types.
+            KafkaException: `_STATE`, `_TIMED_OUT` (retriable), or an error that takes an abort.
+        """
+        transactions = self._transactional()
+        if not isinstance(positions, list):
+            raise TypeError(f"expected list of TopicPartition, not {type(positions).__name__}")
+        for position in positions:
+            if not isinstance(position, TopicPartition):
+                raise TypeError(f"expected list of TopicPartition, it holds {type(position).__name__}")
+        if not isinstance(group_metadata, (bytes, bytearray, memoryview)):
+            raise TypeError(f"expected bytes, {type(group_metadata).__name__} found")
+        transactions.send_offsets(positions, bytes(group_metadata), timeout_seconds_of(timeout))
+
+    def commit_transaction(self, timeout: float = -1) -> None:
+        """Send what is queued and commit; when it returns, every reader of committed records sees all of it.
+
+        Delivery reports are served here.  Without an answer in time the commit goes on in the background.
+
+        Raises:
+            KafkaException: `_TIMED_OUT` (retriable: call again to resume), an error that takes an abort
+                (`_INCONSISTENT` if a record was not delivered), or a fatal one.
+        """
+        transactions = self._transactional()
+        timeout_seconds = timeout_seconds_of(timeout)
+        try:
+            transactions.commit(timeout_seconds)
+        finally:
+            self._reports.serve()
+
+    def abort_transaction(self, timeout: float = -1) -> None:
+        """Abort: records that wait are given up (`_PURGE_QUEUE`), and nobody sees the others as committed.
+
+        Raises:
+            KafkaException: `_TIMED_OUT` (retriable: call again to resume), or fatal.
+        """
+        transactions = self._transactional()
+        timeout_seconds = timeout_seconds_of(timeout)
+        try:
+            transactions.abort(timeout_seconds)
+        finally:
+            self._reports.serve()
+
+    @contextmanager
+    def transaction(self, timeout: float = -1) -> Iterator[Self]:
+        """Commit what the block produces, all of it; an exception aborts it and comes out as it was.
+
+            with producer.transaction():
+                producer.produce("accounts", ...)
+
+        A commit without an answer is asked for again until `timeout` seconds are over, by default
+        `transaction.timeout.ms`; if it must be aborted instead, it is aborted and the error comes out.
+
+        Raises:
+            KafkaException: see `begin_transaction` and `commit_transaction`.
+        """
+        transactions = self._transactional()
+        timeout_seconds = timeout_seconds_of(timeout)
+        if timeout_seconds < 0:
+            timeout_seconds = self._configuration["transaction.timeout.ms"] / 1000
+        transactions.begin()
+        try:
+            yield self
+        except BaseException as error:
+            self._abort_after(error, timeout_seconds)
+            raise
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                self.commit_transaction(max(0.0, deadline - time.monotonic()))
+            except KafkaException as error:
+                kafka_error: KafkaError = error.args[0]
+                if kafka_error.txn_requires_abort():
+                    self._abort_after(error, timeout_seconds)
+                elif kafka_error.retriable() and time.monotonic() < deadline:
+                    continue
+                raise
+            return
+
+    # --- the cluster ------------------------------------------------------------------------------------------------
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterMetadata:
+        """Return what topics there are, or one of them.
+
+        Raises:
+            KafkaException: `_TRANSPORT`: the database did not answer in time.
+        """
+        self._check_open()
+        if topic is not None and not isinstance(topic, str):
+            raise TypeError(f"argument 1 must be str, not {type(topic).__name__}")
+        return self._ask(lambda: self._directory.cluster_metadata(topic), timeout_seconds_of(timeout))
+
+    def cluster_id(self, timeout: float = -1) -> str:
+        """Return the store's uuid.
+
+        Raises:
+            KafkaException: `_TRANSPORT`: the database did not answer in time.
+        """
+        self._check_open()
+        return self._ask(lambda: self._connection.store().store_uuid, timeout_seconds_of(timeout))
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Do nothing: who may do what is the database's business, and its URL says who asks."""
+        self._check_open()
+        if not (isinstance(username, str) and isinstance(password, str)):
+            raise TypeError("the user's name and password are text")
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> bool:
+        """Abort an open transaction, send what is queued, serve callbacks, and give back thread and connections.
+
+        Takes at most about half a minute, whatever the database does; what could not be sent by then is reported as
+        `_PURGE_QUEUE` or `_PURGE_INFLIGHT`.  A second call does nothing.
+        """
+        if self._is_closed:
+            return True
+        if not self._is_ours():
+            # The thread and the records are the parent's.
+            self._is_closed = True
+            self._finalizer.detach()
+            return True
+        deadline = time.monotonic() + CLOSE_TIMEOUT_SECONDS
+        try:
+            if self._transactions is not None and self._transactions.is_open:
+                self._end_open_transaction(deadline)
+            self._flush(max(0.0, deadline - time.monotonic()))
+        finally:
+            self._close_now()
+        return True
+
+    def __enter__(self) -> Self:
+        """Return the producer."""
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; an exception goes on."""
+        self.close()
+
+    def __len__(self) -> int:
+        """Return how many records are queued, in flight, or wait for their report to be served."""
+        return 0 if self._is_closed else self._accumulator.record_count
+
+    def __bool__(self) -> bool:
+        """Return True: a producer without records is one all the same."""
+        return True
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(CLOSED_TEXT)
+        self._check_process()
+
+    def _is_ours(self) -> bool:
+        try:
+            self._check_process()
+        except KafkaException:
+            return False
+        return True
+
+    def _check_process(self) -> None:
+        self._connection.check_process()
+
+    def _transactional(self) -> ProducerTransactions:
+        self._check_open()
+        if self._transactions is None:
+            reason = "The Transactional API requires transactional.id to be configured"
+            raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, reason))
+        return self._transactions
+
+    def _wait_for(self, is_there: Callable[[], bool], timeout_seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(is_there, None if timeout_seconds < 0 else timeout_seconds)
+
+    def _flush(self, timeout_seconds: float) -> int:
+        deadline = None if timeout_seconds < 0 else time.monotonic() + timeout_seconds
+        accumulator, reports = self._accumulator, self._reports
+        self._sender.begin_flush()
+        try:
+            while True:
+                reports.serve()
+                left_seconds = -1.0 if deadline is None else deadline - time.monotonic()
+                if accumulator.record_count == 0 or (deadline is not None and left_seconds <= 0):
+                    return accumulator.record_count
+                self._wait_for(lambda: reports.are_waiting or accumulator.record_count == 0, left_seconds)
+        finally:
+            self._sender.end_flush()
+
+    def _ask(self, question: Callable[[], Answer], timeout_seconds: float) -> Answer:
+        """Return the answer of a question that the sender's thread puts to the database."""
+        if timeout_seconds < 0:
+            timeout_seconds = self._configuration["socket.timeout.ms"] / 1000
+        try:
+            return self._sender.submit(question).result(timeout_seconds)
+        except TimeoutError:
+            reason = "the database did not answer in time; nothing was changed"
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT, reason, retriable=True)) from None
+        except SenderStopped:
+            raise RuntimeError(CLOSED_TEXT) from None
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from error
+
+    def _abort_after(self, error: BaseException, timeout_seconds: float) -> None:
+        """Abort because of `error`, which stays the one to be raised."""
+        assert self._transactions is not None
+        if self._is_closed or not self._transactions.is_open:
+            return
+        try:
+            self.abort_transaction(timeout_seconds)
+        except (KafkaException, RuntimeError) as aborting:
+            error.add_note(f"The transaction could not be aborted either: {aborting}")
+
+    def _end_open_transaction(self, deadline: float) -> None:
+        """Abort what is open, or let a commit or abort come to its end that its caller has not waited for."""
+        transactions = self._transactions
+        assert transactions is not None
+        try:
+            transactions.finish(max(0.0, deadline - time.monotonic()))
+        except (KafkaException, RuntimeError) as error:
+            logging.getLogger(__name__).warning(
+                "the transaction of %s was left for recovery: %s", transactions.transactional_id[:80], error
+            )
+
+    def _close_now(self) -> None:
+        self._is_closed = True
+        self._finalizer.detach()
+        self._sender.stop(_STOP_TIMEOUT_SECONDS)
+        self._sender.purge(in_queue=True, in_flight=False)
+        self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+        self._connection.close()
+        with self._changed:
+            self._changed.notify_all()
+        self._reports.serve()
+
+
+def _abandon(sender: Sender, connection: StoreConnection) -> None:
+    if getpid() == connection.process_id:
+        sender.stop(0.0)
+        connection.close()

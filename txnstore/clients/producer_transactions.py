@@ -1,0 +1,457 @@
+"""This file is the transactions of one producer: the five calls, the state that they move, and the work behind them.
+
+A call puts its work on the sender's thread and waits as long as its caller allows.  What takes longer goes on in the
+background, and the same call takes it up again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
+from typing import Final, NoReturn, TypeVar
+
+from txnstore.clients.group_metadata import parse_group_metadata
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.produce_requests import TRY_TIMEOUT_MS, ProduceRequest
+from txnstore.clients.sender import RECORD_ERRORS, Sender, SenderStopped
+from txnstore.clients.topic_partition import TopicPartition
+from txnstore.clients.transaction_errors import transaction_error_of
+from txnstore.clients.transaction_states import (
+    ALLOWED_IN,
+    ENTERED_FROM,
+    RESUMABLE,
+    ProducerState,
+    TransactionCall,
+)
+from txnstore.errors import TransactionAbortable, TxnStoreError, UnknownTopicOrPartition
+from txnstore.groups.offsets import check_committer
+from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.transactions.coordinator import Ended, TransactionCoordinator
+from txnstore.transactions.work import SentOffsets
+
+Answer = TypeVar("Answer")
+
+_S = ProducerState
+_C = TransactionCall
+
+CLOSED_TEXT: Final = "Producer has been closed"
+
+
+class ProducerTransactions:
+    """The transactional side of a producer; hears of deliveries as the sender's listener."""
+
+    def __init__(self, transactional_id: str, timeout_ms: int, changed: threading.Condition, sender: Sender) -> None:
+        """Begin in the state Init."""
+        self.transactional_id = transactional_id
+        self.state = _S.INIT
+        self._timeout_ms = timeout_ms
+        self._changed = changed
+        self._sender = sender
+        self._error: KafkaError | None = None
+        #: The call that is not done, whether a thread is in it, and its work.
+        self._current: TransactionCall | None = None
+        self._is_called = False
+        self._work: Future[None] | None = None
+        #: Whether the transaction may be open in the store.
+        self._is_written = False
+        self._failed_count = 0
+        #: Offsets that go with the commit, or when they have lingered.
+        self._offsets: dict[str, SentOffsets] = {}
+
+    # --- the calls --------------------------------------------------------------------------------------------------
+
+    def init(self, timeout_seconds: float) -> None:
+        """Claim the transactional id.
+
+        Raises:
+            KafkaException: see the class's tables; `_TIMED_OUT` is retriable and resumes.
+        """
+        longest_seconds = 2 * self._timeout_ms / 1000
+        self._call(_C.INIT, timeout_seconds, longest_seconds, self._init_work, _S.WAIT_PRODUCER_ID)
+
+    def begin(self) -> None:
+        """Begin a transaction; nothing is written before its first record.
+
+        Raises:
+            KafkaException: the state does not allow it.
+        """
+        with self._in_call(_C.BEGIN), self._changed:
+            self._enter(_S.IN_TRANSACTION)
+            self._is_written = False
+            self._failed_count = 0
+
+    def send_offsets(self, positions: Sequence[TopicPartition], group_metadata: bytes, timeout_seconds: float) -> None:
+        """Let the transaction hold consumed offsets.
+
+        Raises:
+            KafkaException: the state does not allow it, or the group refuses them.
+        """
+        with self._in_call(_C.SEND_OFFSETS):
+            try:
+                committer = parse_group_metadata(bytes(group_metadata))
+            except ValueError as error:
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, str(error))) from None
+            valid = [position for position in positions if position.offset >= 0]
+            if not valid:
+                return
+            is_cancelled = threading.Event()
+            work = self._submit(lambda: self._send_offsets_work(committer, valid, is_cancelled))
+            try:
+                self._wait(work, timeout_seconds, self._timeout_ms / 1000, resumable=False)
+            finally:
+                # Never later: it could be another transaction's by then.
+                is_cancelled.set()
+                work.cancel()
+
+    def commit(self, timeout_seconds: float) -> None:
+        """Commit the transaction: afterwards every reader of committed records sees it.
+
+        Raises:
+            KafkaException: see the class's tables.
+        """
+        self._call(_C.COMMIT, timeout_seconds, self._timeout_ms / 1000, self._commit_work, _S.BEGIN_COMMIT)
+
+    def abort(self, timeout_seconds: float) -> None:
+        """Abort the transaction: nobody will see its records as committed.
+
+        Raises:
+            KafkaException: see the class's tables.
+        """
+        longest_seconds = 2 * self._timeout_ms / 1000
+        self._call(_C.ABORT, timeout_seconds, longest_seconds, self._abort_work, _S.BEGIN_ABORT)
+
+    def finish(self, timeout_seconds: float) -> None:
+        """Let the call that is not done come to its end, and abort what is open then: the producer is being closed.
+
+        Raises:
+            KafkaException: it took longer, or it failed; recovery will abort what is open.
+        """
+        current = self._current
+        if current is _C.COMMIT:
+            self.commit(timeout_seconds)
+        elif current is _C.ABORT or self.state in ALLOWED_IN[_C.ABORT]:
+            self.abort(timeout_seconds)
+
+    def refuse_record(self) -> NoReturn:
+        """Raise what `produce` raises outside of a transaction."""
+        if self.state is _S.FATAL_ERROR:
+            reason = f"Unable to produce message: Local: Fatal error: {self._error.str() if self._error else ''}"
+            raise KafkaException(KafkaError(KafkaError._FATAL, reason, fatal=True))
+        raise KafkaException(KafkaError(KafkaError._STATE, "Unable to produce message: Local: Erroneous state"))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a transaction that would have to be aborted."""
+        return self.state in ALLOWED_IN[_C.ABORT] or self._current in (_C.COMMIT, _C.ABORT)
+
+    # --- what the sender tells ----------------------------------------------------------------------------------------
+
+    def writing(self) -> None:
+        """Take note that the transaction may be open in the store."""
+        self._is_written = True
+
+    def delivery_failed(self, record_count: int) -> None:
+        """Count records that make the transaction incomplete."""
+        with self._changed:
+            self._failed_count += record_count
+
+    def transaction_failed(self, error: TxnStoreError) -> None:
+        """Let the transaction be aborted, or the producer be closed."""
+        self._fail(transaction_error_of(error, None))
+
+    # --- entering and leaving a call ------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        call: TransactionCall,
+        timeout_seconds: float,
+        longest_seconds: float,
+        work: Callable[[], None],
+        first_state: ProducerState,
+    ) -> None:
+        with self._in_call(call):
+            if self._work is None:
+                with self._changed:
+                    self._enter(first_state)
+                if call is _C.ABORT:
+                    # Nothing of it is wanted any more; what is on its way is dropped as well.
+                    self._sender.forget_later()
+                    self._sender.purge(in_queue=True, in_flight=False)
+                self._work = self._submit(work)
+            self._wait(self._work, timeout_seconds, longest_seconds, resumable=True)
+            with self._changed:
+                self._enter(_S.READY)
+
+    @contextmanager
+    def _in_call(self, call: TransactionCall) -> Iterator[None]:
+        with self._changed:
+            self._check_call(call)
+            self._current = call
+            self._is_called = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_called = False
+                if call not in RESUMABLE or self._work is None or self._work.done():
+                    self._current = self._work = None
+
+    def _check_call(self, call: TransactionCall) -> None:
+        if self._current is not None and self._current is not call:
+            reason = f"Conflicting {self._current.value} API call is already in progress"
+            raise KafkaException(KafkaError(KafkaError._CONFLICT, reason, retriable=True))
+        if self._is_called:
+            reason = f"Simultaneous {call.value} API calls not allowed"
+            raise KafkaException(KafkaError(KafkaError._PREV_IN_PROGRESS, reason, retriable=True))
+        if self._current is None and self.state not in ALLOWED_IN[call]:
+            if self._error is not None and self.state in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
+                raise KafkaException(self._error)
+            raise KafkaException(KafkaError(KafkaError._STATE, f"Operation not valid in state {self.state.value}"))
+
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
+        try:
+            return self._sender.submit(work)
+        except SenderStopped:
+            raise RuntimeError(CLOSED_TEXT) from None
+
+    @staticmethod
+    def _wait(work: Future[None], timeout_seconds: float, longest_seconds: float, *, resumable: bool) -> None:
+        bounded = timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
+        try:
+            work.result(bounded)
+        except FutureTimeoutError:
+            hint = "retry call to resume" if resumable else "nothing of it is done later; repeat the call"
+            reason = f"Timed out waiting for operation to finish, {hint}"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
+        except SenderStopped:
+            raise RuntimeError(CLOSED_TEXT) from None
+
+    def _enter(self, state: ProducerState) -> None:
+        assert self.state in ENTERED_FROM[state], f"{self.state.value} to {state.value}"
+        self.state = state
+        self._changed.notify_all()
+
+    def _fail(self, error: KafkaError) -> None:
+        """Enter the state of an error, and drop the records of the transaction that wait."""
+        target = _S.FATAL_ERROR if error.fatal() else _S.ABORTABLE_ERROR
+        with self._changed:
+            if self.state is _S.FATAL_ERROR or self.state not in ENTERED_FROM[target]:
+                return
+            self._error = error
+            self._enter(target)
+        self._sender.forget_later()
+        self._sender.purge(in_queue=True, in_flight=False)
+        self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+        if error.fatal():
+            self._sender.report_fatal(error)
+
+    def _fail_and_raise(self, error: KafkaError) -> NoReturn:
+        self._fail(error)
+        raise KafkaException(error)
+
+    # --- the work of the calls; on the sender's thread ------------------------------------------------------------------
+
+    def _coordinator(self) -> TransactionCoordinator:
+        return TransactionCoordinator(self._sender.session.connection.store())
+
+    def _until_answered(self, request: Callable[[], Answer]) -> Answer:
+        """Repeat `request` while the database is away or has not said what became of it."""
+        while True:
+            try:
+                answer = request()
+            except TxnStoreError as error:
+                if not (error.retriable or error.outcome_unknown):
+                    raise
+                self._sender.retry_later(error)
+            else:
+                self._sender.succeeded()
+                return answer
+            self._sender.pause()
+
+    def _init_work(self) -> None:
+        def request() -> None:
+            initialized = self._coordinator().init_producer_id(
+                self.transactional_id, self._timeout_ms, retry_timeout_ms=TRY_TIMEOUT_MS
+            )
+            self._sender.session.become(initialized.identity)
+
+        try:
+            self._until_answered(request)
+        except TxnStoreError as error:
+            self._fail_and_raise(transaction_error_of(error, _C.INIT))
+        with self._changed:
+            self._enter(_S.READY_NOT_ACKED)
+
+    def _send_offsets_work(
+        self, committer: GroupMembership, positions: Sequence[TopicPartition], is_cancelled: threading.Event
+    ) -> None:
+        def request() -> None:
+            if is_cancelled.is_set():
+                return
+            sent = SentOffsets(committer, self._offsets_by_id(positions))
+            if committer.generation == NO_GENERATION:
+                # Nobody but the pending offsets keeps another reader of the group from going on at the old ones.
+                self._write_offsets(sent)
+                return
+            # The group's generation does, so they may go with the commit: refused now, if they will be.
+            store = self._sender.session.connection.store()
+            store.read(lambda connection: check_committer(connection, committer), retry_timeout_ms=TRY_TIMEOUT_MS)
+            self._keep_offsets(sent)
+
+        try:
+            self._until_answered(request)
+        except TxnStoreError as error:
+            self._fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
+
+    def _offsets_by_id(self, positions: Iterable[TopicPartition]) -> dict[int, OffsetAndMetadata]:
+        positions = list(positions)
+        topics = self._sender.directory.find({position.topic for position in positions})
+        offsets: dict[int, OffsetAndMetadata] = {}
+        for position in positions:
+            topic = topics.get(position.topic)
+            if topic is None:
+                raise UnknownTopicOrPartition(f"there is no topic {position.topic[:80]!r} to commit an offset of")
+            epoch = position.leader_epoch
+            offsets[topic.partition_id(position.partition)] = OffsetAndMetadata(
+                position.offset, -1 if epoch is None else epoch, position.metadata or ""
+            )
+        return offsets
+
+    def _keep_offsets(self, sent: SentOffsets) -> None:
+        known = self._offsets.get(sent.committer.group_id)
+        offsets = {**known.offsets, **sent.offsets} if known is not None else sent.offsets
+        self._offsets[sent.committer.group_id] = SentOffsets(sent.committer, offsets)
+        self._sender.send_later(self._write_kept_offsets)
+
+    def _write_kept_offsets(self) -> None:
+        """Make offsets pending that have waited for the commit for long enough."""
+        for group_id, sent in list(self._offsets.items()):
+            try:
+                self._write_offsets(sent)
+            except TxnStoreError as error:
+                if error.retriable or error.outcome_unknown:
+                    self._sender.retry_later(error)
+                    self._sender.send_later(self._write_kept_offsets)
+                else:
+                    self._fail(transaction_error_of(error, _C.SEND_OFFSETS))
+                return
+            del self._offsets[group_id]
+
+    def _write_offsets(self, sent: SentOffsets) -> None:
+        self._is_written = True
+        self._coordinator().send_offsets(
+            self.transactional_id, self._sender.session.identity, sent, retry_timeout_ms=TRY_TIMEOUT_MS
+        )
+
+    def _commit_work(self) -> None:
+        self._sender.forget_later()
+        request = self._sender.last_request()
+        self._check_delivered(request)
+        if self._error is not None:
+            raise KafkaException(self._error)
+        if self._is_written or request is not None or self._offsets:
+            with self._changed:
+                self._enter(_S.COMMITTING)
+            self._commit_in_store(request)
+        self._reset()
+        with self._changed:
+            self._enter(_S.COMMIT_NOT_ACKED)
+
+    def _check_delivered(self, request: ProduceRequest | None) -> None:
+        """Refuse to commit if records are missing; what was to go with the commit is dropped then."""
+        if request is not None and (self._failed_count or self._error is not None):
+            self._sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
+        if self._error is None and self._failed_count:
+            reason = f"{self._failed_count} message(s) failed delivery (see individual delivery reports)"
+            self._fail_and_raise(KafkaError(KafkaError._INCONSISTENT, reason, txn_requires_abort=True))
+
+    def _commit_in_store(self, request: ProduceRequest | None) -> None:
+        is_uncertain = False
+
+        def end() -> Ended:
+            nonlocal is_uncertain
+            self._is_written = True
+            try:
+                return self._coordinator().end_transaction(
+                    self.transactional_id,
+                    self._sender.session.identity,
+                    commit=True,
+                    appends=request.appends if request is not None else (),
+                    offsets=list(self._offsets.values()),
+                    retry_timeout_ms=TRY_TIMEOUT_MS,
+                )
+            except TxnStoreError as error:
+                is_uncertain |= error.outcome_unknown
+                raise
+
+        while True:
+            try:
+                ended = self._until_answered(end)
+            except SenderStopped:
+                if request is not None:
+                    self._sender.fail_request(request, KafkaError(KafkaError._PURGE_INFLIGHT))
+                raise
+            except TxnStoreError as error:
+                if request is None or not isinstance(error, RECORD_ERRORS) or is_uncertain:
+                    if request is not None:
+                        self._sender.fail_request(request, KafkaError(KafkaError._PURGE_INFLIGHT))
+                    self._fail_and_raise(transaction_error_of(error, _C.COMMIT))
+                # Some of the records are at fault: their reports say which.
+                self._sender.send_again(request)
+                request = None
+                self._sender.send_everything()
+                self._check_delivered(None)
+                continue
+            self._sender.session.become(ended.identity)
+            if request is not None:
+                self._sender.report(request, ended.appended)
+            return
+
+    def _abort_work(self) -> None:
+        self._sender.forget_later()
+        self._sender.purge(in_queue=True, in_flight=False)
+        self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+        if self._is_written:
+            with self._changed:
+                self._enter(_S.ABORTING)
+            try:
+                self._abort_in_store()
+            except TxnStoreError as error:
+                self._fail_and_raise(transaction_error_of(error, _C.COMMIT))
+        self._reset()
+        with self._changed:
+            self._error = None
+            self._enter(_S.ABORT_NOT_ACKED)
+
+    def _abort_in_store(self) -> None:
+        session = self._sender.session
+
+        def end() -> Ended:
+            return self._coordinator().end_transaction(
+                self.transactional_id, session.identity, commit=False, retry_timeout_ms=TRY_TIMEOUT_MS
+            )
+
+        def reclaim() -> None:
+            # The abort from outside has raised the epoch by one; a newer producer would have raised it once more.
+            before = session.identity
+            expected = ProducerIdentity(before.producer_id, before.epoch + 1)
+            initialized = self._coordinator().init_producer_id(
+                self.transactional_id, self._timeout_ms, expected=expected, retry_timeout_ms=TRY_TIMEOUT_MS
+            )
+            session.become(initialized.identity)
+
+        try:
+            ended = self._until_answered(end)
+        except TransactionAbortable:
+            self._until_answered(reclaim)
+            return
+        session.become(ended.identity)
+
+    def _reset(self) -> None:
+        with self._changed:
+            self._is_written = False
+            self._failed_count = 0
+            self._offsets.clear()

@@ -1,0 +1,89 @@
+"""This file is the arguments of `produce` and of calls that wait: what they may be, and what they become."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from txnstore.model import Header
+
+PARTITION_MAX: Final = 2**31 - 1
+TIMESTAMP_MAX: Final = 2**63 - 1
+
+_HEADERS_FORM: Final = "expected headers to be dict or list of (key, value) tuples"
+
+
+def as_bytes(content: object) -> bytes:
+    """Return a key, a value or a header's value as bytes; text as UTF-8.
+
+    Raises:
+        TypeError: it is neither bytes nor text.
+        UnicodeEncodeError: the text holds half of a surrogate pair.
+    """
+    if isinstance(content, bytes):
+        return content
+    if isinstance(content, str):
+        return content.encode()
+    if isinstance(content, (bytearray, memoryview)):
+        # A copy: the caller may change it before it is sent.
+        return bytes(content)
+    raise TypeError(f"a bytes-like object is required, not '{type(content).__name__}'")
+
+
+def packed_headers(headers: object) -> Iterator[Header]:
+    """Yield headers as pairs of text and bytes, in order.
+
+    Raises:
+        TypeError: they are no dict or list of pairs, or a pair holds something else.
+    """
+    pairs: Iterable[Any]
+    if isinstance(headers, Mapping):
+        pairs = headers.items()
+    elif isinstance(headers, list):
+        pairs = headers
+    else:
+        raise TypeError(f"{_HEADERS_FORM}, not {type(headers).__name__}")
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004 - a pair
+            raise TypeError("Headers are expected to be a list of (key, value) tuples")
+        name, content = pair
+        if isinstance(name, bytes):
+            name = name.decode()
+        if not isinstance(name, str):
+            raise TypeError(f"expected header name to be unicode string, not {type(name).__name__}")
+        if content is not None and not isinstance(content, (str, bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"expected header value to be None, binary, or unicode string, not {type(content).__name__}"
+            )
+        yield name, None if content is None else as_bytes(content)
+
+
+def whole_number(number: object, most: int, too_large: str) -> int:
+    """Return a number that an integer argument may be.
+
+    Raises:
+        TypeError: it is no whole number.
+        OverflowError: it is beyond `most`, with the text `too_large`.
+    """
+    if isinstance(number, float) or not hasattr(number, "__index__"):
+        raise TypeError(f"'{type(number).__name__}' object cannot be interpreted as an integer")
+    whole = operator.index(number)
+    if abs(whole) > most:
+        raise OverflowError(too_large)
+    return whole
+
+
+def timeout_seconds_of(timeout: Any) -> float:
+    """Return a timeout as the public calls take it: seconds, or below zero for none of the caller's own.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not a number that could be waited for.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"must be real number, not {type(timeout).__name__}")
+    seconds = float(timeout)
+    if seconds != seconds:  # noqa: PLR0124 - only NaN is not itself
+        raise ValueError("a timeout is a number of seconds, not NaN")
+    return seconds

@@ -1,0 +1,428 @@
+"""This file is what a consumer knows of its assigned partitions: positions, what is buffered, and what to read next.
+
+It knows no thread and no database: whoever calls holds the consumer's lock.  What was read for a position that the
+application has left since carries an old version and is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
+from typing import Final
+
+from txnstore.clients.constants import OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.error_messages import end_of_partition, error_message
+from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.message import Message, RecordSource, RecordTuple
+from txnstore.log.bounds import Bounds
+
+#: An error that stays is said again after this long.
+SAY_AGAIN_SECONDS: Final = 30.0
+#: A partition that cannot be read is tried again after this long at first, then ever more rarely.
+RETRY_FIRST_SECONDS: Final = 0.1
+RETRY_LAST_SECONDS: Final = 2.0
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Records of one batch on their way to the application; without records, a stretch that is only stepped over."""
+
+    source: RecordSource | None
+    records: Iterator[RecordTuple]
+    record_count: int
+    size_bytes: int
+    last_offset: int
+    """The offset of the last record, or above it where compaction took the last ones."""
+
+    next_offset: int
+    """The position once all records are handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A reading that is wanted: it counts only while the partition has this version."""
+
+    partition: AssignedPartition
+    version: int
+    offset: int
+    """Where to read; or, to be resolved, one of the constants or an offset that may be outside of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRead:
+    """What a reading brought."""
+
+    chunks: Sequence[Chunk]
+    next_offset: int
+    bounds: Bounds
+    end_offset: int
+    """The offset that this reader does not reach now."""
+
+
+class AssignedPartition:
+    """One partition of the assignment."""
+
+    __slots__ = (
+        "assigned_offset",
+        "bounds",
+        "buffered_bytes",
+        "buffered_records",
+        "chunk",
+        "committed",
+        "end_said_at",
+        "fetch_offset",
+        "is_at_end",
+        "is_hungry",
+        "is_paused",
+        "is_ready",
+        "number",
+        "position",
+        "retry_at",
+        "retry_seconds",
+        "said_at",
+        "said_code",
+        "start",
+        "stored",
+        "topic",
+        "version",
+        "waiting",
+    )
+
+    def __init__(self, topic: str, number: int, offset: int) -> None:
+        """Begin where `offset` says: an offset, or one of the constants."""
+        self.topic = topic
+        self.number = number
+        self.assigned_offset = OFFSET_STORED if offset == OFFSET_INVALID else offset
+        self.start: int | None = self.assigned_offset
+        """Where to begin, as long as it is not known to be an offset within the log."""
+        self.fetch_offset = OFFSET_INVALID
+        self.version = 0
+        self.is_paused = False
+        self.position = OFFSET_INVALID
+        """The next offset for the application; OFFSET_INVALID as long as it got nothing."""
+        self.stored = OFFSET_INVALID
+        self.committed = OFFSET_INVALID
+        self.bounds: Bounds | None = None
+        self.chunk: Chunk | None = None
+        self.waiting: deque[Chunk | Message] = deque()
+        self.buffered_records = 0
+        self.buffered_bytes = 0
+        self.end_said_at: int | None = None
+        self.is_ready = False
+        self.is_at_end = False
+        """Whether all was read that there was to read."""
+        self.is_hungry = False
+        """Whether the last page was full before its turn came."""
+        self.retry_at = 0.0
+        self.retry_seconds = RETRY_FIRST_SECONDS
+        self.said_at = -math.inf
+        self.said_code: int | None = None
+
+    def is_current(self, ticket: Ticket) -> bool:
+        """Return whether what the ticket brought still counts."""
+        return self.version == ticket.version
+
+    @property
+    def uncommitted(self) -> int | None:
+        """The stored offset if it is above the committed one."""
+        return self.stored if self.stored >= 0 and self.stored > self.committed else None
+
+
+class Subscription:
+    """The assigned partitions of one consumer."""
+
+    def __init__(self, *, stores_offsets: bool, says_end: bool, records_low: int, bytes_low: int) -> None:
+        """Read ahead while fewer than `records_low` records and `bytes_low` bytes are buffered."""
+        self._stores_offsets = stores_offsets
+        self._says_end = says_end
+        self._records_low = records_low
+        self._bytes_low = bytes_low
+        self._partitions: dict[tuple[str, int], AssignedPartition] = {}
+        self._ready: deque[AssignedPartition] = deque()
+        self.buffered_records = 0
+        self.buffered_bytes = 0
+        self.wants_more = False
+        """Set when something was handed out completely, so that there may be room to read on."""
+
+    # --- the assignment ----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[AssignedPartition]:
+        """Return the partitions in the order in which they were assigned."""
+        return iter(self._partitions.values())
+
+    def __len__(self) -> int:
+        """Return how many partitions are assigned."""
+        return len(self._partitions)
+
+    def find(self, topic: str, number: int) -> AssignedPartition | None:
+        """Return the partition, or None if it is not assigned."""
+        return self._partitions.get((topic, number))
+
+    def add(self, topic: str, number: int, offset: int) -> None:
+        """Assign a partition that is not assigned yet."""
+        self._partitions[topic, number] = AssignedPartition(topic, number, offset)
+
+    def remove(self, topic: str, number: int) -> AssignedPartition | None:
+        """Take a partition away, with everything that is buffered of it; return it."""
+        partition = self._partitions.pop((topic, number), None)
+        if partition is not None:
+            self._drop_buffer(partition)
+        return partition
+
+    def clear(self) -> list[AssignedPartition]:
+        """Take all partitions away and return them."""
+        removed = list(self)
+        for partition in removed:
+            self.remove(partition.topic, partition.number)
+        return removed
+
+    def seek(self, partition: AssignedPartition, offset: int) -> None:
+        """Go on from `offset`, or from what the constant stands for; the position is unknown until then."""
+        self._drop_buffer(partition)
+        partition.start = offset
+        partition.position = OFFSET_INVALID
+        partition.end_said_at = None
+        self._forgive(partition)
+
+    def pause(self, partition: AssignedPartition) -> None:
+        """Hand out nothing more of the partition; what is buffered stays."""
+        partition.is_paused = True
+        self._unready(partition)
+
+    def resume(self, partition: AssignedPartition) -> None:
+        """Hand out records of the partition again."""
+        partition.is_paused = False
+        self._make_ready(partition)
+
+    # --- handing out -------------------------------------------------------------------------------------------------
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether something may be handed out at once."""
+        return bool(self._ready)
+
+    def next_message(self) -> Message | None:
+        """Return the next message, a record or not, and move the position behind it."""
+        while self._ready:
+            partition = self._ready[0]
+            chunk = partition.chunk
+            if chunk is None:
+                message = self._next_chunk(partition)
+                if message is not None:
+                    return message
+                continue
+            record = next(chunk.records, None)
+            if record is None:
+                self._finish(partition, chunk)
+                continue
+            offset = record[0]
+            if offset >= chunk.last_offset:
+                self._finish(partition, chunk)
+            else:
+                partition.position = offset + 1
+                if self._stores_offsets:
+                    partition.stored = offset + 1
+            return Message.from_record(chunk.source, record)  # type: ignore[arg-type]  # what has records has a source
+        return None
+
+    def take(self, messages: list[Message], count: int) -> None:
+        """Add messages to `messages` until there are `count`, or no more at hand: the fast way to many of them."""
+        while len(messages) < count and self._ready:
+            partition = self._ready[0]
+            chunk = partition.chunk
+            if chunk is None:
+                message = self._next_chunk(partition)
+                if message is not None:
+                    messages.append(message)
+                continue
+            before = len(messages)
+            records = islice(chunk.records, count - before)
+            messages.extend(map(Message.from_record, repeat(chunk.source), records))  # type: ignore[arg-type]  # (above)
+            last_offset = messages[-1].offset() if len(messages) > before else None
+            if last_offset is None or last_offset >= chunk.last_offset:
+                self._finish(partition, chunk)
+            else:
+                self._move(partition, last_offset + 1)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def to_resolve(self, now: float) -> list[Ticket]:
+        """Return the partitions whose start is not known to be an offset yet."""
+        return [
+            Ticket(partition, partition.version, partition.start)
+            for partition in self
+            if partition.start is not None and partition.retry_at <= now
+        ]
+
+    def to_read(self, now: float) -> list[Ticket]:
+        """Return what to read next; nothing while enough is buffered."""
+        if self.buffered_records >= self._records_low or self.buffered_bytes >= self._bytes_low:
+            return []
+        # Nobody fills the buffer alone, and who got nothing because the page was full comes first.
+        share = max(1, self._records_low // max(1, len(self._partitions)))
+        candidates = [
+            partition
+            for partition in self
+            if partition.start is None
+            and not partition.is_paused
+            and partition.retry_at <= now
+            and partition.buffered_records < share
+        ]
+        hungry = [partition for partition in candidates if partition.is_hungry]
+        return [
+            Ticket(partition, partition.version, partition.fetch_offset) for partition in hungry or candidates
+        ]
+
+    def next_retry(self, now: float) -> float:
+        """Return in how many seconds a partition that could not be read is tried again; infinity if none is."""
+        return min((partition.retry_at - now for partition in self if partition.retry_at > now), default=math.inf)
+
+    def resolved(self, ticket: Ticket, offset: int) -> None:
+        """Read from `offset` on from now on."""
+        partition = ticket.partition
+        if partition.is_current(ticket):
+            partition.start = None
+            partition.fetch_offset = offset
+            partition.is_hungry = partition.is_at_end = False
+
+    def committed(self, ticket: Ticket, offset: int) -> None:
+        """Remember what the group had committed before."""
+        if ticket.partition.is_current(ticket):
+            ticket.partition.committed = max(ticket.partition.committed, offset)
+
+    def out_of_range(self, ticket: Ticket) -> None:
+        """Begin anew: the log does not hold the offset (any more)."""
+        partition = ticket.partition
+        if partition.is_current(ticket) and partition.start is None:
+            partition.start = partition.fetch_offset
+
+    def deliver(self, ticket: Ticket, page: PageRead) -> None:
+        """Buffer what was read."""
+        partition = ticket.partition
+        if not partition.is_current(ticket):
+            return
+        self._forgive(partition)
+        partition.bounds = page.bounds
+        partition.fetch_offset = page.next_offset
+        moved = page.next_offset > ticket.offset
+        partition.is_at_end = page.next_offset >= page.end_offset
+        partition.is_hungry = not moved and ticket.offset < page.end_offset
+        for chunk in page.chunks:
+            partition.waiting.append(chunk)
+            partition.buffered_records += chunk.record_count
+            partition.buffered_bytes += chunk.size_bytes
+            self.buffered_records += chunk.record_count
+            self.buffered_bytes += chunk.size_bytes
+        if moved and not page.chunks:
+            self._step_over(partition, page.next_offset)
+        if self._says_end and page.next_offset >= page.end_offset and partition.end_said_at != page.next_offset:
+            partition.end_said_at = page.next_offset
+            partition.waiting.append(
+                end_of_partition(partition.topic, partition.number, page.next_offset, page.bounds.high_watermark)
+            )
+        self._make_ready(partition)
+
+    def fail(self, ticket: Ticket, error: KafkaError | None, now: float, *, offset: int | None = None) -> None:
+        """Say the error if there is one to say, but not all the time, and try again after a while."""
+        partition = ticket.partition
+        if not partition.is_current(ticket):
+            return
+        partition.retry_at = now + partition.retry_seconds
+        partition.retry_seconds = min(partition.retry_seconds * 2, RETRY_LAST_SECONDS)
+        if error is not None:
+            self._say(partition, error, now, offset)
+
+    def stop(self, ticket: Ticket, error: KafkaError, now: float, *, offset: int | None = None) -> None:
+        """Say the error and read no more of the partition until the application seeks."""
+        partition = ticket.partition
+        if partition.is_current(ticket):
+            partition.retry_at = math.inf
+            partition.said_code = None
+            self._say(partition, error, now, offset)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _say(self, partition: AssignedPartition, error: KafkaError, now: float, offset: int | None) -> None:
+        if partition.said_code == error.code() and now - partition.said_at < SAY_AGAIN_SECONDS:
+            return
+        partition.said_code, partition.said_at = error.code(), now
+        partition.waiting.append(error_message(error, partition.topic, partition.number, offset))
+        self._make_ready(partition)
+
+    def _forgive(self, partition: AssignedPartition) -> None:
+        partition.retry_at = 0.0
+        partition.retry_seconds = RETRY_FIRST_SECONDS
+        partition.said_code = None
+
+    def _next_chunk(self, partition: AssignedPartition) -> Message | None:
+        """Take what waits first: a message is returned, a chunk becomes the current one."""
+        if not partition.waiting:
+            self._unready(partition)
+            return None
+        first = partition.waiting.popleft()
+        if isinstance(first, Message):
+            self._rotate(partition)
+            return first
+        partition.chunk = first
+        return None
+
+    def _finish(self, partition: AssignedPartition, chunk: Chunk) -> None:
+        """The chunk is handed out: step over what follows it, and let the next partition have its turn."""
+        partition.chunk = None
+        partition.buffered_records -= chunk.record_count
+        partition.buffered_bytes -= chunk.size_bytes
+        self.buffered_records -= chunk.record_count
+        self.buffered_bytes -= chunk.size_bytes
+        self.wants_more = True
+        self._move(partition, chunk.next_offset)
+        self._rotate(partition)
+
+    def _step_over(self, partition: AssignedPartition, next_offset: int) -> None:
+        """Move the position over markers and aborted records, once everything before them is handed out."""
+        if partition.chunk is None and not partition.waiting:
+            self._move(partition, next_offset)
+        else:
+            partition.waiting.append(Chunk(None, iter(()), 0, 0, next_offset - 1, next_offset))
+
+    def _move(self, partition: AssignedPartition, position: int) -> None:
+        partition.position = position
+        if self._stores_offsets:
+            partition.stored = position
+
+    def _make_ready(self, partition: AssignedPartition) -> None:
+        has_something = partition.chunk is not None or partition.waiting
+        if has_something and not partition.is_paused and not partition.is_ready:
+            partition.is_ready = True
+            self._ready.append(partition)
+
+    def _unready(self, partition: AssignedPartition) -> None:
+        if partition.is_ready:
+            partition.is_ready = False
+            self._ready.remove(partition)
+
+    def _rotate(self, partition: AssignedPartition) -> None:
+        if partition.is_ready:
+            self._unready(partition)
+            self._make_ready(partition)
+
+    def _drop_buffer(self, partition: AssignedPartition) -> None:
+        partition.version += 1
+        self._unready(partition)
+        partition.chunk = None
+        partition.waiting.clear()
+        self.buffered_records -= partition.buffered_records
+        self.buffered_bytes -= partition.buffered_bytes
+        partition.buffered_records = partition.buffered_bytes = 0
+        partition.is_hungry = partition.is_at_end = False
+
+
+def uncommitted_offsets(partitions: Iterable[AssignedPartition]) -> dict[tuple[str, int], int]:
+    """Return what was stored and is not committed, by topic and partition."""
+    return {
+        (partition.topic, partition.number): offset
+        for partition in partitions
+        if (offset := partition.uncommitted) is not None
+    }

@@ -1,0 +1,186 @@
+"""This file is what a client knows of topics: read when they are needed, kept for a while, made if that is allowed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection
+
+from txnstore.clients.broker import BROKER_ID, broker_metadata
+from txnstore.clients.cluster_metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.error_mapping import kafka_error_of
+from txnstore.db.settings import read_store_settings
+from txnstore.errors import InvalidRequest, InvalidTopic, TxnStoreError, UnknownTopicOrPartition
+from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topics, list_topics
+
+#: How many names one statement asks for; databases limit its parameters.
+_NAMES_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    topic: Topic
+    read_seconds: float
+
+
+class TopicDirectory:
+    """The topics that a client has to do with; safe to share between its threads.
+
+    All methods but `cached` and `forget` ask the database: run them on a worker.  They raise TxnStoreError if it
+    cannot be reached or refuses.
+    """
+
+    def __init__(
+        self,
+        connection: StoreConnection,
+        *,
+        refresh_ms: int,
+        allow_create: bool,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Remember topics for `refresh_ms` (a negative number: for ever); create them if `allow_create`."""
+        self._connection = connection
+        self._refresh_seconds = refresh_ms / 1000 if refresh_ms >= 0 else float("inf")
+        self._allow_create = allow_create
+        self._monotonic_seconds = monotonic_seconds
+        self._entries: dict[str, _Entry] = {}
+
+    def cached(self, name: str) -> Topic | None:
+        """Return the topic as it was last read, however long ago; asks no database."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.topic
+
+    def forget(self, name: str) -> None:
+        """Read the topic again when it is next needed: something said that it is no longer as it was."""
+        self._entries.pop(name, None)
+
+    def find(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Return those of the topics that there are; the database is asked for what is unknown or was read long ago."""
+        wanted = list(dict.fromkeys(names))
+        oldest_seconds = self._monotonic_seconds() - self._refresh_seconds
+        # Taken once: another thread may forget a topic in between.
+        entries = {name: self._entries.get(name) for name in wanted}
+        found = {
+            name: entry.topic
+            for name, entry in entries.items()
+            if entry is not None and entry.read_seconds > oldest_seconds
+        }
+        missing = [name for name in wanted if name not in found]
+        return found | self.refresh(missing) if missing else found
+
+    def refresh(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Return those of the topics that there are, as they are now."""
+        wanted = list(dict.fromkeys(names))
+        if not wanted:
+            return {}
+        read_seconds = self._monotonic_seconds()
+        found = self._connection.store().read(lambda connection: _find(connection, wanted))
+        for name in wanted:
+            topic = found.get(name)
+            if topic is None:
+                self._entries.pop(name, None)
+            else:
+                self._entries[name] = _Entry(topic, read_seconds)
+        return found
+
+    def ensure(self, name: str) -> Topic:
+        """Return the topic; it is created if it is not there, this client may, and the store allows it.
+
+        Raises:
+            InvalidTopic: Kafka does not allow the name.
+            UnknownTopicOrPartition: there is no such topic, and nobody may create it by using it.
+        """
+        check_topic_name(name)
+        found = self.find([name])
+        if found:
+            return found[name]
+        read_seconds = self._monotonic_seconds()
+        topic = self._create(name)
+        self._entries[name] = _Entry(topic, read_seconds)
+        return topic
+
+    def match(self, pattern: str) -> list[str]:
+        """Return the names of all topics in which the regular expression is found, sorted.
+
+        Raises:
+            InvalidRequest: it is not a regular expression.
+        """
+        try:
+            expression = re.compile(pattern)
+        except re.error as error:
+            raise InvalidRequest(f"{pattern[:80]!r} is not a regular expression: {error}") from None
+        names = self._connection.store().read(list_topics)
+        return [name for name in names if expression.search(name)]
+
+    def cluster_metadata(self, topic: str | None = None) -> ClusterMetadata:
+        """Return the cluster with this topic, or with all topics.
+
+        A topic that is named and unknown is created if this client may and the store allows it; otherwise its entry
+        holds the error.
+        """
+        store = self._connection.store()
+        metadata = ClusterMetadata()
+        metadata.cluster_id = store.store_uuid
+        metadata.controller_id = metadata.orig_broker_id = BROKER_ID
+        broker = broker_metadata(store.url)
+        metadata.brokers = {BROKER_ID: broker}
+        metadata.orig_broker_name = f"{broker.host}:{broker.port}/{BROKER_ID}"
+        if topic is None:
+            topics = store.read(lambda connection: _find(connection, list_topics(connection)))
+            metadata.topics = {name: _topic_metadata(found) for name, found in topics.items()}
+        else:
+            metadata.topics = {topic: self._named(topic)}
+        return metadata
+
+    def _named(self, name: str) -> TopicMetadata:
+        self.forget(name)
+        try:
+            return _topic_metadata(self.ensure(name))
+        except TxnStoreError as error:
+            if not isinstance(error, _ERRORS_OF_TOPICS):
+                raise
+            metadata = TopicMetadata()
+            metadata.topic = name
+            metadata.error = kafka_error_of(error)
+            return metadata
+
+    def _create(self, name: str) -> Topic:
+        unknown = UnknownTopicOrPartition(f"there is no topic {name!r}")
+        if not self._allow_create:
+            raise unknown
+
+        def work(connection: Connection) -> Topic:
+            settings = read_store_settings(connection)
+            if not settings["auto.create.topics.enable"]:
+                raise unknown
+            return ensure_topic(connection, name, partition_count=settings["num.partitions"])
+
+        return self._connection.store().write(work)
+
+
+_ERRORS_OF_TOPICS: Final = (UnknownTopicOrPartition, InvalidTopic)
+
+
+def _find(connection: Connection, names: list[str]) -> dict[str, Topic]:
+    found: dict[str, Topic] = {}
+    for start in range(0, len(names), _NAMES_MAX):
+        for topic in find_topics(connection, names[start : start + _NAMES_MAX]):
+            found[topic.name] = topic
+    return found
+
+
+def _topic_metadata(topic: Topic) -> TopicMetadata:
+    metadata = TopicMetadata()
+    metadata.topic = topic.name
+    for number in range(len(topic.partition_ids)):
+        partition = PartitionMetadata()
+        partition.id = number
+        partition.leader = BROKER_ID
+        partition.replicas, partition.isrs = [BROKER_ID], [BROKER_ID]
+        metadata.partitions[number] = partition
+    return metadata

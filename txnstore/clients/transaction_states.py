@@ -1,0 +1,81 @@
+"""This file is the state machine of a transactional producer as its caller sees it, as tables; librdkafka's names.
+
+"Not acked" is what was done in the background after the call that asked for it had timed out: the same call has to be
+made again to take the answer.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+
+class ProducerState(enum.Enum):
+    """Where a transactional producer is; the values are the names in error texts."""
+
+    INIT = "Init"
+    WAIT_PRODUCER_ID = "WaitPID"
+    READY_NOT_ACKED = "ReadyNotAcked"
+    READY = "Ready"
+    IN_TRANSACTION = "InTransaction"
+    BEGIN_COMMIT = "BeginCommit"
+    COMMITTING = "CommittingTransaction"
+    COMMIT_NOT_ACKED = "CommitNotAcked"
+    BEGIN_ABORT = "BeginAbort"
+    ABORTING = "AbortingTransaction"
+    ABORT_NOT_ACKED = "AbortedNotAcked"
+    ABORTABLE_ERROR = "AbortableError"
+    FATAL_ERROR = "FatalError"
+
+
+_S = ProducerState
+
+#: By state: the states that it may be entered from.
+ENTERED_FROM: Final[Mapping[ProducerState, frozenset[ProducerState]]] = MappingProxyType(
+    {
+        _S.INIT: frozenset(),
+        _S.WAIT_PRODUCER_ID: frozenset({_S.INIT}),
+        _S.READY_NOT_ACKED: frozenset({_S.WAIT_PRODUCER_ID}),
+        _S.READY: frozenset({_S.READY_NOT_ACKED, _S.COMMIT_NOT_ACKED, _S.ABORT_NOT_ACKED}),
+        _S.IN_TRANSACTION: frozenset({_S.READY}),
+        _S.BEGIN_COMMIT: frozenset({_S.IN_TRANSACTION}),
+        _S.COMMITTING: frozenset({_S.BEGIN_COMMIT}),
+        # An empty transaction has nothing that would have to be committed.
+        _S.COMMIT_NOT_ACKED: frozenset({_S.BEGIN_COMMIT, _S.COMMITTING}),
+        _S.BEGIN_ABORT: frozenset({_S.IN_TRANSACTION, _S.ABORTING, _S.ABORTABLE_ERROR}),
+        _S.ABORTING: frozenset({_S.BEGIN_ABORT}),
+        _S.ABORT_NOT_ACKED: frozenset({_S.BEGIN_ABORT, _S.ABORTING}),
+        _S.ABORTABLE_ERROR: frozenset({_S.IN_TRANSACTION, _S.BEGIN_COMMIT, _S.COMMITTING}),
+        _S.FATAL_ERROR: frozenset(ProducerState),
+    }
+)
+
+
+class TransactionCall(enum.Enum):
+    """The calls of the transactional API; the values are their names."""
+
+    INIT = "init_transactions"
+    BEGIN = "begin_transaction"
+    SEND_OFFSETS = "send_offsets_to_transaction"
+    COMMIT = "commit_transaction"
+    ABORT = "abort_transaction"
+
+
+_C = TransactionCall
+
+#: By call: the states in which it may begin.
+ALLOWED_IN: Final[Mapping[TransactionCall, frozenset[ProducerState]]] = MappingProxyType(
+    {
+        _C.INIT: frozenset({_S.INIT}),
+        _C.BEGIN: frozenset({_S.READY}),
+        _C.SEND_OFFSETS: frozenset({_S.IN_TRANSACTION}),
+        _C.COMMIT: frozenset({_S.IN_TRANSACTION}),
+        # Aborting: the last try was refused for a reason that may be gone by now.
+        _C.ABORT: frozenset({_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING}),
+    }
+)
+
+#: The calls that go on in the background after their time is up, until they are made again.
+RESUMABLE: Final = frozenset({_C.INIT, _C.COMMIT, _C.ABORT})

@@ -1,0 +1,26 @@
+"""The errors that the clients raise, under the names of `confluent_kafka.error`."""
+
+from __future__ import annotations
+
+from txnstore.clients.client_errors import (
+    ConsumeError,
+    KeyDeserializationError,
+    KeySerializationError,
+    ProduceError,
+    ValueDeserializationError,
+    ValueSerializationError,
+)
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.serializers import SerializationError
+
+__all__ = [
+    "ConsumeError",
+    "KafkaError",
+    "KafkaException",
+    "KeyDeserializationError",
+    "KeySerializationError",
+    "ProduceError",
+    "SerializationError",
+    "ValueDeserializationError",
+    "ValueSerializationError",
+]

@@ -1,0 +1,31 @@
+"""Serializers and deserializers, under the names of `confluent_kafka.serialization`."""
+
+from __future__ import annotations
+
+from txnstore.clients.serializers import (
+    Deserializer,
+    DoubleDeserializer,
+    DoubleSerializer,
+    IntegerDeserializer,
+    IntegerSerializer,
+    MessageField,
+    SerializationContext,
+    SerializationError,
+    Serializer,
+    StringDeserializer,
+    StringSerializer,
+)
+
+__all__ = [
+    "Deserializer",
+    "DoubleDeserializer",
+    "DoubleSerializer",
+    "IntegerDeserializer",
+    "IntegerSerializer",
+    "MessageField",
+    "SerializationContext",
+    "SerializationError",
+    "Serializer",
+    "StringDeserializer",
+    "StringSerializer",
+]
