@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from txnstore.model import Header
 
@@ -20,20 +20,19 @@ PARTITION_UNASSIGNED: Final = -1
 DeliveryCallback = Callable[[Any, Any], object]
 
 
-class QueuedRecord(NamedTuple):
-    """A record on its way, and what its delivery report needs; a tuple, because there are very many of them."""
-
-    value: bytes | None
-    key: bytes | None
-    timestamp_ms: int
-    headers: tuple[Header, ...]
-    callback: DeliveryCallback | None
-    queued_seconds: float
-    """When it was queued, by the monotonic clock."""
-
-    size_bytes: int
-    partition: int
-    """The partition that the caller asked for, or -1."""
+#: A record on its way, and what its delivery report needs: value, key, timestamp in milliseconds, headers, callback,
+#: when it was queued by the monotonic clock, its size in bytes, and the partition that was asked for or -1.  A plain
+#: tuple, because there are very many of them: Python's collector of garbage leaves a tuple of plain values alone.
+QueuedRecord = tuple[bytes | None, bytes | None, int, tuple[Header, ...], DeliveryCallback | None, float, int, int]
+#: The places of its parts.
+VALUE: Final = 0
+KEY: Final = 1
+TIMESTAMP_MS: Final = 2
+HEADERS: Final = 3
+CALLBACK: Final = 4
+QUEUED_SECONDS: Final = 5
+SIZE_BYTES: Final = 6
+PARTITION: Final = 7
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class Batch:
     @property
     def size_bytes(self) -> int:
         """The bytes of all records, as the queue counts them."""
-        return sum(record.size_bytes for record in self.records)
+        return sum(record[SIZE_BYTES] for record in self.records)
 
 
 class Accumulator:
@@ -65,6 +64,7 @@ class Accumulator:
 
     def __init__(
         self,
+        lock: threading.RLock,
         changed: threading.Condition,
         *,
         records_max: int,
@@ -72,8 +72,13 @@ class Accumulator:
         batch_records_max: int,
         batch_bytes_max: int,
     ) -> None:
-        """Hold at most `records_max` records of `size_bytes_max` bytes; a batch is bounded likewise."""
+        """Hold at most `records_max` records of `size_bytes_max` bytes; a batch is bounded likewise.
+
+        `lock` is the lock of `changed`.
+        """
         self.changed = changed
+        #: Taken as it is where every nanosecond counts; a Condition would go through methods of its own.
+        self._lock = lock
         self.records_max = records_max
         self.size_bytes_max = size_bytes_max
         self.batch_records_max = batch_records_max
@@ -92,19 +97,21 @@ class Accumulator:
         Raises:
             BufferError: the queue is full; serve delivery reports and try again.
         """
-        size_bytes = record.size_bytes
-        with self.changed:
+        size_bytes = record[SIZE_BYTES]
+        with self._lock:
             if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
                 raise BufferError("Local: Queue full")
             if self._unassigned and topic in self._unassigned:
                 # Not past those that were queued before the topic was known.
                 partition = PARTITION_UNASSIGNED
-            queue = self._queue(topic, partition)
+            queue = self._queues.get((topic, partition)) or self._queue(topic, partition)
             self.record_count += 1
             self.size_bytes += size_bytes
-            queue.records.append(record)
+            records = queue.records
+            records.append(record)
             queue.size_bytes += size_bytes
-            if len(queue.records) == 1 or self._is_full(queue):
+            waiting = len(records)
+            if waiting == 1 or waiting == self.batch_records_max or queue.size_bytes >= self.batch_bytes_max:
                 # The sender learns when it has to act: at once, or when the record has lingered.
                 self.changed.notify_all()
 
@@ -128,7 +135,7 @@ class Accumulator:
     @property
     def oldest_seconds(self) -> float | None:
         """When the oldest record was queued, by the monotonic clock."""
-        return min((queue.records[0].queued_seconds for queue in self._all_queues()), default=None)
+        return min((queue.records[0][QUEUED_SECONDS] for queue in self._all_queues()), default=None)
 
     @property
     def unknown_topics(self) -> list[str]:
@@ -143,7 +150,7 @@ class Accumulator:
         """Queue for its partition a record that was counted before."""
         queue = self._queue(topic, partition)
         queue.records.append(record)
-        queue.size_bytes += record.size_bytes
+        queue.size_bytes += record[SIZE_BYTES]
 
     def take_batches(self, batches_per_partition_max: int, size_bytes_max: int) -> list[Batch]:
         """Take what goes next: the first batches of every partition, until `size_bytes_max` is reached."""
@@ -165,10 +172,10 @@ class Accumulator:
         expired: list[Batch] = []
         for queue in list(self._all_queues()):
             taken: list[QueuedRecord] = []
-            while queue.records and queue.records[0].queued_seconds <= queued_before_seconds:
+            while queue.records and queue.records[0][QUEUED_SECONDS] <= queued_before_seconds:
                 taken.append(queue.records.popleft())
             if taken:
-                queue.size_bytes -= sum(record.size_bytes for record in taken)
+                queue.size_bytes -= sum(record[SIZE_BYTES] for record in taken)
                 expired.append(Batch(queue.topic, queue.partition, taken))
         self._drop_empty()
         return expired
@@ -207,15 +214,15 @@ class Accumulator:
             queue.size_bytes = 0
             return taken
         taken = [records.popleft()]
-        taken_bytes = taken[0].size_bytes
+        taken_bytes = taken[0][SIZE_BYTES]
         while (
             records
             and len(taken) < self.batch_records_max
-            and taken_bytes + records[0].size_bytes <= self.batch_bytes_max
+            and taken_bytes + records[0][SIZE_BYTES] <= self.batch_bytes_max
         ):
             record = records.popleft()
             taken.append(record)
-            taken_bytes += record.size_bytes
+            taken_bytes += record[SIZE_BYTES]
         queue.size_bytes -= taken_bytes
         return taken
 

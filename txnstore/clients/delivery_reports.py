@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from txnstore.clients.accumulator import Accumulator, DeliveryCallback, QueuedRecord
+from txnstore.clients.accumulator import CALLBACK, SIZE_BYTES, Accumulator, DeliveryCallback, QueuedRecord
 from txnstore.clients.constants import OFFSET_INVALID, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import Message
@@ -30,17 +30,17 @@ class DeliveryReport:
 
     def message(self, index: int) -> Message:
         """Return one record as its producer's callback gets it: without headers, and without an offset if it failed."""
-        record = self.records[index]
+        value, key, timestamp_ms, _, _, queued_seconds, _, _ = self.records[index]
         stamped = self.log_append_time_ms != NO_TIMESTAMP_MS
         return Message.delivered(
             self.topic,
             self.partition,
             self.base_offset + index if self.error is None else OFFSET_INVALID,
-            record.key,
-            record.value,
+            key,
+            value,
             TIMESTAMP_LOG_APPEND_TIME if stamped else TIMESTAMP_CREATE_TIME,
-            self.log_append_time_ms if stamped else record.timestamp_ms,
-            self.done_seconds - record.queued_seconds,
+            self.log_append_time_ms if stamped else timestamp_ms,
+            self.done_seconds - queued_seconds,
             self.error,
         )
 
@@ -68,7 +68,7 @@ class DeliveryReports:
         """Let a report wait until it is served."""
         with self._changed:
             if self._only_errors and report.error is None:
-                self._accumulator.release(len(report.records), sum(record.size_bytes for record in report.records))
+                self._accumulator.release(len(report.records), _size_bytes(report))
             else:
                 self._reports.append(report)
             self._changed.notify_all()
@@ -114,17 +114,21 @@ class DeliveryReports:
                 report = self._reports[0]
                 index = report.served
                 record = report.records[index]
-                callback = record.callback or default_callback
-                if callback is None and index == 0 and all(item.callback is None for item in report.records):
+                callback = record[CALLBACK] or default_callback
+                if callback is None and index == 0 and all(item[CALLBACK] is None for item in report.records):
                     # Nobody wants to hear of any of them.
                     self._reports.popleft()
-                    accumulator.release(len(report.records), sum(item.size_bytes for item in report.records))
+                    accumulator.release(len(report.records), _size_bytes(report))
                     served += len(report.records)
                     continue
                 report.served = index + 1
                 if report.served == len(report.records):
                     self._reports.popleft()
-                accumulator.release(1, record.size_bytes)
+                accumulator.release(1, record[SIZE_BYTES])
             served += 1
             if callback is not None:
                 callback(report.error, report.message(index))
+
+
+def _size_bytes(report: DeliveryReport) -> int:
+    return sum(record[SIZE_BYTES] for record in report.records)

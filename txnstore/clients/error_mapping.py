@@ -62,7 +62,7 @@ def kafka_error_of(
         retriable: whether the user may repeat the call; default: what the table says.
         txn_requires_abort: whether the user's transaction has to be aborted.
     """
-    row = ERROR_ROWS[type(error)]
+    row = _row_of(type(error))
     text = str(error)
     if row.suffix and row.suffix not in text:
         text = f"{text} ({row.suffix})"
@@ -75,3 +75,12 @@ def kafka_exception_of(
     """Return the exception to raise, with `from error`, in a client's call; arguments as in `kafka_error_of`."""
     kafka_error = kafka_error_of(error, fatal=fatal, retriable=retriable, txn_requires_abort=txn_requires_abort)
     return KafkaException(kafka_error)
+
+
+def _row_of(error: type[TxnStoreError]) -> ErrorRow:
+    """Return the row of the class, or of its nearest base with one: an error that comes to be later is not lost."""
+    for base in error.__mro__:
+        row = ERROR_ROWS.get(base)
+        if row is not None:
+            return row
+    return ErrorRow(KafkaError._FAIL, retriable=error.recovery is errors.Recovery.RETRY)

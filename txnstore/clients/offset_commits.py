@@ -49,7 +49,7 @@ class OffsetCommits:
         directory: TopicDirectory,
         options: ConsumerOptions,
         membership: Callable[[], GroupMembership],
-        on_error: Callable[[TxnStoreError], None],
+        on_error: Callable[[TxnStoreError, GroupMembership], None],
     ) -> None:
         """Commit in the name of whatever `membership` returns at the time of the call."""
         self._lock = lock
@@ -88,6 +88,10 @@ class OffsetCommits:
     # --- on the worker -----------------------------------------------------------------------------------------------
 
     def _commit(self, membership: GroupMembership, offsets: Sequence[TopicPartition]) -> CommitResult:
+        newest = self._membership()
+        if newest.member_id and newest.member_id == membership.member_id:
+            # It has joined again since, and nobody came in between.
+            membership = newest
         try:
             ids, errors = self._ids([partition for partition in offsets if partition.offset >= 0])
             wanted = {
@@ -101,7 +105,7 @@ class OffsetCommits:
             if wanted:
                 self._write(membership, wanted)
         except TxnStoreError as error:
-            self._on_error(error)
+            self._on_error(error, membership)
             kafka_error = kafka_error_of(error)
             return CommitResult(kafka_error, [partition.with_error(kafka_error) for partition in offsets])
         with self._lock:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from txnstore.clients.accumulator import Batch
+from txnstore.clients.accumulator import HEADERS, KEY, TIMESTAMP_MS, VALUE, Batch
 from txnstore.clients.connection import StoreConnection
 from txnstore.log.append import Append, Appended, append
-from txnstore.log.codec import encode
+from txnstore.log.codec import RecordColumns, encode_columns
 from txnstore.log.compression import Codec
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic
@@ -107,8 +107,15 @@ class ProducerSession:
         if self.is_idempotent:
             base_sequence = sequences.get(partition_id, 0)
             sequences[partition_id] = increment_sequence(base_sequence, len(batch.records))
-        encoded = encode(
-            batch.records,
+        # Not zip(*records): an iterator for each record would keep the collector of garbage busy.
+        records = batch.records
+        encoded = encode_columns(
+            RecordColumns(
+                [record[KEY] for record in records],
+                [record[VALUE] for record in records],
+                [record[TIMESTAMP_MS] for record in records],
+                [record[HEADERS] for record in records],
+            ),
             codec=self._codec_for(topic),
             producer=self.identity,
             base_sequence=base_sequence,

@@ -13,7 +13,7 @@ from os import getpid
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from txnstore.clients.accumulator import PARTITION_UNASSIGNED, Accumulator, DeliveryCallback, QueuedRecord
+from txnstore.clients.accumulator import PARTITION_UNASSIGNED, Accumulator, DeliveryCallback
 from txnstore.clients.cluster_metadata import ClusterMetadata
 from txnstore.clients.configuration import producer_configuration
 from txnstore.clients.connection import StoreConnection
@@ -73,8 +73,11 @@ class Producer:
         self._configuration = configuration
         self._connection = StoreConnection(configuration)
         transactional_id: str | None = configuration["transactional.id"] or None
-        self._changed = threading.Condition()
+        # Reentrant: the collector of garbage may close another producer in the middle of anything.
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
         self._accumulator = Accumulator(
+            lock,
             self._changed,
             records_max=configuration["queue.buffering.max.messages"],
             size_bytes_max=configuration["queue.buffering.max.kbytes"] * 1024,
@@ -199,8 +202,11 @@ class Producer:
                 raise KafkaException(
                     KafkaError(KafkaError._UNKNOWN_PARTITION, "Unable to produce message: Local: Unknown partition")
                 )
-        record = QueuedRecord(value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition)
-        self._accumulator.add(topic, chosen, record)
+        self._accumulator.add(
+            topic,
+            chosen,
+            (value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition),
+        )
         if self._sender.is_new:
             self._sender.start()
 

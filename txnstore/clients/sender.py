@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from txnstore.clients.accumulator import Accumulator, Batch, QueuedRecord
+from txnstore.clients.accumulator import KEY, PARTITION, QUEUED_SECONDS, Accumulator, Batch, QueuedRecord
 from txnstore.clients.delivery_reports import DeliveryReport, DeliveryReports
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
@@ -508,7 +508,7 @@ class Sender:
             return
         before_seconds = time.monotonic() - self._settings.message_timeout_seconds
         error = KafkaError(KafkaError._MSG_TIMED_OUT)
-        while self._in_flight and self._in_flight[0].batches[0].records[0].queued_seconds <= before_seconds:
+        while self._in_flight and self._in_flight[0].batches[0].records[0][QUEUED_SECONDS] <= before_seconds:
             self._fail(self._in_flight[0], error)
         with self._changed:
             expired = self._accumulator.take_expired(before_seconds)
@@ -542,16 +542,16 @@ class Sender:
         with self._changed:
             queue = self._accumulator.take_unassigned(name)
             for record in queue.records if queue is not None else ():
-                partition = record.partition
+                partition = record[PARTITION]
                 if partition < 0:
-                    partition = self._choice.choose(name, record.key, partition_count, now_seconds)
+                    partition = self._choice.choose(name, record[KEY], partition_count, now_seconds)
                 if partition < partition_count:
                     self._accumulator.put_assigned(name, partition, record)
                 else:
                     refused.append(record)
         for record in refused:
             error = KafkaError(KafkaError._UNKNOWN_PARTITION)
-            self._fail_batch(Batch(name, record.partition, [record]), error)
+            self._fail_batch(Batch(name, record[PARTITION], [record]), error)
 
     def _fail_topic(self, name: str, error: KafkaError) -> None:
         with self._changed:

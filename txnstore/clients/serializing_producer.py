@@ -31,15 +31,8 @@ class SerializingProducer(Producer, Generic[Key, Value]):
         rest, (self._key_serializer, self._value_serializer) = take_converters(
             conf, "key.serializer", "value.serializer"
         )
-        self._is_closed = False
         super().__init__(rest)
         offer_cluster_id(self.cluster_id, self._key_serializer, self._value_serializer)
-
-    def close(self) -> bool:
-        """Close the producer, as `Producer.close` does."""
-        closed = super().close()
-        self._is_closed = True
-        return closed
 
     def produce(  # type: ignore[override]  # noqa: PLR0917 - confluent-kafka's signature: the key is first here
         self,
@@ -73,8 +66,8 @@ class SerializingProducer(Producer, Generic[Key, Value]):
             BufferError: the queue is full: call `poll` and try again.
             KafkaException: as of `Producer.produce`.
         """
-        if self._is_closed:
-            raise RuntimeError("Producer has been closed")
+        # The serializers never see a message that cannot be queued.
+        self._check_open()
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a str, not {type(topic).__name__}")
         serialized_key: Any = key

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Final, SupportsIndex
 
 from txnstore.clients.constants import OFFSET_INVALID
 
 if TYPE_CHECKING:
     from txnstore.clients.kafka_error import KafkaError
+
+
+_PARTITION_BITS: Final = 32
+_OFFSET_BITS: Final = 64
 
 
 class TopicPartition:
@@ -26,6 +30,7 @@ class TopicPartition:
     Raises:
         TypeError: an argument is of another type.
         ValueError: the topic's name has a null character in it.
+        OverflowError: the partition does not fit into 32 bits, or the offset not into 64.
     """
 
     __slots__ = ("_error", "_leader_epoch", "_metadata", "_offset", "_partition", "_topic")
@@ -45,10 +50,10 @@ class TopicPartition:
         if metadata is not None and not isinstance(metadata, str):
             raise TypeError(f"argument 4 must be str, not {_type_name(metadata)}")
         self._topic = topic
-        self._partition = operator.index(partition)
-        self._offset = operator.index(offset)
+        self._partition = _checked(partition, _PARTITION_BITS)
+        self._offset = _checked(offset, _OFFSET_BITS)
         self._metadata = metadata
-        self._leader_epoch = -1 if leader_epoch is None else operator.index(leader_epoch)
+        self._leader_epoch = -1 if leader_epoch is None else _checked(leader_epoch, _PARTITION_BITS)
         self._error: KafkaError | None = None
 
     @property
@@ -63,7 +68,7 @@ class TopicPartition:
 
     @partition.setter
     def partition(self, partition: SupportsIndex) -> None:
-        self._partition = operator.index(partition)
+        self._partition = _checked(partition, _PARTITION_BITS)
 
     @property
     def offset(self) -> int:
@@ -72,7 +77,7 @@ class TopicPartition:
 
     @offset.setter
     def offset(self, offset: SupportsIndex) -> None:
-        self._offset = operator.index(offset)
+        self._offset = _checked(offset, _OFFSET_BITS)
 
     @property
     def metadata(self) -> str | None:
@@ -129,6 +134,14 @@ class TopicPartition:
 
     def __setstate__(self, state: tuple[str, int, int, str | None, int, KafkaError | None]) -> None:
         self._topic, self._partition, self._offset, self._metadata, self._leader_epoch, self._error = state
+
+
+def _checked(number: SupportsIndex, bits: int) -> int:
+    """Return the integer; one that Kafka has no room for is refused here and not by the database."""
+    checked = operator.index(number)
+    if not -(1 << bits - 1) <= checked < 1 << bits - 1:
+        raise OverflowError(f"{checked} does not fit into {bits} bits")
+    return checked
 
 
 def _type_name(value: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
 from txnstore.errors import InvalidRecord, InvalidTimestamp
 from txnstore.log.checksum import checksum
@@ -16,7 +16,7 @@ from txnstore.log.compression import Codec, compress, require_codec
 from txnstore.log.encoded_batch import EncodedBatch
 from txnstore.log.headers import pack_headers
 from txnstore.log.record_batch import RecordBatch, RecordBatchRow, corrupt_batch
-from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ControlType, Header, ProducerIdentity, TimestampType
+from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ControlType, Header, ProducerIdentity, Record, TimestampType
 
 TIMESTAMP_MS_MAX: Final = 2**63 - 1
 
@@ -29,24 +29,17 @@ _CONTROL_VALUE: Final = struct.Struct(">hi")
 _CONTROL_VERSION: Final = 0
 
 
-class RecordToStore(Protocol):
-    """What `encode` asks of a record: a `Record`, or whatever else carries the same."""
+class RecordColumns(NamedTuple):
+    """Records on their way into the log, a column for each of their parts; all of one length."""
 
-    @property
-    def value(self) -> bytes | None: ...
-
-    @property
-    def key(self) -> bytes | None: ...
-
-    @property
-    def timestamp_ms(self) -> int: ...
-
-    @property
-    def headers(self) -> Sequence[Header]: ...
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    timestamps_ms: Sequence[int]
+    headers: Sequence[Sequence[Header]]
 
 
 def encode(
-    records: Sequence[RecordToStore],
+    records: Sequence[Record],
     *,
     codec: Codec = Codec.NONE,
     producer: ProducerIdentity = NO_PRODUCER,
@@ -54,7 +47,33 @@ def encode(
     is_transactional: bool = False,
     offset_deltas: Sequence[int] | None = None,
 ) -> EncodedBatch:
-    """Return `records` as one batch.
+    """Return `records` as one batch; see `encode_columns`."""
+    columns = RecordColumns(
+        [record.key for record in records],
+        [record.value for record in records],
+        [record.timestamp_ms for record in records],
+        [record.headers for record in records],
+    )
+    return encode_columns(
+        columns,
+        codec=codec,
+        producer=producer,
+        base_sequence=base_sequence,
+        is_transactional=is_transactional,
+        offset_deltas=offset_deltas,
+    )
+
+
+def encode_columns(
+    columns: RecordColumns,
+    *,
+    codec: Codec = Codec.NONE,
+    producer: ProducerIdentity = NO_PRODUCER,
+    base_sequence: int = NO_SEQUENCE,
+    is_transactional: bool = False,
+    offset_deltas: Sequence[int] | None = None,
+) -> EncodedBatch:
+    """Return records as one batch.
 
     Keys, values and header values may be bytes, bytearray or memoryview; they come back as bytes.  `offset_deltas`
     says where each record lies behind the batch's base offset, if not at 0, 1, 2, ...: compaction leaves gaps.
@@ -65,15 +84,16 @@ def encode(
         RecordTooLarge: keys or values together take more than columns.COLUMN_BYTES_MAX.
         UnsupportedCompression: the package that implements the codec is not installed.
     """
-    if not records:
+    timestamps_ms = columns.timestamps_ms
+    record_count = len(timestamps_ms)
+    if not record_count:
         raise InvalidRecord("a record batch needs at least one record")
     require_codec(codec)
-    timestamps_ms = [record.timestamp_ms for record in records]
     latest_ms = _check_timestamps(timestamps_ms)
-    keys = pack_bytes([record.key for record in records], "key")
-    values = pack_bytes([record.value for record in records], "value")
+    keys = pack_bytes(columns.keys, "key")
+    values = pack_bytes(columns.values, "value")
     return EncodedBatch(
-        record_count=len(records),
+        record_count=record_count,
         base_timestamp_ms=timestamps_ms[0],
         max_timestamp_ms=latest_ms,
         producer_id=producer.producer_id,
@@ -82,12 +102,12 @@ def encode(
         is_transactional=is_transactional,
         codec=codec,
         timestamp_deltas_ms=_packed_timestamps(timestamps_ms),
-        offset_deltas=None if offset_deltas is None else _packed_offsets(offset_deltas, len(records)),
+        offset_deltas=None if offset_deltas is None else _packed_offsets(offset_deltas, record_count),
         key_positions=keys.positions,
         null_keys=keys.nulls,
         value_positions=values.positions,
         null_values=values.nulls,
-        headers=pack_headers([record.headers for record in records]),
+        headers=pack_headers(columns.headers),
         key_data=None if keys.data is None else compress(codec, keys.data),
         value_data=None if values.data is None else compress(codec, values.data),
     )
@@ -138,7 +158,7 @@ def control_record_bytes(control_type: ControlType, coordinator_epoch: int) -> t
     )
 
 
-def _check_timestamps(timestamps_ms: list[int]) -> int:
+def _check_timestamps(timestamps_ms: Sequence[int]) -> int:
     """Return the latest timestamp once each is an integer that the column can hold."""
     if set(map(type, timestamps_ms)) != _INTEGERS:
         for index, timestamp in enumerate(timestamps_ms):
@@ -156,7 +176,7 @@ def _check_timestamps(timestamps_ms: list[int]) -> int:
     return latest
 
 
-def _packed_timestamps(timestamps_ms: list[int]) -> str | None:
+def _packed_timestamps(timestamps_ms: Sequence[int]) -> str | None:
     base_timestamp_ms = timestamps_ms[0]
     if timestamps_ms.count(base_timestamp_ms) == len(timestamps_ms):
         return None

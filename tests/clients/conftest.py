@@ -1,0 +1,67 @@
+"""What the tests of the clients share: clients that are closed after the test, and a database that stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import warnings
+
+import psycopg
+import pytest
+
+from txnstore import Consumer, Producer
+from txnstore.testing.postgres_server import connection_string
+
+
+@pytest.fixture
+def make_producer(url):
+    """Make producers on the test's store, given keys of their configuration; they are closed after the test."""
+    with _closing() as opened:
+        yield lambda configuration=(), /: _add(opened, Producer({"bootstrap.servers": url, **dict(configuration)}))
+
+
+@pytest.fixture
+def make_consumer(url):
+    """Make consumers on the test's store, given keys of their configuration; they are closed after the test."""
+    usual = {"bootstrap.servers": url, "group.id": "readers", "auto.offset.reset": "earliest"}
+    with _closing() as opened:
+        yield lambda configuration=(), /: _add(opened, Consumer({**usual, **dict(configuration)}))
+
+
+@contextlib.contextmanager
+def _closing():
+    opened = []
+    try:
+        yield opened
+    finally:
+        # A fenced producer may warn of what it cannot abort any more: that is for tests of closing.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for client in reversed(opened):
+                client.close()
+
+
+def _add(opened, client):
+    opened.append(client)
+    return client
+
+
+@pytest.fixture
+def hold_database():
+    """Let nobody write to the store while the context lasts: what a client asks of it has to wait."""
+    return _hold
+
+
+@contextlib.contextmanager
+def _hold(url):
+    if url.startswith("sqlite"):
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+    else:
+        connection = psycopg.connect(connection_string(url))
+        connection.execute("LOCK TABLE txnstore.stores, txnstore.transactions, txnstore.partition_heads")
+    try:
+        yield
+    finally:
+        connection.rollback()
+        connection.close()

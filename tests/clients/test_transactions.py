@@ -1,0 +1,605 @@
+"""Transactions as their users write them: who sees what and when, offsets that go along, and who is fenced."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from tests.clients.steps import (
+    BOTH_ISOLATION_LEVELS,
+    NO_MEMBER,
+    PATIENCE_SECONDS,
+    create_topic,
+    error_of,
+    read_to_end,
+    values,
+)
+from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from txnstore.transactions.recovery import abort_timed_out
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def topic(url):
+    return create_topic(url, TOPIC)
+
+
+@pytest.fixture
+def make_transactional(make_producer):
+    """Make producers whose transactions may begin."""
+
+    def make(transactional_id="anna", **configuration):
+        settings = {key.replace("_", "."): value for key, value in configuration.items()}
+        producer = make_producer({"transactional.id": transactional_id, **settings})
+        producer.init_transactions(PATIENCE_SECONDS)
+        return producer
+
+    return make
+
+
+@pytest.fixture
+def producer(make_transactional):
+    return make_transactional()
+
+
+@pytest.fixture
+def plainly(make_producer):
+    """Write records outside transactions."""
+    producer = make_producer()
+
+    def write(topic, *written, partition=0):
+        for value in written:
+            producer.produce(topic, value, partition=partition)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+
+    return write
+
+
+def seen(url, topic, **named):
+    """Return the values that readers of each isolation level get."""
+    return tuple(values(read_to_end(url, topic, isolation=level, **named)) for level in BOTH_ISOLATION_LEVELS)
+
+
+def committed(consumer, topic, partition=0):
+    (position,) = consumer.committed([TopicPartition(topic, partition)], PATIENCE_SECONDS)
+    return position.offset
+
+
+def assigned(make_consumer, topic, *, partitions=(0,), **configuration):
+    """Make a consumer that reads the partitions from their beginning, in no group's generation."""
+    settings = {key.replace("_", "."): value for key, value in configuration.items()}
+    consumer = make_consumer({"enable.auto.commit": False, **settings})
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+    return consumer
+
+
+def read(consumer, count):
+    """Read so many messages."""
+    messages = []
+    while len(messages) < count:
+        message = consumer.poll(PATIENCE_SECONDS)
+        assert message is not None, f"only {len(messages)} of {count} messages came"
+        assert message.error() is None, message.error()
+        messages.append(message)
+    return messages
+
+
+# Who sees what.
+
+
+def test_what_is_committed_is_seen_by_everybody_as_soon_as_commit_returns(producer, url, topic):
+    producer.begin_transaction()
+    for value in (b"1", b"2"):
+        producer.produce(topic, value, partition=0)
+    producer.commit_transaction(PATIENCE_SECONDS)
+
+    assert seen(url, topic) == ([b"1", b"2"], [b"1", b"2"])
+
+
+def test_what_is_open_is_seen_by_readers_of_uncommitted_records_alone(producer, plainly, url, topic):
+    plainly(topic, b"before")
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    plainly(topic, b"after")
+
+    assert seen(url, topic) == ([b"before"], [b"before", b"open", b"after"])
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url, topic) == ([b"before", b"open", b"after"], [b"before", b"open", b"after"])
+
+
+def test_what_is_aborted_is_seen_by_readers_of_uncommitted_records_alone(producer, plainly, url, topic):
+    producer.begin_transaction()
+    producer.produce(topic, b"aborted", partition=0)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    producer.abort_transaction(PATIENCE_SECONDS)
+    plainly(topic, b"after")
+    producer.begin_transaction()
+    producer.produce(topic, b"committed", partition=0)
+    producer.commit_transaction(PATIENCE_SECONDS)
+
+    assert seen(url, topic) == ([b"after", b"committed"], [b"aborted", b"after", b"committed"])
+
+
+def test_markers_take_offsets_and_are_never_returned(producer, plainly, url, topic):
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        producer.produce(topic, b"v", partition=0)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        end(PATIENCE_SECONDS)
+    plainly(topic, b"plain")
+
+    assert [message.offset() for message in read_to_end(url, topic)] == [0, 4]
+    assert [message.offset() for message in read_to_end(url, topic, isolation="read_uncommitted")] == [0, 2, 4]
+
+
+def test_all_partitions_of_all_topics_change_at_once(producer, make_consumer, url):
+    partitions = [("one", 0), ("one", 1), ("two", 2)]
+    for name in ("one", "two"):
+        create_topic(url, name, partition_count=3)
+    producer.begin_transaction()
+    for name, partition in partitions:
+        producer.produce(name, f"{name}-{partition}".encode(), partition=partition)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    assert [seen(url, name, partitions=(partition,))[0] for name, partition in partitions] == [[], [], []]
+
+    producer.commit_transaction(PATIENCE_SECONDS)
+
+    assert [seen(url, name, partitions=(partition,))[0] for name, partition in partitions] == [
+        [b"one-0"],
+        [b"one-1"],
+        [b"two-2"],
+    ]
+
+
+def test_a_reader_who_waits_is_given_the_records_once_they_are_committed(producer, make_consumer, topic):
+    consumer = assigned(make_consumer, topic)
+    producer.begin_transaction()
+    producer.produce(topic, b"v", partition=0)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    assert consumer.poll(0.3) is None
+
+    committing = threading.Thread(target=producer.commit_transaction, args=(PATIENCE_SECONDS,))
+    committing.start()
+    assert values(read(consumer, 1)) == [b"v"]
+    committing.join(PATIENCE_SECONDS)
+
+
+def test_the_end_of_the_log_is_the_last_stable_offset_for_readers_of_committed_records(
+    producer, plainly, make_consumer, topic
+):
+    plainly(topic, b"0", b"1")
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    partition = TopicPartition(topic, 0)
+    committed_reader = make_consumer({"isolation.level": "read_committed"})
+    uncommitted_reader = make_consumer({"isolation.level": "read_uncommitted"})
+
+    assert committed_reader.get_watermark_offsets(partition, PATIENCE_SECONDS) == (0, 2)
+    assert uncommitted_reader.get_watermark_offsets(partition, PATIENCE_SECONDS) == (0, 3)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert committed_reader.get_watermark_offsets(partition, PATIENCE_SECONDS) == (0, 4)
+
+
+def test_the_position_of_a_reader_moves_over_markers(producer, make_consumer, topic):
+    """reference/kafka.md 4 #7: whoever has read everything has no lag."""
+    producer.begin_transaction()
+    producer.produce(topic, b"v", partition=0)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    consumer = assigned(make_consumer, topic, enable_partition_eof=True)
+    read(consumer, 1)
+    end = consumer.poll(PATIENCE_SECONDS)
+
+    assert end.error() == KafkaError._PARTITION_EOF
+    (position,) = consumer.position([TopicPartition(topic, 0)])
+    assert position.offset == 2
+    (stored,) = consumer.commit(asynchronous=False)
+    assert stored.offset == 2
+
+
+def test_transactions_of_several_producers_are_told_apart(make_transactional, url, topic):
+    producers = {name: make_transactional(name) for name in ("anna", "bert", "carl")}
+    for producer in producers.values():
+        producer.begin_transaction()
+    for number, name in itertools.product(range(3), producers):
+        producers[name].produce(topic, f"{name}{number}", partition=0)
+        assert producers[name].flush(PATIENCE_SECONDS) == 0
+    producers["bert"].abort_transaction(PATIENCE_SECONDS)
+    producers["carl"].commit_transaction(PATIENCE_SECONDS)
+    assert seen(url, topic)[0] == []
+
+    producers["anna"].commit_transaction(PATIENCE_SECONDS)
+    assert seen(url, topic)[0] == [f"{name}{number}".encode() for number in range(3) for name in ("anna", "carl")]
+
+
+def test_many_small_transactions_one_after_the_other(producer, url, topic):
+    for number in range(30):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number, partition=0)
+        if number % 3:
+            producer.commit_transaction(PATIENCE_SECONDS)
+        else:
+            producer.abort_transaction(PATIENCE_SECONDS)
+
+    assert seen(url, topic)[0] == [b"%d" % number for number in range(30) if number % 3]
+
+
+# Offsets that go along.
+
+
+def test_offsets_are_committed_with_the_transaction(producer, make_consumer, topic):
+    consumer = make_consumer({"isolation.level": "read_uncommitted"})
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction(
+        [TopicPartition(topic, 0, 7)], consumer.consumer_group_metadata(), PATIENCE_SECONDS
+    )
+    assert committed(consumer, topic) == OFFSET_INVALID
+
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert committed(consumer, topic) == 7
+
+
+def test_offsets_are_dropped_with_the_transaction(producer, make_consumer, topic):
+    consumer = make_consumer()
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction(
+        [TopicPartition(topic, 0, 7)], consumer.consumer_group_metadata(), PATIENCE_SECONDS
+    )
+    producer.abort_transaction(PATIENCE_SECONDS)
+
+    assert committed(consumer, topic) == OFFSET_INVALID
+
+
+def test_metadata_beside_an_offset_is_kept_and_what_is_no_offset_left_out(producer, make_consumer, topic):
+    consumer = make_consumer()
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction(
+        [TopicPartition(topic, 0, 3, "half-way"), TopicPartition(topic, 1)], NO_MEMBER, PATIENCE_SECONDS
+    )
+    producer.commit_transaction(PATIENCE_SECONDS)
+
+    (position,) = consumer.committed([TopicPartition(topic, 0)], PATIENCE_SECONDS)
+    assert (position.offset, position.metadata) == (3, "half-way")
+
+
+def test_a_reader_of_committed_records_waits_for_offsets_that_are_pending(producer, make_consumer, topic):
+    """KIP-447; reference/kafka.md 3.10: pending offsets are unstable until their transaction ends."""
+    stable = make_consumer({"isolation.level": "read_committed"})
+    unstable = make_consumer({"isolation.level": "read_uncommitted"})
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction([TopicPartition(topic, 0, 7)], NO_MEMBER, PATIENCE_SECONDS)
+
+    assert committed(unstable, topic) == OFFSET_INVALID
+    error = error_of(stable.committed, [TopicPartition(topic, 0)], 0.3)
+    assert error.code() in (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT)
+    answers: list[int] = []
+    waiting = threading.Thread(target=lambda: answers.append(committed(stable, topic)))
+    waiting.start()
+    producer.commit_transaction(PATIENCE_SECONDS)
+    waiting.join(PATIENCE_SECONDS)
+    assert answers == [7]
+
+
+def test_the_next_producer_makes_pending_offsets_stable(producer, make_transactional, make_consumer, topic):
+    """The last flow of confluent-kafka's test_transactions: init_transactions() aborts what was left open."""
+    consumer = make_consumer()
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction([TopicPartition(topic, 0, 7)], NO_MEMBER, PATIENCE_SECONDS)
+
+    make_transactional()
+
+    assert committed(consumer, topic) == OFFSET_INVALID
+
+
+def test_offsets_alone_are_a_transaction(producer, make_consumer, topic):
+    consumer = make_consumer()
+    for offset in (3, 9):
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction([TopicPartition(topic, 0, offset)], NO_MEMBER, PATIENCE_SECONDS)
+        producer.commit_transaction(PATIENCE_SECONDS)
+        assert committed(consumer, topic) == offset
+
+
+def test_offsets_of_a_generation_that_is_over_abort_the_transaction(producer, make_consumer, topic):
+    consumer = make_consumer()
+    consumer.subscribe([topic])
+    deadline = itertools.count()
+    while not consumer.assignment():
+        consumer.poll(0.1)
+        assert next(deadline) < PATIENCE_SECONDS * 10
+    metadata = consumer.consumer_group_metadata()
+    consumer.close()
+
+    producer.begin_transaction()
+    error = error_of(
+        producer.send_offsets_to_transaction, [TopicPartition(topic, 0, 1)], metadata, PATIENCE_SECONDS
+    )
+    assert error.code() in (
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.FENCED_INSTANCE_ID,
+    )
+    assert (error.txn_requires_abort(), error.fatal()) == (True, False)
+    assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
+    producer.abort_transaction(PATIENCE_SECONDS)
+    producer.begin_transaction()
+
+
+def test_a_member_sends_the_offsets_of_its_group(producer, plainly, make_consumer, topic):
+    plainly(topic, b"0", b"1")
+    consumer = make_consumer({"enable.auto.commit": False})
+    consumer.subscribe([topic])
+    read(consumer, 2)
+
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction(
+        consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), PATIENCE_SECONDS
+    )
+    producer.commit_transaction(PATIENCE_SECONDS)
+
+    assert committed(consumer, topic) == 2
+
+
+# Who is fenced.
+
+
+def test_the_older_of_two_producers_is_fenced_and_what_it_left_open_is_aborted(make_transactional, url, topic):
+    older = make_transactional()
+    older.begin_transaction()
+    older.produce(topic, b"older", partition=0)
+    assert older.flush(PATIENCE_SECONDS) == 0
+
+    newer = make_transactional()
+    newer.begin_transaction()
+    newer.produce(topic, b"newer", partition=0)
+    older.produce(topic, b"late", partition=0)
+    error = error_of(older.commit_transaction, PATIENCE_SECONDS)
+    newer.commit_transaction(PATIENCE_SECONDS)
+
+    assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)
+    assert seen(url, topic) == ([b"newer"], [b"older", b"newer"])
+    older.close()
+    newer.begin_transaction()
+    newer.produce(topic, b"goes on", partition=0)
+    newer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url, topic)[0] == [b"newer", b"goes on"]
+
+
+def test_a_producer_that_is_fenced_between_two_transactions_finds_out_in_the_next(make_transactional, url, topic):
+    older, newer = make_transactional(), make_transactional()
+    older.begin_transaction()
+    older.produce(topic, b"late", partition=0)
+
+    assert error_of(older.commit_transaction, PATIENCE_SECONDS).code() == KafkaError._FENCED
+    newer.begin_transaction()
+    newer.produce(topic, b"newer", partition=0)
+    newer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url, topic) == ([b"newer"], [b"newer"])
+
+
+def test_closing_the_fenced_one_harms_the_newer_one_nothing(make_transactional, url, topic):
+    older = make_transactional()
+    older.begin_transaction()
+    older.produce(topic, b"older", partition=0)
+    assert older.flush(PATIENCE_SECONDS) == 0
+    newer = make_transactional()
+    newer.begin_transaction()
+    newer.produce(topic, b"newer", partition=0)
+    assert newer.flush(PATIENCE_SECONDS) == 0
+
+    with pytest.warns(RuntimeWarning, match="abort_transaction failed during close"):
+        assert older.close() is True
+
+    newer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url, topic)[0] == [b"newer"]
+
+
+def test_after_its_time_the_same_producer_resumes(store, clock, make_transactional, url, topic):
+    producer = make_transactional(**{"transaction_timeout_ms": 30_000, "txnstore_clock": clock})
+    producer.begin_transaction()
+    producer.produce(topic, b"lost", partition=0)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    clock.advance(30_001)
+    assert abort_timed_out(store) == ("anna",)
+
+    for number in range(3):
+        if number:
+            producer.begin_transaction()
+        producer.produce(topic, b"%d" % number, partition=0)
+        try:
+            producer.commit_transaction(PATIENCE_SECONDS)
+        except KafkaException as exception:
+            assert number == 0
+            assert exception.args[0].txn_requires_abort()
+            producer.abort_transaction(PATIENCE_SECONDS)
+        else:
+            assert number > 0
+
+    assert seen(url, topic)[0] == [b"1", b"2"]
+
+
+# with producer.transaction():
+
+
+def test_a_with_block_commits(producer, url, topic):
+    with producer.transaction():
+        producer.produce(topic, b"1", partition=0)
+    with producer.transaction():
+        producer.produce(topic, b"2", partition=0)
+
+    assert seen(url, topic)[0] == [b"1", b"2"]
+
+
+class Interrupted(BaseException):
+    """Something from outside that is no Exception."""
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), GeneratorExit(), Interrupted()])
+def test_a_with_block_that_raises_aborts_and_raises_the_same(producer, url, topic, error):
+    with pytest.raises(type(error)) as caught, producer.transaction():
+        producer.produce(topic, b"aborted", partition=0)
+        raise error
+
+    assert caught.value is error
+    with producer.transaction():
+        producer.produce(topic, b"committed", partition=0)
+    assert seen(url, topic)[0] == [b"committed"]
+
+
+def test_a_with_block_that_is_fenced_raises_that(make_transactional, topic):
+    older = make_transactional()
+    with pytest.raises(KafkaException) as caught, older.transaction():
+        make_transactional()
+        older.produce(topic, b"late", partition=0)
+
+    assert (caught.value.args[0].code(), caught.value.args[0].fatal()) == (KafkaError._FENCED, True)
+
+
+def test_a_with_block_that_cannot_commit_aborts_and_says_why(producer, url):
+    topic = create_topic(url, "small", max_message_bytes="1000")
+    with pytest.raises(KafkaException) as caught, producer.transaction():
+        producer.produce(topic, b"small", partition=0)
+        producer.produce(topic, b"x" * 2000, partition=0)
+
+    assert caught.value.args[0].txn_requires_abort()
+    with producer.transaction():
+        producer.produce(topic, b"committed", partition=0)
+    assert seen(url, topic)[0] == [b"committed"]
+
+
+def test_with_blocks_do_not_nest(producer, url, topic):
+    with pytest.raises(KafkaException) as caught, producer.transaction():
+        producer.produce(topic, b"outer", partition=0)
+        with producer.transaction():
+            pytest.fail("a second transaction began")
+
+    assert caught.value.args[0].code() == KafkaError._STATE
+    with producer.transaction():
+        producer.produce(topic, b"next", partition=0)
+    assert seen(url, topic)[0] == [b"next"]
+
+
+def test_a_with_block_carries_offsets_too(producer, make_consumer, topic):
+    consumer = make_consumer()
+    with producer.transaction():
+        producer.send_offsets_to_transaction([TopicPartition(topic, 0, 4)], consumer.consumer_group_metadata())
+
+    assert committed(consumer, topic) == 4
+
+
+# Programs.
+
+
+def test_a_program_that_turns_one_topic_into_another(producer, plainly, make_consumer, url):
+    """The flow of confluent-kafka's example eos_transactions: poll, produce, send offsets, commit now and then."""
+    source, target = create_topic(url, "input"), create_topic(url, "output")
+    plainly(source, *(b"%d" % number for number in range(25)))
+    consumer = make_consumer({"enable.auto.commit": False, "enable.partition.eof": True})
+    consumer.subscribe([source])
+    at_end = False
+    waited = itertools.count()
+    producer.begin_transaction()
+    in_transaction = 0
+    while not at_end:
+        producer.poll(0)
+        message = consumer.poll(0.2)
+        assert next(waited) < 500
+        if message is None:
+            continue
+        if message.error() is not None:
+            assert message.error() == KafkaError._PARTITION_EOF
+            at_end = True
+        else:
+            producer.produce(target, b"<%s>" % message.value(), partition=0, on_delivery=_assert_delivered)
+            in_transaction += 1
+        if at_end or in_transaction == 10:
+            producer.send_offsets_to_transaction(
+                consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), PATIENCE_SECONDS
+            )
+            producer.commit_transaction(PATIENCE_SECONDS)
+            producer.begin_transaction()
+            in_transaction = 0
+    producer.abort_transaction(PATIENCE_SECONDS)
+
+    assert seen(url, target)[0] == [b"<%d>" % number for number in range(25)]
+    assert committed(consumer, source) == 25
+
+
+def _assert_delivered(error, message):
+    assert error is None, error
+
+
+def test_a_program_that_aborts_goes_back_to_its_committed_offsets(producer, plainly, make_consumer, url):
+    source, target = create_topic(url, "input"), create_topic(url, "output")
+    plainly(source, *(b"%d" % number for number in range(9)))
+    consumer = make_consumer({"enable.auto.commit": False, "group.id": "program"})
+    consumer.assign([TopicPartition(source, 0, 0)])
+    for attempt in range(6):
+        producer.begin_transaction()
+        for message in read(consumer, 3):
+            producer.produce(target, message.value(), partition=0)
+        producer.send_offsets_to_transaction(
+            consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), PATIENCE_SECONDS
+        )
+        if attempt % 2:
+            producer.commit_transaction(PATIENCE_SECONDS)
+        else:
+            producer.abort_transaction(PATIENCE_SECONDS)
+            (position,) = consumer.committed([TopicPartition(source, 0)], PATIENCE_SECONDS)
+            consumer.seek(TopicPartition(source, 0, max(position.offset, 0)))
+
+    assert seen(url, target)[0] == [b"%d" % number for number in range(9)]
+    assert committed(consumer, source) == 9
+
+
+def test_a_commit_that_is_retried_as_long_as_that_is_allowed(producer, url, topic, hold_database):
+    """The flow of confluent-kafka's test_transactions with retries: call again while the error is retriable."""
+    producer.begin_transaction()
+    producer.produce(topic, b"once", partition=0)
+    retries = 0
+    release = threading.Event()
+    held = threading.Event()
+
+    def hold():
+        with hold_database(url):
+            held.set()
+            release.wait(PATIENCE_SECONDS)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    assert held.wait(PATIENCE_SECONDS)
+    while True:
+        try:
+            producer.commit_transaction(0.2)
+        except KafkaException as exception:
+            assert exception.args[0].retriable()
+            retries += 1
+            assert retries < 100
+            release.set()
+        else:
+            break
+    holding.join(PATIENCE_SECONDS)
+
+    assert retries > 0
+    assert seen(url, topic) == ([b"once"], [b"once"])
+
+
+def test_a_reader_who_starts_over_sees_the_same_again(producer, plainly, url, topic):
+    plainly(topic, b"0")
+    for end in (producer.abort_transaction, producer.commit_transaction):
+        producer.begin_transaction()
+        producer.produce(topic, b"v", partition=0)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        end(PATIENCE_SECONDS)
+    reader = Consumer({"bootstrap.servers": url, "group.id": "again", "enable.auto.commit": False})
+    places = []
+    for _ in range(2):
+        reader.assign([TopicPartition(topic, 0, 0)])
+        places.append([(message.offset(), message.value()) for message in read(reader, 2)])
+    reader.close()
+
+    assert places[0] == places[1] == [(0, b"0"), (3, b"v")]

@@ -1,0 +1,157 @@
+"""This file is the tests of the worker: the order of its jobs, their errors, and its end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from concurrent.futures import CancelledError, wait
+
+import pytest
+
+from txnstore.clients.worker import Worker
+
+#: A bound for waiting on threads; nothing takes so long unless it is broken.
+PATIENCE_SECONDS = 30
+
+
+@pytest.fixture
+def worker():
+    worker = Worker("a worker of the tests")
+    yield worker
+    worker.close(PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def gate():
+    """What holds up a job; open at the end of the test, so that no thread is left."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def hold_up(worker, gate):
+    """Return once the worker runs a job that ends when the gate opens."""
+    running = threading.Event()
+
+    def work():
+        running.set()
+        assert gate.wait(PATIENCE_SECONDS)
+        return "held up"
+
+    future = worker.submit(work)
+    assert running.wait(PATIENCE_SECONDS)
+    return future
+
+
+def test_jobs_run_in_order_on_one_daemon_thread_with_the_workers_name(worker):
+    ran = []
+    futures = [
+        worker.submit(lambda number=number: ran.append((number, threading.current_thread()))) for number in range(100)
+    ]
+    wait(futures, PATIENCE_SECONDS)
+    assert [number for number, _ in ran] == list(range(100))
+    (thread,) = {thread for _, thread in ran}
+    assert (thread.name, thread.daemon) == ("a worker of the tests", True)
+    assert thread is not threading.current_thread()
+
+
+def test_no_thread_is_started_before_the_first_job():
+    before = threading.active_count()
+    worker = Worker("idle")
+    assert threading.active_count() == before
+    assert worker.close(PATIENCE_SECONDS) is True
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), KeyboardInterrupt(), SystemExit(3)], ids=ascii)
+def test_an_error_comes_out_of_its_future_and_the_next_job_runs(worker, error):
+    def fail():
+        raise error
+
+    failed, succeeded = worker.submit(fail), worker.submit(lambda: 7)
+    assert failed.exception(PATIENCE_SECONDS) is error
+    assert succeeded.result(PATIENCE_SECONDS) == 7
+
+
+def test_a_cancelled_job_does_not_run(worker, gate):
+    held_up = hold_up(worker, gate)
+    cancelled = worker.submit(lambda: pytest.fail("ran"))
+    after = worker.submit(lambda: "after")
+    assert cancelled.cancel()
+    gate.set()
+    assert held_up.result(PATIENCE_SECONDS) == "held up"
+    assert after.result(PATIENCE_SECONDS) == "after"
+
+
+def test_a_job_may_submit_the_next_one(worker):
+    inner = worker.submit(lambda: worker.submit(lambda: "inner")).result(PATIENCE_SECONDS)
+    assert inner.result(PATIENCE_SECONDS) == "inner"
+
+
+def test_a_result_is_not_kept_until_the_next_job(worker):
+    class Result:
+        pass
+
+    future = worker.submit(Result)
+    result = weakref.ref(future.result(PATIENCE_SECONDS))
+    del future
+    # The next job's end shows that the worker has left the first one behind.
+    worker.submit(lambda: None).result(PATIENCE_SECONDS)
+    gc.collect()
+    assert result() is None
+
+
+def test_close_drops_what_waits_and_waits_for_what_runs(worker, gate):
+    held_up = hold_up(worker, gate)
+    waiting = [worker.submit(lambda: pytest.fail("ran")) for _ in range(3)]
+    assert worker.close(0) is False
+    for future in waiting:
+        assert future.cancelled()
+        with pytest.raises(CancelledError):
+            future.result(0)
+    assert not held_up.done()
+    gate.set()
+    assert worker.close(PATIENCE_SECONDS) is True
+    assert held_up.result(0) == "held up"
+
+
+def test_close_is_bounded_and_may_be_called_again(worker, gate):
+    hold_up(worker, gate)
+    assert worker.close(0.01) is False
+    assert worker.close(-1) is False
+    gate.set()
+    assert worker.close(PATIENCE_SECONDS) is True
+    assert worker.close(PATIENCE_SECONDS) is True
+
+
+def test_after_close_nothing_is_taken(worker):
+    worker.submit(lambda: None).result(PATIENCE_SECONDS)
+    assert worker.close(PATIENCE_SECONDS) is True
+    with pytest.raises(RuntimeError, match="a worker of the tests has been closed"):
+        worker.submit(lambda: pytest.fail("ran"))
+
+
+def test_a_job_may_close_its_worker(worker):
+    assert worker.submit(lambda: worker.close(PATIENCE_SECONDS)).result(PATIENCE_SECONDS) is False
+    assert worker.close(PATIENCE_SECONDS) is True
+
+
+def test_jobs_of_many_threads_run_one_at_a_time(worker):
+    running, most = [], []
+
+    def work():
+        running.append(1)
+        most.append(len(running))
+        running.pop()
+
+    def submit():
+        for _ in range(50):
+            worker.submit(work)
+
+    threads = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    worker.submit(lambda: None).result(PATIENCE_SECONDS)
+    assert most == [1] * 200

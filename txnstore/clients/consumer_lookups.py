@@ -1,0 +1,86 @@
+"""This file is what a consumer asks about partitions beside reading them: watermarks, and offsets by time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.constants import OFFSET_END
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.topic_partition import TopicPartition
+from txnstore.errors import UnknownTopicOrPartition
+from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
+from txnstore.log.codec import TIMESTAMP_MS_MAX
+from txnstore.model import IsolationLevel
+
+
+class ConsumerLookups:
+    """Lookups of one consumer; each method runs on its worker."""
+
+    def __init__(self, connection: StoreConnection, directory: TopicDirectory, isolation: IsolationLevel) -> None:
+        """Look with the eyes of a reader of this isolation level."""
+        self._connection = connection
+        self._directory = directory
+        self._isolation = isolation
+
+    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        """Return the first offset, and the one where the reader finds nothing more for now.
+
+        Raises:
+            KafkaException: `_UNKNOWN_PARTITION`: there is no such partition.
+            TxnStoreError: the database cannot be asked.
+        """
+        partition_id = self._partition_id(partition)
+
+        def work(connection: Connection) -> Bounds:
+            return read_bounds(connection, [partition_id])[partition_id]
+
+        try:
+            bounds = self._connection.store().read(work)
+        except UnknownTopicOrPartition:
+            self._directory.forget(partition.topic)
+            raise _unknown_partition() from None
+        return bounds.log_start_offset, bounds.end(self._isolation)
+
+    def offsets_for_times(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return for each partition, whose offset is a time in milliseconds, the first offset from that time on.
+
+        OFFSET_END: there is no such record yet.
+
+        Raises:
+            KafkaException: `_UNKNOWN_PARTITION`: one of the partitions is not there.
+            TxnStoreError: the database cannot be asked.
+        """
+        ids = [self._partition_id(partition) for partition in partitions]
+
+        def work(connection: Connection) -> list[int]:
+            offsets = []
+            for partition_id, partition in zip(ids, partitions, strict=True):
+                at_ms = min(partition.offset, TIMESTAMP_MS_MAX)
+                found = offset_for_time(connection, partition_id, at_ms, self._isolation)
+                offsets.append(OFFSET_END if found is None else found.offset)
+            return offsets
+
+        offsets = self._connection.store().read(work)
+        return [
+            TopicPartition(partition.topic, partition.partition, offset)
+            for partition, offset in zip(partitions, offsets, strict=True)
+        ]
+
+    def _partition_id(self, partition: TopicPartition) -> int:
+        topic = self._directory.find([partition.topic]).get(partition.topic)
+        if topic is not None and partition.partition >= len(topic.partition_ids):
+            topic = self._directory.refresh([partition.topic]).get(partition.topic)
+        if topic is None:
+            raise _unknown_partition()
+        try:
+            return topic.partition_id(partition.partition)
+        except UnknownTopicOrPartition:
+            raise _unknown_partition() from None
+
+
+def _unknown_partition() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
