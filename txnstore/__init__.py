@@ -33,9 +33,9 @@ from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.message import Message
 from txnstore.clients.partitioners import consistent, fnv1a, murmur2
 from txnstore.clients.topic_partition import TopicPartition
+from txnstore.clients.versions import VERSION, libversion, version
 
 if TYPE_CHECKING:
-    from txnstore import admin, aio
     from txnstore.clients.consumer import Consumer
     from txnstore.clients.deserializing_consumer import DeserializingConsumer
     from txnstore.clients.producer import Producer
@@ -76,10 +76,7 @@ __all__ = [
     "version",
 ]
 
-__version__ = "0.1.0"
-
-#: The librdkafka whose behaviour the clients have, as text and as its number: programs ask before they use a feature.
-_LIBRDKAFKA_VERSION: Final = ("2.16.0", 0x021000FF)
+__version__ = VERSION
 
 #: Where to find what brings SQLAlchemy and the drivers along.  Those take half a second to import, which a program
 #: that imports txnstore for an error or for its command line does not have to wait for.
@@ -92,28 +89,13 @@ _MODULES: Final = {
 _SUBMODULES: Final = frozenset({"admin", "aio"})
 
 
-def version() -> str:
-    """Return the version of txnstore."""
-    return __version__
-
-
-def libversion() -> tuple[str, int]:
-    """Return the version of librdkafka whose behaviour the clients have, as text and as librdkafka's number."""
-    return _LIBRDKAFKA_VERSION
-
-
 def __getattr__(name: str) -> Any:
     """Import a client, or a submodule, when it is asked for first (PEP 562)."""
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
-    except ModuleNotFoundError as error:  # TEMPORARY(H1): until producer.py and consumer.py are there
-        if error.name not in {"txnstore.clients.producer", "txnstore.clients.consumer"}:
-            raise
-        return type(name, (), {})
+    found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     return found
 
 

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from txnstore import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    OFFSET_STORED,
-    TIMESTAMP_CREATE_TIME,
-    TIMESTAMP_LOG_APPEND_TIME,
-    TIMESTAMP_NOT_AVAILABLE,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-    Uuid,
-    consistent,
-    fnv1a,
-    libversion,
-    murmur2,
-    version,
-)
+from txnstore.clients.cluster_metadata import Uuid
 from txnstore.clients.constants import (
     ISOLATION_LEVEL_READ_COMMITTED,
     ISOLATION_LEVEL_READ_UNCOMMITTED,
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
     OFFSET_SPEC_EARLIEST,
     OFFSET_SPEC_LATEST,
     OFFSET_SPEC_MAX_TIMESTAMP,
+    OFFSET_STORED,
     RESOURCE_ANY,
     RESOURCE_BROKER,
     RESOURCE_GROUP,
     RESOURCE_TOPIC,
     RESOURCE_TRANSACTIONAL_ID,
     RESOURCE_UNKNOWN,
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
 )
 from txnstore.clients.consumer import Consumer
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.message import Message
+from txnstore.clients.partitioners import consistent, fnv1a, murmur2
 from txnstore.clients.producer import Producer
+from txnstore.clients.topic_partition import TopicPartition
+from txnstore.clients.versions import libversion, version
 
 __all__ = [
     "ISOLATION_LEVEL_READ_COMMITTED",

@@ -181,11 +181,21 @@ def parse_setting(table: Mapping[str, Setting], name: str, text: object) -> Any:
     Raises:
         InvalidConfiguration: the name is unknown (the nearest known one is named), or the value is out of range.
     """
+    setting = check_setting_name(table, name)
+    if not isinstance(text, str):
+        raise InvalidConfiguration(f"{name} takes its value as text, not {type(text).__name__}")
+    return setting.parse(name, text)
+
+
+def check_setting_name(table: Mapping[str, Setting], name: str) -> Setting:
+    """Return the setting of this name.
+
+    Raises:
+        InvalidConfiguration: the name is unknown; the nearest known one is named.
+    """
     setting = table.get(name)
     if setting is None:
         near = get_close_matches(str(name), table, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise InvalidConfiguration(f"there is no setting {str(name)[:80]!r}{hint}")
-    if not isinstance(text, str):
-        raise InvalidConfiguration(f"{name} takes its value as text, not {type(text).__name__}")
-    return setting.parse(name, text)
+    return setting

@@ -9,7 +9,9 @@ import warnings
 import psycopg
 import pytest
 
+from tests.clients.log_writer import LogWriter
 from txnstore import Consumer, Producer
+from txnstore.db.store import open_store
 from txnstore.testing.postgres_server import connection_string
 
 
@@ -28,9 +30,16 @@ def make_consumer(url):
         yield lambda configuration=(), /: _add(opened, Consumer({**usual, **dict(configuration)}))
 
 
+@pytest.fixture
+def log(url):
+    """A second hand on the test's store, which writes straight into the log."""
+    with open_store(url) as store:
+        yield LogWriter(store)
+
+
 @contextlib.contextmanager
 def _closing():
-    opened = []
+    opened: list[Consumer | Producer] = []
     try:
         yield opened
     finally:
@@ -54,6 +63,7 @@ def hold_database():
 
 @contextlib.contextmanager
 def _hold(url):
+    connection: sqlite3.Connection | psycopg.Connection
     if url.startswith("sqlite"):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from txnstore.clients import connection as module
 from txnstore.clients.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.db.backend import Limits
 from txnstore.db.store import open_store
 from txnstore.errors import InvalidUrl, StoreClosed, StoreUnavailable, TxnStoreError
 from txnstore.log.topics import create_topic, list_topics
@@ -78,15 +80,11 @@ def test_after_a_failure_the_next_call_tries_again(tmp_path):
     connection.close()
 
 
-def test_a_server_that_is_not_there_is_unavailable_and_its_password_secret(monkeypatch, unused_port):
-    connection = connection_to(f"postgresql://user:s3kr1t@127.0.0.1:{unused_port}/log")
-
-    def open_impatiently(url, **keywords):
-        from txnstore.db.backend import Limits
-
-        return open_store(url, limits=Limits(retry_timeout_ms=0), **keywords)
-
-    monkeypatch.setattr(module, "open_store", open_impatiently)
+def test_a_server_that_is_not_there_is_unavailable_and_its_password_secret(unused_port):
+    configuration = admin_configuration(
+        ({"bootstrap.servers": f"postgresql://user:s3kr1t@127.0.0.1:{unused_port}/log"},), {}
+    )
+    connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=0))
     with pytest.raises(StoreUnavailable) as raised:
         connection.store()
     assert "s3kr1t" not in f"{raised.value}{connection!r}"
@@ -95,8 +93,6 @@ def test_a_server_that_is_not_there_is_unavailable_and_its_password_secret(monke
 
 @pytest.fixture
 def unused_port():
-    import socket
-
     with socket.socket() as reserved:
         # Bound, but nobody listens: connections are refused.
         reserved.bind(("127.0.0.1", 0))

@@ -9,6 +9,7 @@ import multiprocessing
 import pickle
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -35,6 +36,9 @@ class Reports(list):
 
     def __call__(self, error, message):
         self.append((error, message))
+
+    def __bool__(self):
+        return True
 
     @property
     def values(self):
@@ -70,7 +74,7 @@ def test_a_report_tells_what_was_written_and_where(producer, topic):
     assert message.headers() is None
     assert len(message) == len(b"value")
     assert isinstance(message.latency(), float)
-    assert message.latency() >= 0
+    assert (message.latency() or 0) >= 0
 
 
 def test_reports_of_a_partition_come_in_the_order_of_produce(producer, topic):
@@ -183,7 +187,7 @@ def test_a_full_queue_is_a_buffer_error_and_poll_makes_room(make_producer, topic
     for _ in range(3):
         producer.produce(topic, b"v", on_delivery=reports)
 
-    with pytest.raises(BufferError, match="^Local: Queue full$"):
+    with pytest.raises(BufferError, match=r"^Local: Queue full$"):
         producer.produce(topic, b"one too many", on_delivery=reports)
 
     assert len(producer) == 3
@@ -196,9 +200,12 @@ def test_a_full_queue_is_a_buffer_error_and_poll_makes_room(make_producer, topic
 def test_the_queue_is_bounded_in_bytes_too(make_producer, topic):
     producer = make_producer({"queue.buffering.max.kbytes": 1, "linger.ms": NEVER_MS})
 
-    with pytest.raises(BufferError, match="^Local: Queue full$"):
+    def produce_on_and_on():
         for _ in range(10):
             producer.produce(topic, b"x" * 500)
+
+    with pytest.raises(BufferError, match=r"^Local: Queue full$"):
+        produce_on_and_on()
     assert 1 <= len(producer) <= 3
 
 
@@ -223,7 +230,7 @@ def test_each_poll_raises_what_its_callback_raised(producer, topic):
     def report(error, message):
         raise ValueError(message.value().decode())
 
-    raised = []
+    raised: list[str] = []
     for number in range(3):
         producer.produce(topic, b"%d" % number, partition=0, on_delivery=report)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -258,12 +265,8 @@ def test_what_a_callback_raises_in_a_commit_comes_out_of_it(make_producer, topic
 
     with pytest.raises(ValueError, match="told by the callback"):
         producer.commit_transaction(PATIENCE_SECONDS)
-    try:
-        producer.begin_transaction()
-    except KafkaException as exception:
-        # Or it is to be resumed, as after any call that did not come to its end.
-        assert exception.args[0].retriable()
-        producer.commit_transaction(PATIENCE_SECONDS)
+    # The transaction is committed nevertheless [run].
+    producer.begin_transaction()
     assert values(read_to_end(url, topic)) == [b"v"]
 
 
@@ -306,6 +309,19 @@ def test_the_configured_callback_is_for_messages_without_one_of_their_own(make_p
     assert (everybody.values, own.values, both) == ([b"1"], [b"2", b"3", b"4"], [])
 
 
+def test_a_callback_that_is_false_is_one_nevertheless(producer, topic):
+    class Falsy(Reports):
+        def __bool__(self):
+            return False
+
+    reports = Falsy()
+    producer.produce(topic, b"1", on_delivery=reports)
+    producer.produce_batch(topic, [{"value": b"2"}, {"value": b"3", "callback": reports}], on_delivery=reports)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+
+    assert sorted(reports.values) == [b"1", b"2", b"3"]
+
+
 def test_only_errors_are_reported_where_that_is_configured(make_producer, topic):
     reports = Reports()
     producer = make_producer({"delivery.report.only.error": True, "linger.ms": NEVER_MS})
@@ -315,7 +331,7 @@ def test_only_errors_are_reported_where_that_is_configured(make_producer, topic)
 
     producer.produce(topic, b"bad", on_delivery=reports)
     producer.purge()
-    poll_until(producer, lambda: reports)
+    poll_until(producer, lambda: len(reports) == 1)
     assert (reports.errors, reports.values) == ([KafkaError._PURGE_QUEUE], [b"bad"])
 
 
@@ -378,9 +394,7 @@ def test_purge_of_what_is_in_flight_leaves_the_queue_alone(make_producer, topic,
 
 
 def test_a_message_that_cannot_be_delivered_in_time_is_given_up():
-    producer = Producer(
-        {"bootstrap.servers": "postgresql://nobody@127.0.0.1:1/nothing", "message.timeout.ms": 200}
-    )
+    producer = Producer({"bootstrap.servers": "postgresql://nobody@127.0.0.1:1/nothing", "message.timeout.ms": 200})
     reports = Reports()
     producer.produce(TOPIC, b"v", on_delivery=reports)
     assert producer.flush(PATIENCE_SECONDS) == 0
@@ -439,15 +453,16 @@ def test_a_with_block_closes_the_producer(url, topic):
 
 def test_a_with_block_that_raises_aborts_its_transaction_and_lets_the_exception_out(url, topic):
     reports = Reports()
-    with (
-        pytest.raises(ZeroDivisionError),
-        Producer({"bootstrap.servers": url, "transactional.id": "anna", "linger.ms": NEVER_MS}) as producer,
-    ):
-        producer.init_transactions(PATIENCE_SECONDS)
-        producer.begin_transaction()
-        producer.produce(topic, b"aborted", on_delivery=reports)
-        raise ZeroDivisionError
 
+    def program():
+        with Producer({"bootstrap.servers": url, "transactional.id": "anna", "linger.ms": NEVER_MS}) as producer:
+            producer.init_transactions(PATIENCE_SECONDS)
+            producer.begin_transaction()
+            producer.produce(topic, b"aborted", on_delivery=reports)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        program()
     assert reports.errors == [KafkaError._PURGE_QUEUE]
     assert values(read_to_end(url, topic)) == []
 
@@ -604,7 +619,7 @@ def test_a_forked_child_is_told_to_make_a_producer_of_its_own(producer, topic, u
     assert (closed, own) == (True, 0)
     producer.produce(topic, b"parent again", partition=0)
     assert producer.flush(PATIENCE_SECONDS) == 0
-    assert sorted(values(read_to_end(url, topic))) == [b"child", b"parent", b"parent again"]
+    assert Counter(values(read_to_end(url, topic))) == Counter([b"parent", b"child", b"parent again"])
 
 
 def _use_in_child(pipe, inherited, url, topic):

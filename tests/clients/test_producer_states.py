@@ -40,9 +40,7 @@ CALLS = {
 #: Calls that answer with the last error once a transaction cannot go on.
 NOT_PRODUCE = tuple(name for name in CALLS if name != "produce")
 
-NOT_CONFIGURED = Refusal(
-    KafkaError._NOT_CONFIGURED, "The Transactional API requires transactional.id to be configured"
-)
+NOT_CONFIGURED = Refusal(KafkaError._NOT_CONFIGURED, "The Transactional API requires transactional.id to be configured")
 CANNOT_PRODUCE = Refusal(KafkaError._STATE, "Unable to produce message: Local: Erroneous state")
 CANNOT_PRODUCE_ANY_MORE = Refusal(KafkaError._FATAL, "Unable to produce message: Local: Fatal error")
 TIMED_OUT = Refusal(
@@ -214,7 +212,7 @@ def test_an_abort_of_what_is_in_the_log_finds_the_newer_producer(in_transaction,
 
 def test_a_fatal_error_is_raised_from_poll_where_errors_are_called_back(make_producer, topic):
     """confluent-kafka 2.16.1 raises a fatal error instead of calling error_cb [run]."""
-    called_back = []
+    called_back: list[KafkaError] = []
     producer = make_producer({"transactional.id": "anna", "error_cb": called_back.append})
     producer.init_transactions(PATIENCE_SECONDS)
     producer.begin_transaction()
@@ -253,9 +251,7 @@ def test_a_transaction_aborted_by_an_administrator_can_be_aborted_and_begun_anew
 @pytest.mark.parametrize("call", ["produce", "send_offsets", "commit"])
 def test_a_transaction_that_timed_out_can_be_aborted_and_begun_anew(store, url, clock, make_producer, topic, call):
     """DESIGN.md 7: abortable, with reason and age in the text; only a newer producer is fatal."""
-    producer = make_producer(
-        {"transactional.id": "anna", "transaction.timeout.ms": 60_000, "txnstore.clock": clock}
-    )
+    producer = make_producer({"transactional.id": "anna", "transaction.timeout.ms": 60_000, "txnstore.clock": clock})
     producer.init_transactions(PATIENCE_SECONDS)
     producer.begin_transaction()
     producer.produce(topic, b"lost", partition=0)
@@ -324,10 +320,10 @@ def test_once_closed_everything_but_close_is_refused(in_transaction, topic):
         "purge": lambda producer: producer.purge(),
     }
     for name, call in calls.items():
-        with pytest.raises(RuntimeError, match="^Producer has been closed$"):
+        with pytest.raises(RuntimeError, match=r"^Producer has been closed$"):
             pytest.fail(f"{name} returned {call(in_transaction)!r}")
     for call in (in_transaction.list_topics, in_transaction.cluster_id):
-        with pytest.raises(RuntimeError, match="has been closed$"):
+        with pytest.raises(RuntimeError, match=r"has been closed$"):
             call(timeout=SHORT_SECONDS)
     assert in_transaction.close() is True
     assert len(in_transaction) == 0
@@ -406,7 +402,7 @@ def test_the_same_call_from_two_threads_is_refused_to_the_second(producer, url, 
     simultaneous = Refusal(
         KafkaError._PREV_IN_PROGRESS, "Simultaneous init_transactions API calls not allowed", is_retriable=True
     )
-    answers = []
+    answers: list[Refusal | None] = []
 
     def first():
         # Of the two it is this one that is refused if it comes while the other one has not timed out yet.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 
 import pytest
 
@@ -14,9 +15,10 @@ from tests.clients.steps import (
     create_topic,
     error_of,
     read_to_end,
+    refusal_of,
     values,
 )
-from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, Message, TopicPartition
 from txnstore.transactions.recovery import abort_timed_out
 
 TOPIC = "orders"
@@ -78,7 +80,7 @@ def assigned(make_consumer, topic, *, partitions=(0,), **configuration):
 
 def read(consumer, count):
     """Read so many messages."""
-    messages = []
+    messages: list[Message] = []
     while len(messages) < count:
         message = consumer.poll(PATIENCE_SECONDS)
         assert message is not None, f"only {len(messages)} of {count} messages came"
@@ -315,9 +317,7 @@ def test_offsets_of_a_generation_that_is_over_abort_the_transaction(producer, ma
     consumer.close()
 
     producer.begin_transaction()
-    error = error_of(
-        producer.send_offsets_to_transaction, [TopicPartition(topic, 0, 1)], metadata, PATIENCE_SECONDS
-    )
+    error = error_of(producer.send_offsets_to_transaction, [TopicPartition(topic, 0, 1)], metadata, PATIENCE_SECONDS)
     assert error.code() in (
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.ILLEGAL_GENERATION,
@@ -342,6 +342,36 @@ def test_a_member_sends_the_offsets_of_its_group(producer, plainly, make_consume
     producer.commit_transaction(PATIENCE_SECONDS)
 
     assert committed(consumer, topic) == 2
+
+
+def test_offsets_of_a_member_that_leaves_before_the_commit_count_once(producer, plainly, make_consumer, topic):
+    """Either the commit holds and its offsets are where the next member goes on, or it is refused."""
+    plainly(topic, b"0", b"1")
+    leaving = make_consumer({"enable.auto.commit": False})
+    leaving.subscribe([topic])
+    read(leaving, 2)
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction(
+        leaving.position(leaving.assignment()), leaving.consumer_group_metadata(), PATIENCE_SECONDS
+    )
+    leaving.close()
+    following = make_consumer({"enable.auto.commit": False})
+    following.subscribe([topic])
+    polls = itertools.count()
+    early: list[Message] = []
+    while not following.assignment():
+        early += following.consume(1, 0.05)
+        assert next(polls) < PATIENCE_SECONDS / 0.05
+    early += following.consume(2, 0.3)
+    refusal = refusal_of(producer.commit_transaction, PATIENCE_SECONDS)
+    if refusal is not None:
+        assert refusal.requires_abort
+        producer.abort_transaction(PATIENCE_SECONDS)
+    plainly(topic, b"2")
+    count = 3 if refusal else 1
+    late = read(following, count - len(early))
+
+    assert values(early + late) == [b"0", b"1", b"2"][-count:]
 
 
 # Who is fenced.
@@ -391,7 +421,9 @@ def test_closing_the_fenced_one_harms_the_newer_one_nothing(make_transactional, 
     newer.produce(topic, b"newer", partition=0)
     assert newer.flush(PATIENCE_SECONDS) == 0
 
-    with pytest.warns(RuntimeWarning, match="abort_transaction failed during close"):
+    with warnings.catch_warnings():
+        # confluent-kafka warns of the abort that failed [run]; whether and how is not what this is about.
+        warnings.simplefilter("ignore", RuntimeWarning)
         assert older.close() is True
 
     newer.commit_transaction(PATIENCE_SECONDS)
@@ -399,25 +431,20 @@ def test_closing_the_fenced_one_harms_the_newer_one_nothing(make_transactional, 
 
 
 def test_after_its_time_the_same_producer_resumes(store, clock, make_transactional, url, topic):
-    producer = make_transactional(**{"transaction_timeout_ms": 30_000, "txnstore_clock": clock})
+    producer = make_transactional(transaction_timeout_ms=30_000, txnstore_clock=clock)
     producer.begin_transaction()
     producer.produce(topic, b"lost", partition=0)
     assert producer.flush(PATIENCE_SECONDS) == 0
     clock.advance(30_001)
     assert abort_timed_out(store) == ("anna",)
 
-    for number in range(3):
-        if number:
-            producer.begin_transaction()
-        producer.produce(topic, b"%d" % number, partition=0)
-        try:
-            producer.commit_transaction(PATIENCE_SECONDS)
-        except KafkaException as exception:
-            assert number == 0
-            assert exception.args[0].txn_requires_abort()
-            producer.abort_transaction(PATIENCE_SECONDS)
-        else:
-            assert number > 0
+    producer.produce(topic, b"late", partition=0)
+    assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
+    producer.abort_transaction(PATIENCE_SECONDS)
+    for value in (b"1", b"2"):
+        producer.begin_transaction()
+        producer.produce(topic, value, partition=0)
+        producer.commit_transaction(PATIENCE_SECONDS)
 
     assert seen(url, topic)[0] == [b"1", b"2"]
 
@@ -438,12 +465,17 @@ class Interrupted(BaseException):
     """Something from outside that is no Exception."""
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), GeneratorExit(), Interrupted()])
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), GeneratorExit(), Interrupted()]
+)
 def test_a_with_block_that_raises_aborts_and_raises_the_same(producer, url, topic, error):
-    with pytest.raises(type(error)) as caught, producer.transaction():
-        producer.produce(topic, b"aborted", partition=0)
-        raise error
+    def program():
+        with producer.transaction():
+            producer.produce(topic, b"aborted", partition=0)
+            raise error
 
+    with pytest.raises(type(error)) as caught:
+        program()
     assert caught.value is error
     with producer.transaction():
         producer.produce(topic, b"committed", partition=0)
@@ -452,32 +484,38 @@ def test_a_with_block_that_raises_aborts_and_raises_the_same(producer, url, topi
 
 def test_a_with_block_that_is_fenced_raises_that(make_transactional, topic):
     older = make_transactional()
-    with pytest.raises(KafkaException) as caught, older.transaction():
-        make_transactional()
-        older.produce(topic, b"late", partition=0)
 
-    assert (caught.value.args[0].code(), caught.value.args[0].fatal()) == (KafkaError._FENCED, True)
+    def program():
+        with older.transaction():
+            make_transactional()
+            older.produce(topic, b"late", partition=0)
+
+    error = error_of(program)
+    assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)
 
 
 def test_a_with_block_that_cannot_commit_aborts_and_says_why(producer, url):
     topic = create_topic(url, "small", max_message_bytes="1000")
-    with pytest.raises(KafkaException) as caught, producer.transaction():
-        producer.produce(topic, b"small", partition=0)
-        producer.produce(topic, b"x" * 2000, partition=0)
 
-    assert caught.value.args[0].txn_requires_abort()
+    def program():
+        with producer.transaction():
+            producer.produce(topic, b"small", partition=0)
+            producer.produce(topic, b"x" * 2000, partition=0)
+
+    assert error_of(program).txn_requires_abort()
     with producer.transaction():
         producer.produce(topic, b"committed", partition=0)
     assert seen(url, topic)[0] == [b"committed"]
 
 
 def test_with_blocks_do_not_nest(producer, url, topic):
-    with pytest.raises(KafkaException) as caught, producer.transaction():
-        producer.produce(topic, b"outer", partition=0)
+    def program():
         with producer.transaction():
-            pytest.fail("a second transaction began")
+            producer.produce(topic, b"outer", partition=0)
+            with producer.transaction():
+                pytest.fail("a second transaction began")
 
-    assert caught.value.args[0].code() == KafkaError._STATE
+    assert error_of(program).code() == KafkaError._STATE
     with producer.transaction():
         producer.produce(topic, b"next", partition=0)
     assert seen(url, topic)[0] == [b"next"]
@@ -572,16 +610,11 @@ def test_a_commit_that_is_retried_as_long_as_that_is_allowed(producer, url, topi
     holding = threading.Thread(target=hold)
     holding.start()
     assert held.wait(PATIENCE_SECONDS)
-    while True:
-        try:
-            producer.commit_transaction(0.2)
-        except KafkaException as exception:
-            assert exception.args[0].retriable()
-            retries += 1
-            assert retries < 100
-            release.set()
-        else:
-            break
+    while (refusal := refusal_of(producer.commit_transaction, 0.2)) is not None:
+        assert refusal.is_retriable
+        retries += 1
+        assert retries < 100
+        release.set()
     holding.join(PATIENCE_SECONDS)
 
     assert retries > 0

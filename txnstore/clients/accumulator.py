@@ -111,7 +111,7 @@ class Accumulator:
             records.append(record)
             queue.size_bytes += size_bytes
             waiting = len(records)
-            if waiting == 1 or waiting == self.batch_records_max or queue.size_bytes >= self.batch_bytes_max:
+            if waiting in (1, self.batch_records_max) or queue.size_bytes >= self.batch_bytes_max:
                 # The sender learns when it has to act: at once, or when the record has lingered.
                 self.changed.notify_all()
 

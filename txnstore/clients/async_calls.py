@@ -85,8 +85,14 @@ class AsyncCalls:
         except BaseException:
             turn.release()
             raise
-        running.add_done_callback(lambda _: turn.release())
-        return await asyncio.shield(running)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            # Not earlier: whoever called has its result before the next call begins.
+            if running.done():
+                turn.release()
+            else:
+                running.add_done_callback(lambda _: turn.release())
 
     def callback(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
         """Return what calls `function`, which may be a coroutine function, on the loop and waits for it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, Final, ParamSpec, Self, TypeVar
@@ -21,6 +22,15 @@ _Result = TypeVar("_Result")
 _SLICE_SECONDS: Final = 0.2
 
 _CONSUME_MAX: Final = 1_000_000
+
+
+class _ReturningConsumer(Consumer):
+    """A consumer that takes back what its caller did not wait for."""
+
+    def give_back(self, messages: list[Message]) -> None:
+        """Hand these records out again; the group's offsets do not count them as read."""
+        with self._parts.arrived:
+            self._parts.subscription.give_back(messages)
 
 
 class AIOConsumer:
@@ -43,10 +53,13 @@ class AIOConsumer:
 
     def __init__(self, consumer_conf: dict[str, Any], max_workers: int = 100, executor: Executor | None = None) -> None:
         self._calls = AsyncCalls(max_workers, executor, name="txnstore-aio-consumer", one_at_a_time=True)
-        self._consumer = Consumer(self._calls.with_callbacks(consumer_conf, "on_commit"))
+        self._consumer = _ReturningConsumer(self._calls.with_callbacks(consumer_conf, "on_commit"))
         self._closed = False
-        #: What calls that were cancelled meanwhile have read.
-        self._unclaimed: deque[Message] = deque()
+        self._taking = threading.Lock()
+        #: What has been read and has not reached the caller: it was cancelled, or is about to get it.
+        self._taken: list[Message] = []
+        #: Events, which cannot be given back as records can, for the next call.
+        self._events: list[Message] = []
 
     @property
     def executor(self) -> Executor:
@@ -106,17 +119,15 @@ class AIOConsumer:
         """As `Consumer.assignment`."""
         return await self._call(self._consumer.assignment)
 
-    async def commit(self, *arguments: Any, **keywords: Any) -> Any:
+    async def commit(
+        self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
+    ) -> list[TopicPartition] | None:
         """As `Consumer.commit`."""
-        return await self._call(self._consumer.commit, *arguments, **keywords)
+        return await self._call(self._consumer.commit, message, offsets, asynchronous)
 
     async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """As `Consumer.store_offsets`."""
-        # What is not given is left out: the consumer tells None from nothing.
-        given = {"message": message, "offsets": offsets}
-        await self._call(
-            self._consumer.store_offsets, **{name: value for name, value in given.items() if value is not None}
-        )
+        await self._call(self._consumer.store_offsets, message, offsets)
 
     async def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """As `Consumer.committed`."""
@@ -174,7 +185,7 @@ class AIOConsumer:
             return
         self._closed = True
         try:
-            await self._calls.run(self._consumer.close)
+            await self._calls.run(self._with_nothing_taken, self._consumer.close)
         finally:
             await self._calls.close()
 
@@ -183,7 +194,7 @@ class AIOConsumer:
     ) -> _Result:
         if self._closed:
             raise RuntimeError("Consumer closed")
-        return await self._calls.run(work, *arguments, **keywords)
+        return await self._calls.run(self._with_nothing_taken, functools.partial(work, *arguments, **keywords))
 
     async def _read(self, count: int, timeout: float) -> list[Message]:
         """Return up to `count` messages within the timeout, asked for in pieces of it."""
@@ -193,24 +204,35 @@ class AIOConsumer:
             while True:
                 left = None if deadline is None else max(0.0, deadline - self._calls.loop.time())
                 slice_seconds = _SLICE_SECONDS if left is None else min(left, _SLICE_SECONDS)
-                # A call that is cancelled goes on in its thread: what it reads is put where the next call finds it.
                 await self._call(self._read_some, count - len(read), slice_seconds)
-                while self._unclaimed and len(read) < count:
-                    read.append(self._unclaimed.popleft())
+                read += self._take()
                 if len(read) == count or (left is not None and left <= _SLICE_SECONDS):
                     return read
         except asyncio.CancelledError:
-            self._unclaimed.extendleft(reversed(read))
+            # What the thread still reads comes behind.
+            with self._taking:
+                self._taken[:0] = read
             raise
 
     def _read_some(self, count: int, timeout: float) -> None:
-        wanted = count - len(self._unclaimed)
-        if wanted == 1:
-            message = self._consumer.poll(timeout)
-            if message is not None:
-                self._unclaimed.append(message)
-        elif wanted > 1:
-            self._unclaimed.extend(self._consumer.consume(wanted, timeout))
+        messages, self._events = self._events[:count], self._events[count:]
+        if not messages:
+            messages = self._consumer.consume(count, timeout)
+        with self._taking:
+            self._taken += messages
+
+    def _take(self) -> list[Message]:
+        with self._taking:
+            taken, self._taken = self._taken, []
+        return taken
+
+    def _with_nothing_taken(self, work: Callable[[], _Result]) -> _Result:
+        """Call the consumer; what a cancelled call has read is given back first, as if it had never been read."""
+        taken = self._take()
+        if taken:
+            self._consumer.give_back(taken)
+            self._events += (message for message in taken if message.error() is not None)
+        return work()
 
     def _rebalance_callback(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
         return self._calls.callback(lambda _, partitions: function(self, partitions))

@@ -11,6 +11,7 @@ from typing import Final
 
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.db.backend import Limits
 from txnstore.db.store import Store, open_store
 from txnstore.errors import StoreClosed
 
@@ -20,9 +21,10 @@ _POOL_SIZE: Final = 5
 class StoreConnection:
     """The store of one client; safe to share between its threads."""
 
-    def __init__(self, configuration: Configuration) -> None:
-        """Keep what it takes to open the store; nothing is opened yet."""
+    def __init__(self, configuration: Configuration, *, limits: Limits | None = None) -> None:
+        """Keep what it takes to open the store, with these limits; nothing is opened yet."""
         self._configuration = configuration
+        self._limits = limits
         self._opening = threading.Lock()
         self._state = threading.Lock()
         self._store: Store | None = None
@@ -60,6 +62,7 @@ class StoreConnection:
                 self._configuration["bootstrap.servers"],
                 schema=self._configuration["txnstore.schema"],
                 clock=self._configuration["txnstore.clock"],
+                limits=self._limits,
                 pool_size=_POOL_SIZE,
             )
             with self._state:

@@ -14,8 +14,8 @@ _ISOLATION_LEVELS: Final = {
     "read_committed": IsolationLevel.READ_COMMITTED,
 }
 #: What is read ahead at most, beside the page that is on its way: enough to keep a reader busy, and little memory.
-READ_AHEAD_RECORDS: Final = PAGE_RECORDS_MAX
-READ_AHEAD_BYTES: Final = PAGE_BYTES_MAX
+READ_AHEAD_RECORDS: Final = 2 * PAGE_RECORDS_MAX
+READ_AHEAD_BYTES: Final = 2 * PAGE_BYTES_MAX
 #: Without a wake-up a reader looks by itself, but not more often than this.
 LOOK_AGAIN_MS_MIN: Final = 100
 

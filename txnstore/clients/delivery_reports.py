@@ -98,12 +98,13 @@ class DeliveryReports:
                 served += 1
                 event()
                 continue
-            count = self._serve_reports()
+            count = self.serve_reports()
             if count == 0:
                 return served
             served += count
 
-    def _serve_reports(self) -> int:
+    def serve_reports(self) -> int:
+        """Call the callbacks of delivery reports alone."""
         default_callback = self._default_callback
         accumulator = self._accumulator
         served = 0
@@ -114,7 +115,9 @@ class DeliveryReports:
                 report = self._reports[0]
                 index = report.served
                 record = report.records[index]
-                callback = record[CALLBACK] or default_callback
+                callback = record[CALLBACK]
+                if callback is None:
+                    callback = default_callback
                 if callback is None and index == 0 and all(item[CALLBACK] is None for item in report.records):
                     # Nobody wants to hear of any of them.
                     self._reports.popleft()

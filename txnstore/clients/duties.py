@@ -1,4 +1,4 @@
-"""This file is what a client does from time to time: a table of duties, each with its interval and when it is next due."""
+"""This file is what a client does from time to time: its duties, each with its interval and its next time."""
 
 from __future__ import annotations
 

@@ -73,15 +73,19 @@ class Fetcher:
                 self._thread.start()
             self._wanted.notify_all()
 
+    def stop(self) -> None:
+        """Let the thread end as soon as it can."""
+        with self._wanted:
+            self._closing = True
+            self._wanted.notify_all()
+
     def close(self, timeout_seconds: float) -> bool:
         """Let the thread end, and wait for it; return whether it has ended.
 
         One that waits for the database ends when that answers or gives up.
         """
-        with self._wanted:
-            self._closing = True
-            self._wanted.notify_all()
-            thread = self._thread
+        self.stop()
+        thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
         thread.join(max(0, timeout_seconds))

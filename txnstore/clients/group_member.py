@@ -7,11 +7,11 @@ partitions of its topics, and the former member finds out by its heartbeat or it
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from threading import Condition
 from typing import Final
 
@@ -173,13 +173,13 @@ class GroupMember:
                 else:
                     self._leave()
 
-    def leave_now(self) -> Future[None] | None:
-        """Leave for good, without asking the application; the future says when that is done."""
+    def leave_now(self) -> None:
+        """Leave for good, without asking the application."""
         with self._lock:
             self._topics = ()
             self._owned = ()
             self._join_number += 1
-            return self._leave()
+            self._leave()
 
     def noticed(self, error: TxnStoreError, membership: GroupMembership) -> None:
         """Draw the conclusion from an error that the group has answered to a commit or a heartbeat of `membership`."""
@@ -240,18 +240,19 @@ class GroupMember:
         number = self._join_number
         self._submit(lambda: self._join_group(number))
 
-    def _leave(self) -> Future[None] | None:
+    def _leave(self) -> None:
         membership = self._membership if self.stage in _HAS_PLACE or self.stage is Stage.JOINING else None
         self.stage = Stage.OUT
         self._membership = None
-        return None if membership is None else self._submit(lambda: self._leave_group(membership))
+        if membership is not None:
+            self._submit(lambda: self._leave_group(membership))
 
     def _lapse(self, now: float) -> None:
         membership = self._membership
         interval_ms = int(self._options.max_poll_seconds * 1000)
         late_ms = int((now - self._polled_at) * 1000) - interval_ms
         text = f"Application maximum poll interval ({interval_ms}ms) exceeded by {late_ms}ms"
-        self._lose(Stage.LAPSED, KafkaError(KafkaError._MAX_POLL_EXCEEDED, text))  # noqa: SLF001 - Kafka's name
+        self._lose(Stage.LAPSED, KafkaError(KafkaError._MAX_POLL_EXCEEDED, text))
         if membership is not None:
             self._submit(lambda: self._leave_group(membership))
 
@@ -278,12 +279,10 @@ class GroupMember:
 
     # --- on the worker -----------------------------------------------------------------------------------------------
 
-    def _submit(self, work: Callable[[], None]) -> Future[None] | None:
-        try:
-            return self._worker.submit(work)
-        except RuntimeError:
-            # The consumer is being closed.
-            return None
+    def _submit(self, work: Callable[[], None]) -> None:
+        # Where the worker takes no more, the consumer has been closed.
+        with contextlib.suppress(RuntimeError):
+            self._worker.submit(work)
 
     def _join_group(self, number: int) -> None:
         with self._lock:
@@ -337,9 +336,10 @@ class GroupMember:
 
     def _heartbeat(self, membership: GroupMembership) -> None:
         try:
-            self._connection.store().write(
+            write_repeatable(
+                self._connection.store(),
                 lambda connection: members.heartbeat(connection, membership),
-                retry_timeout_ms=int(REQUEST_TIMEOUT_SECONDS * 1000),
+                timeout_seconds=REQUEST_TIMEOUT_SECONDS,
             )
         except FENCED as error:
             self.noticed(error, membership)
@@ -370,7 +370,11 @@ class GroupMember:
 
     def _leave_group(self, membership: GroupMembership) -> None:
         try:
-            self._connection.store().write(lambda connection: members.leave(connection, membership))
+            write_repeatable(
+                self._connection.store(),
+                lambda connection: members.leave(connection, membership),
+                timeout_seconds=REQUEST_TIMEOUT_SECONDS,
+            )
         except Exception as error:  # noqa: BLE001 - whoever joins next replaces this member anyway
             self._on_error(error)
 

@@ -1,4 +1,4 @@
-"""This file is the bytes in which a consumer tells a producer who it is: what send_offsets_to_transaction takes (KIP-447).
+"""This file is the bytes in which a consumer tells a producer who it is, for send_offsets_to_transaction (KIP-447).
 
 The layout is the one that confluent-kafka's users pickle and send to other processes: a magic word, the generation as
 a little-endian 32-bit number, then group, member and instance as text that ends with NUL; one byte before the instance
@@ -17,6 +17,7 @@ MAGIC: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("<i")
 _HAS_INSTANCE: Final = b"\x00"
 _HAS_NO_INSTANCE: Final = b"\x01"
+_INSTANCES: Final = {_HAS_INSTANCE: True, _HAS_NO_INSTANCE: False}
 
 
 def format_group_metadata(membership: GroupMembership) -> bytes:
@@ -48,14 +49,11 @@ def parse_group_metadata(metadata: bytes) -> GroupMembership:
         (generation,) = _GENERATION.unpack_from(metadata, len(MAGIC))
         group_id, rest = _cut(metadata[len(MAGIC) + _GENERATION.size :])
         member_id, rest = _cut(rest)
-        has_instance, rest = rest[:1], rest[1:]
-        if has_instance == _HAS_INSTANCE:
+        has_instance, rest = _INSTANCES[rest[:1]], rest[1:]
+        instance_id = None
+        if has_instance:
             instance_id, rest = _cut(rest)
-        elif has_instance == _HAS_NO_INSTANCE:
-            instance_id = None
-        else:
-            raise ValueError
-    except (struct.error, ValueError):
+    except (struct.error, KeyError, ValueError):
         # Not with the bytes: they may be anything.
         raise ValueError("the consumer group metadata is damaged or cut short") from None
     if rest or not group_id:

@@ -37,7 +37,5 @@ def read_subscribed_topics(
             topics[name] = directory.ensure(name)
         except (UnknownTopicOrPartition, InvalidTopic):
             continue
-    partitions = tuple(
-        (name, number) for name in sorted(topics) for number in range(len(topics[name].partition_ids))
-    )
+    partitions = tuple((name, number) for name in sorted(topics) for number in range(len(topics[name].partition_ids)))
     return SubscribedTopics(partitions, frozenset(names - topics.keys()))

@@ -19,7 +19,7 @@ from txnstore.clients.subscription import AssignedPartition, Subscription, uncom
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
-from txnstore.errors import TxnStoreError, UnknownMember, UnknownTopicOrPartition
+from txnstore.errors import TxnStoreError, UnknownMember
 from txnstore.groups.membership import remove_expired_members
 from txnstore.groups.offsets import CommittedOffsets, commit_offsets, read_offsets, read_stable_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata
@@ -170,11 +170,9 @@ class OffsetCommits:
         ids: dict[int, TopicPartition] = {}
         errors: dict[TopicPartition, KafkaError] = {}
         for partition in partitions:
-            topic = topics.get(partition.topic)
-            try:
-                if topic is None:
-                    raise UnknownTopicOrPartition
-                ids[topic.partition_id(partition.partition)] = partition
-            except UnknownTopicOrPartition:
+            partition_ids = topics[partition.topic].partition_ids if partition.topic in topics else ()
+            if 0 <= partition.partition < len(partition_ids):
+                ids[partition_ids[partition.partition]] = partition
+            else:
                 errors[partition] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
         return ids, errors

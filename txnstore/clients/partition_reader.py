@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.constants import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
     OFFSET_STORED,
     TIMESTAMP_CREATE_TIME,
     TIMESTAMP_LOG_APPEND_TIME,
@@ -23,6 +22,7 @@ from txnstore.clients.consumer_options import ConsumerOptions
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import RecordSource
+from txnstore.clients.start_positions import start_position
 from txnstore.clients.subscription import Chunk, PageRead, Ticket
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.errors import (
@@ -44,8 +44,6 @@ Result = TypeVar("Result")
 
 #: How long a reading in the background waits for a database that is away; then the application is told.
 RETRY_TIMEOUT_MS: Final = 1_000
-#: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
-OFFSET_TAIL_BASE: Final = -2000
 
 _TIMESTAMP_TYPES: Final = {
     TimestampType.CREATE_TIME: TIMESTAMP_CREATE_TIME,
@@ -167,7 +165,7 @@ class PartitionReader:
         except _OF_ONE_PARTITION as error:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
         for partition_id, ticket in known.items():
-            outcomes.append(self._opened(ticket, pages[partition_id]))
+            outcomes.append(self._delivered(ticket, pages[partition_id]))
         return outcomes
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -224,56 +222,28 @@ class PartitionReader:
             self._directory.forget(ticket.partition.topic)
 
     def _start(self, ticket: Ticket, bounds: Bounds, committed: CommittedOffsets, partition_id: int) -> Outcome:
-        start = ticket.offset
+        if partition_id in committed.unstable and self._options.isolation is IsolationLevel.READ_COMMITTED:
+            # KIP-447: an open transaction may still move it.
+            self._is_held_back = True
+            return Failed(ticket, None)
+        offset = committed.offsets.get(partition_id)
         end_offset = bounds.end(self._options.isolation)
-        if start == OFFSET_STORED:
-            if partition_id in committed.unstable and self._options.isolation is IsolationLevel.READ_COMMITTED:
-                # KIP-447: an open transaction may still move it.
-                self._is_held_back = True
-                return Failed(ticket, None)
-            offset = committed.offsets.get(partition_id)
-            if offset is None:
-                return self._reset(ticket, bounds, "no previously committed offset available: Local: No offset stored")
-            if bounds.log_start_offset <= offset.offset <= bounds.high_watermark:
-                return Resolved(ticket, offset.offset, offset.offset)
-            return self._reset(ticket, bounds, f"committed offset {offset.offset}: Broker: Offset out of range")
-        if start == OFFSET_BEGINNING:
-            return Resolved(ticket, bounds.log_start_offset, None)
-        if start == OFFSET_END:
-            return Resolved(ticket, end_offset, None)
-        if start <= OFFSET_TAIL_BASE:
-            return Resolved(ticket, max(bounds.log_start_offset, end_offset - (OFFSET_TAIL_BASE - start)), None)
-        if bounds.log_start_offset <= start <= bounds.high_watermark:
-            return Resolved(ticket, start, None)
-        if start >= 0:
-            return self._reset(ticket, bounds, f"offset {start} is not in the log: Broker: Offset out of range", start)
-        return self._reset(ticket, bounds, "no offset to begin at: Local: No offset stored")
+        start = start_position(
+            ticket.offset, bounds, end_offset, offset.offset if offset else None, self._options.offset_reset
+        )
+        if start.offset is None:
+            error = KafkaError(KafkaError._AUTO_OFFSET_RESET, start.why)
+            return Failed(ticket, error, ticket.offset if ticket.offset >= 0 else None, for_good=True)
+        return Resolved(ticket, start.offset, offset.offset if offset else None)
 
-    def _reset(self, ticket: Ticket, bounds: Bounds, why: str, offset: int | None = None) -> Outcome:
-        """Do what auto.offset.reset says."""
-        if self._options.offset_reset == "error":
-            return Failed(ticket, KafkaError(KafkaError._AUTO_OFFSET_RESET, why), offset, for_good=True)
-        if self._options.offset_reset == "earliest":
-            return Resolved(ticket, bounds.log_start_offset, None)
-        return Resolved(ticket, bounds.end(self._options.isolation), None)
-
-    def _opened(self, ticket: Ticket, page: Page) -> Outcome:
-        """Return the page with its batches opened, up to the first one that cannot be."""
+    def _delivered(self, ticket: Ticket, page: Page) -> Outcome:
+        """Return the page as it goes to the subscription."""
         end_offset = page.bounds.end(self._options.isolation)
         if end_offset < page.bounds.high_watermark and page.next_offset >= end_offset:
             self._is_held_back = True
-        chunks: list[Chunk] = []
-        next_offset = page.next_offset
-        for index, batch in enumerate(page.batches):
-            behind = page.batches[index + 1].base_offset if index + 1 < len(page.batches) else page.next_offset
-            try:
-                chunks.append(_chunk(ticket, batch, behind))
-            except (CorruptBatch, UnsupportedCompression) as error:
-                if not chunks:
-                    return Failed(ticket, kafka_error_of(error), ticket.offset)
-                next_offset = batch.base_offset
-                break
-        return Delivered(ticket, PageRead(chunks, next_offset, page.bounds, end_offset))
+        behind = [batch.base_offset for batch in page.batches[1:]] + [page.next_offset]
+        chunks = [_chunk(ticket, batch, next_offset) for batch, next_offset in zip(page.batches, behind, strict=False)]
+        return Delivered(ticket, PageRead(chunks, page.next_offset, page.bounds, end_offset))
 
     def _read(self, work: Callable[[Connection], Result]) -> Result:
         return self._connection.store().read(work, retry_timeout_ms=RETRY_TIMEOUT_MS)
@@ -291,9 +261,10 @@ def _chunk(ticket: Ticket, batch: RecordBatch, next_offset: int) -> Chunk:
     source = RecordSource(partition.topic, partition.number, _TIMESTAMP_TYPES[batch.timestamp_type])
     return Chunk(
         source=source,
-        records=batch.rows(ticket.offset),
+        open=partial(batch.rows, ticket.offset),
         record_count=batch.record_count,
         size_bytes=batch.size_bytes,
+        first_offset=max(batch.base_offset, ticket.offset),
         last_offset=batch.last_offset,
         next_offset=next_offset,
     )

@@ -21,12 +21,13 @@ from txnstore.clients.delivery_reports import DeliveryReports
 from txnstore.clients.error_mapping import kafka_exception_of
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.partition_choice import PartitionChoice
-from txnstore.clients.produce_requests import ProducerSession
+from txnstore.clients.produce_requests import TRY_TIMEOUT_MS, ProducerSession
 from txnstore.clients.producer_transactions import CLOSED_TEXT, ProducerTransactions
 from txnstore.clients.record_arguments import (
     PARTITION_MAX,
     TIMESTAMP_MAX,
     as_bytes,
+    check_batch_message,
     packed_headers,
     timeout_seconds_of,
     whole_number,
@@ -36,6 +37,8 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.transaction_states import ProducerState
 from txnstore.clients.trouble import Trouble
+from txnstore.clock import Clock
+from txnstore.db.backend import Limits
 from txnstore.errors import TxnStoreError
 from txnstore.log.compression import Codec
 from txnstore.model import Header
@@ -43,7 +46,7 @@ from txnstore.model import Header
 #: How long `close` tries to send what is queued, and to abort what is open.
 CLOSE_TIMEOUT_SECONDS: Final = 30.0
 #: How long it then waits for the thread: one try of the database.
-_STOP_TIMEOUT_SECONDS: Final = 5.0
+STOP_TIMEOUT_SECONDS: Final = 5.0
 
 Answer = TypeVar("Answer")
 
@@ -71,7 +74,8 @@ class Producer:
         """
         configuration = producer_configuration(arguments, keywords)
         self._configuration = configuration
-        self._connection = StoreConnection(configuration)
+        # Short tries: the sender looks between them whether what it tries is still wanted.
+        self._connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
         transactional_id: str | None = configuration["transactional.id"] or None
         # Reentrant: the collector of garbage may close another producer in the middle of anything.
         lock = threading.RLock()
@@ -123,9 +127,14 @@ class Producer:
         self._transactions: ProducerTransactions | None = None
         if transactional_id is not None:
             self._transactions = ProducerTransactions(
-                transactional_id, configuration["transaction.timeout.ms"], self._changed, self._sender
+                transactional_id,
+                configuration["transaction.timeout.ms"],
+                self._changed,
+                self._sender,
+                self._reports.serve_reports,
             )
             self._sender.listener = self._transactions
+        self._clock: Clock | None = configuration["txnstore.clock"]
         self._process_id = self._connection.process_id
         self._record_bytes_max: int = configuration["message.max.bytes"]
         self._is_closed = False
@@ -134,7 +143,7 @@ class Producer:
 
     # --- records ----------------------------------------------------------------------------------------------------
 
-    def produce(
+    def produce(  # noqa: C901, PLR0912, PLR0917 - Kafka's arguments; every call less is felt a million times
         self,
         topic: str,
         value: str | bytes | None = None,
@@ -160,7 +169,7 @@ class Producer:
         Raises:
             TypeError: an argument is not of its type.
             BufferError: the queue is full; call `poll` and try again.
-            KafkaException: `MSG_SIZE_TOO_LARGE`, `_UNKNOWN_PARTITION`, or the state of the transaction does not allow it.
+            KafkaException: `MSG_SIZE_TOO_LARGE`, `_UNKNOWN_PARTITION`, or the transaction is in no state for it.
             RuntimeError: the producer has been closed.
         """
         if self._is_closed or getpid() != self._process_id:
@@ -187,7 +196,7 @@ class Producer:
             reason = f"Unable to produce message: Broker: Message size too large ({size_bytes} bytes)"
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason))
         if timestamp == 0:
-            timestamp_ms = int(time.time() * 1000)
+            timestamp_ms = int(time.time() * 1000) if self._clock is None else self._clock.now_ms()
         else:
             timestamp_ms = whole_number(timestamp, TIMESTAMP_MAX, "int too big to convert")
         if partition != PARTITION_UNASSIGNED:
@@ -197,8 +206,11 @@ class Producer:
         chosen = PARTITION_UNASSIGNED
         if known is not None:
             count = len(known.partition_ids)
-            chosen = partition if partition >= 0 else self._choice.choose(topic, key, count, now_seconds)
-            if chosen >= count:
+            if partition == PARTITION_UNASSIGNED:
+                chosen = self._choice.choose(topic, key, count, now_seconds)
+            else:
+                chosen = partition
+            if not 0 <= chosen < count:
                 raise KafkaException(
                     KafkaError(KafkaError._UNKNOWN_PARTITION, "Unable to produce message: Local: Unknown partition")
                 )
@@ -231,20 +243,20 @@ class Producer:
             raise RuntimeError(CLOSED_TEXT)
         if not isinstance(messages, list):
             raise TypeError("messages must be a list")
-        for message in messages:
-            if not isinstance(message, dict):
-                raise TypeError("each message is a dict")
-        default = callback or on_delivery
+        for index, message in enumerate(messages):
+            check_batch_message(message, index)
+        default = on_delivery if callback is None else callback
         queued = 0
         for message in messages:
             message.pop("_error", None)
+            own = message.get("callback", message.get("on_delivery"))
             try:
                 self.produce(
                     topic,
                     message.get("value"),
                     message.get("key"),
                     message.get("partition", partition),
-                    message.get("callback") or message.get("on_delivery") or default,
+                    default if own is None else own,
                     timestamp=message.get("timestamp", 0),
                     headers=message.get("headers"),
                 )
@@ -294,7 +306,7 @@ class Producer:
         self._check_open()
         self._sender.purge(in_queue=bool(in_queue), in_flight=bool(in_flight))
         if blocking and in_flight:
-            self._sender.wait_until_dropped(_STOP_TIMEOUT_SECONDS)
+            self._sender.wait_until_dropped(STOP_TIMEOUT_SECONDS)
 
     # --- transactions -----------------------------------------------------------------------------------------------
 
@@ -350,12 +362,7 @@ class Producer:
             KafkaException: `_TIMED_OUT` (retriable: call again to resume), an error that takes an abort
                 (`_INCONSISTENT` if a record was not delivered), or a fatal one.
         """
-        transactions = self._transactional()
-        timeout_seconds = timeout_seconds_of(timeout)
-        try:
-            transactions.commit(timeout_seconds)
-        finally:
-            self._reports.serve()
+        self._transactional().commit(timeout_seconds_of(timeout))
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort: records that wait are given up (`_PURGE_QUEUE`), and nobody sees the others as committed.
@@ -363,12 +370,7 @@ class Producer:
         Raises:
             KafkaException: `_TIMED_OUT` (retriable: call again to resume), or fatal.
         """
-        transactions = self._transactional()
-        timeout_seconds = timeout_seconds_of(timeout)
-        try:
-            transactions.abort(timeout_seconds)
-        finally:
-            self._reports.serve()
+        self._transactional().abort(timeout_seconds_of(timeout))
 
     @contextmanager
     def transaction(self, timeout: float = -1) -> Iterator[Self]:
@@ -523,8 +525,9 @@ class Producer:
         """Return the answer of a question that the sender's thread puts to the database."""
         if timeout_seconds < 0:
             timeout_seconds = self._configuration["socket.timeout.ms"] / 1000
+        deadline = time.monotonic() + timeout_seconds
         try:
-            return self._sender.submit(question).result(timeout_seconds)
+            return self._sender.submit(lambda: self._sender.until_answered(question, deadline)).result(timeout_seconds)
         except TimeoutError:
             reason = "the database did not answer in time; nothing was changed"
             raise KafkaException(KafkaError(KafkaError._TRANSPORT, reason, retriable=True)) from None
@@ -557,7 +560,7 @@ class Producer:
     def _close_now(self) -> None:
         self._is_closed = True
         self._finalizer.detach()
-        self._sender.stop(_STOP_TIMEOUT_SECONDS)
+        self._sender.stop(STOP_TIMEOUT_SECONDS)
         self._sender.purge(in_queue=True, in_flight=False)
         self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
         self._connection.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 from txnstore.clients.group_metadata import parse_group_metadata
 from txnstore.clients.kafka_error import KafkaError, KafkaException
@@ -32,8 +32,6 @@ from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, Pr
 from txnstore.transactions.coordinator import Ended, TransactionCoordinator
 from txnstore.transactions.work import SentOffsets
 
-Answer = TypeVar("Answer")
-
 _S = ProducerState
 _C = TransactionCall
 
@@ -43,8 +41,16 @@ CLOSED_TEXT: Final = "Producer has been closed"
 class ProducerTransactions:
     """The transactional side of a producer; hears of deliveries as the sender's listener."""
 
-    def __init__(self, transactional_id: str, timeout_ms: int, changed: threading.Condition, sender: Sender) -> None:
-        """Begin in the state Init."""
+    def __init__(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        changed: threading.Condition,
+        sender: Sender,
+        serve_reports: Callable[[], object],
+    ) -> None:
+        """Begin in the state Init; `serve_reports` is called before a call returns that has sent records."""
+        self._serve_reports = serve_reports
         self.transactional_id = transactional_id
         self.state = _S.INIT
         self._timeout_ms = timeout_ms
@@ -89,14 +95,17 @@ class ProducerTransactions:
         Raises:
             KafkaException: the state does not allow it, or the group refuses them.
         """
+        valid = [position for position in positions if position.offset >= 0]
+        if not valid:
+            # Nothing to send is nothing to refuse, whatever the state.
+            with self._changed:
+                self._check_conflict(_C.SEND_OFFSETS)
+            return
         with self._in_call(_C.SEND_OFFSETS):
             try:
                 committer = parse_group_metadata(bytes(group_metadata))
             except ValueError as error:
-                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, str(error))) from None
-            valid = [position for position in positions if position.offset >= 0]
-            if not valid:
-                return
+                raise KafkaException(KafkaError(KafkaError._BAD_MSG, str(error))) from None
             is_cancelled = threading.Event()
             work = self._submit(lambda: self._send_offsets_work(committer, valid, is_cancelled))
             try:
@@ -138,8 +147,7 @@ class ProducerTransactions:
     def refuse_record(self) -> NoReturn:
         """Raise what `produce` raises outside of a transaction."""
         if self.state is _S.FATAL_ERROR:
-            reason = f"Unable to produce message: Local: Fatal error: {self._error.str() if self._error else ''}"
-            raise KafkaException(KafkaError(KafkaError._FATAL, reason, fatal=True))
+            raise KafkaException(KafkaError(KafkaError._FATAL, "Unable to produce message: Local: Fatal error"))
         raise KafkaException(KafkaError(KafkaError._STATE, "Unable to produce message: Local: Erroneous state"))
 
     @property
@@ -158,11 +166,16 @@ class ProducerTransactions:
         with self._changed:
             self._failed_count += record_count
 
+    def records_refused(self, error: KafkaError) -> None:
+        """Let the transaction be aborted: the store does not take a record of it."""
+        reason = f"{error.str()}: the transaction must be aborted"
+        self._fail(KafkaError(error.code(), reason, txn_requires_abort=True))
+
     def transaction_failed(self, error: TxnStoreError) -> None:
         """Let the transaction be aborted, or the producer be closed."""
         self._fail(transaction_error_of(error, None))
 
-    # --- entering and leaving a call ------------------------------------------------------------------------------------
+    # --- entering and leaving a call ----------------------------------------------------------------------------------
 
     def _call(
         self,
@@ -181,9 +194,18 @@ class ProducerTransactions:
                     self._sender.forget_later()
                     self._sender.purge(in_queue=True, in_flight=False)
                 self._work = self._submit(work)
-            self._wait(self._work, timeout_seconds, longest_seconds, resumable=True)
-            with self._changed:
-                self._enter(_S.READY)
+            is_done = False
+            try:
+                self._wait(self._work, timeout_seconds, longest_seconds, resumable=True)
+                is_done = True
+            finally:
+                try:
+                    # Within the call: a callback may not begin or end what is being ended.
+                    self._serve_reports()
+                finally:
+                    if is_done:
+                        with self._changed:
+                            self._enter(_S.READY)
 
     @contextmanager
     def _in_call(self, call: TransactionCall) -> Iterator[None]:
@@ -199,13 +221,16 @@ class ProducerTransactions:
                 if call not in RESUMABLE or self._work is None or self._work.done():
                     self._current = self._work = None
 
-    def _check_call(self, call: TransactionCall) -> None:
+    def _check_conflict(self, call: TransactionCall) -> None:
         if self._current is not None and self._current is not call:
             reason = f"Conflicting {self._current.value} API call is already in progress"
             raise KafkaException(KafkaError(KafkaError._CONFLICT, reason, retriable=True))
         if self._is_called:
             reason = f"Simultaneous {call.value} API calls not allowed"
             raise KafkaException(KafkaError(KafkaError._PREV_IN_PROGRESS, reason, retriable=True))
+
+    def _check_call(self, call: TransactionCall) -> None:
+        self._check_conflict(call)
         if self._current is None and self.state not in ALLOWED_IN[call]:
             if self._error is not None and self.state in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
                 raise KafkaException(self._error)
@@ -252,24 +277,10 @@ class ProducerTransactions:
         self._fail(error)
         raise KafkaException(error)
 
-    # --- the work of the calls; on the sender's thread ------------------------------------------------------------------
+    # --- the work of the calls; on the sender's thread ----------------------------------------------------------------
 
     def _coordinator(self) -> TransactionCoordinator:
         return TransactionCoordinator(self._sender.session.connection.store())
-
-    def _until_answered(self, request: Callable[[], Answer]) -> Answer:
-        """Repeat `request` while the database is away or has not said what became of it."""
-        while True:
-            try:
-                answer = request()
-            except TxnStoreError as error:
-                if not (error.retriable or error.outcome_unknown):
-                    raise
-                self._sender.retry_later(error)
-            else:
-                self._sender.succeeded()
-                return answer
-            self._sender.pause()
 
     def _init_work(self) -> None:
         def request() -> None:
@@ -279,7 +290,7 @@ class ProducerTransactions:
             self._sender.session.become(initialized.identity)
 
         try:
-            self._until_answered(request)
+            self._sender.until_answered(request)
         except TxnStoreError as error:
             self._fail_and_raise(transaction_error_of(error, _C.INIT))
         with self._changed:
@@ -302,7 +313,7 @@ class ProducerTransactions:
             self._keep_offsets(sent)
 
         try:
-            self._until_answered(request)
+            self._sender.until_answered(request)
         except TxnStoreError as error:
             self._fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
 
@@ -350,8 +361,6 @@ class ProducerTransactions:
         self._sender.forget_later()
         request = self._sender.last_request()
         self._check_delivered(request)
-        if self._error is not None:
-            raise KafkaException(self._error)
         if self._is_written or request is not None or self._offsets:
             with self._changed:
                 self._enter(_S.COMMITTING)
@@ -364,7 +373,9 @@ class ProducerTransactions:
         """Refuse to commit if records are missing; what was to go with the commit is dropped then."""
         if request is not None and (self._failed_count or self._error is not None):
             self._sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
-        if self._error is None and self._failed_count:
+        if self._error is not None:
+            raise KafkaException(self._error)
+        if self._failed_count:
             reason = f"{self._failed_count} message(s) failed delivery (see individual delivery reports)"
             self._fail_and_raise(KafkaError(KafkaError._INCONSISTENT, reason, txn_requires_abort=True))
 
@@ -389,7 +400,7 @@ class ProducerTransactions:
 
         while True:
             try:
-                ended = self._until_answered(end)
+                ended = self._sender.until_answered(end)
             except SenderStopped:
                 if request is not None:
                     self._sender.fail_request(request, KafkaError(KafkaError._PURGE_INFLIGHT))
@@ -444,9 +455,9 @@ class ProducerTransactions:
             session.become(initialized.identity)
 
         try:
-            ended = self._until_answered(end)
+            ended = self._sender.until_answered(end)
         except TransactionAbortable:
-            self._until_answered(reclaim)
+            self._sender.until_answered(reclaim)
             return
         session.become(ended.identity)
 

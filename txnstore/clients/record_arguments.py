@@ -59,6 +59,20 @@ def packed_headers(headers: object) -> Iterator[Header]:
         yield name, None if content is None else as_bytes(content)
 
 
+def check_batch_message(message: object, index: int) -> None:
+    """Refuse what `produce_batch` could not queue whatever the state, and say which message it is.
+
+    Raises:
+        TypeError: it is no dict, or its value or key is neither bytes nor text.
+    """
+    if not isinstance(message, dict):
+        raise TypeError(f"Message at index {index} must be a dict")
+    for part in ("value", "key"):
+        content = message.get(part)
+        if content is not None and not isinstance(content, (str, bytes, bytearray, memoryview)):
+            raise TypeError(f"Message {part} at index {index} must be bytes or str")
+
+
 def whole_number(number: object, most: int, too_large: str) -> int:
     """Return a number that an integer argument may be.
 

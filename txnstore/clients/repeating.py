@@ -9,25 +9,29 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection
 
 from txnstore.db.store import Store
-from txnstore.errors import OutcomeUnknown
+from txnstore.errors import OutcomeUnknown, StoreBusy, StoreUnavailable, WriteConflict
 
 Result = TypeVar("Result")
 
+#: A store that has been closed is noticed after this long at most.
+_TRY_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.05
+_AGAIN: Final = (OutcomeUnknown, StoreBusy, StoreUnavailable, WriteConflict)
 
 
 def write_repeatable(store: Store, work: Callable[[Connection], Result], *, timeout_seconds: float) -> Result:
     """Run `work`, which may run twice, in one database transaction; again if nobody knows whether it was committed.
 
     Raises:
-        TxnStoreError: the database refused, or could not be reached in time.
+        TxnStoreError: the database refused, or could not be reached in time; OutcomeUnknown only if the last try ended
+            so.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
-        left_seconds = max(0.0, deadline - time.monotonic())
+        left_seconds = deadline - time.monotonic()
         try:
-            return store.write(work, retry_timeout_ms=int(left_seconds * 1000))
-        except OutcomeUnknown:
-            if left_seconds <= _PAUSE_SECONDS:
+            return store.write(work, retry_timeout_ms=int(max(0.0, min(left_seconds, _TRY_SECONDS)) * 1000))
+        except _AGAIN:
+            if left_seconds <= _TRY_SECONDS:
                 raise
         time.sleep(_PAUSE_SECONDS)

@@ -16,7 +16,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from txnstore.clients.accumulator import KEY, PARTITION, QUEUED_SECONDS, Accumulator, Batch, QueuedRecord
+from txnstore.clients.accumulator import (
+    KEY,
+    PARTITION,
+    PARTITION_UNASSIGNED,
+    QUEUED_SECONDS,
+    Accumulator,
+    Batch,
+    QueuedRecord,
+)
 from txnstore.clients.delivery_reports import DeliveryReport, DeliveryReports
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
@@ -76,6 +84,10 @@ class DeliveryListener(Protocol):
         """Records will not be delivered."""
         ...
 
+    def records_refused(self, error: KafkaError) -> None:
+        """The store does not take a record."""
+        ...
+
     def transaction_failed(self, error: TxnStoreError) -> None:
         """The transaction of the records cannot go on."""
         ...
@@ -117,7 +129,7 @@ class InFlight:
 class Sender:
     """The thread, and everything that only it does."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - its parts, each of which it needs
         self,
         name: str,
         accumulator: Accumulator,
@@ -239,7 +251,7 @@ class Sender:
                 break
             try:
                 work()
-            except Exception:
+            except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
                 # Nothing may end the thread while records wait for their reports.
                 _log.exception("the sender of %s failed; it goes on", self._name)
                 self._back_off()
@@ -385,6 +397,26 @@ class Sender:
                 self._changed.wait(left_seconds)
         raise SenderStopped
 
+    def until_answered(self, request: Callable[[], Result], deadline_seconds: float | None = None) -> Result:
+        """Repeat `request` while the database is away or has not said what became of it.
+
+        Raises:
+            SenderStopped: the producer was closed.
+            TxnStoreError: the database refuses, or the deadline, by the monotonic clock, has passed.
+        """
+        while True:
+            try:
+                answer = request()
+            except TxnStoreError as error:
+                is_late = deadline_seconds is not None and time.monotonic() >= deadline_seconds
+                if is_late or not (error.retriable or error.outcome_unknown):
+                    raise
+                self.retry_later(error)
+            else:
+                self.succeeded()
+                return answer
+            self.pause()
+
     def retry_later(self, error: TxnStoreError) -> None:
         """Let a pause follow, longer each time, and tell the application that there is trouble."""
         self._back_off()
@@ -466,7 +498,12 @@ class Sender:
         elif len(in_flight.batches[0].records) > 1:
             parts = [[half] for half in _halves(in_flight.batches[0])]
         else:
-            self._fail(in_flight, kafka_error_of(error))
+            kafka_error = kafka_error_of(error)
+            self._fail(in_flight, kafka_error)
+            if self.listener is not None:
+                (batch,) = in_flight.batches
+                where = f"a record for {batch.topic} [{batch.partition}] was refused"
+                self.listener.records_refused(KafkaError(kafka_error.code(), f"{where}: {kafka_error.str()}"))
             return
         with self._changed:
             self._in_flight.popleft()
@@ -543,9 +580,9 @@ class Sender:
             queue = self._accumulator.take_unassigned(name)
             for record in queue.records if queue is not None else ():
                 partition = record[PARTITION]
-                if partition < 0:
+                if partition == PARTITION_UNASSIGNED:
                     partition = self._choice.choose(name, record[KEY], partition_count, now_seconds)
-                if partition < partition_count:
+                if 0 <= partition < partition_count:
                     self._accumulator.put_assigned(name, partition, record)
                 else:
                     refused.append(record)

@@ -7,16 +7,19 @@ application has left since carries an old version and is dropped.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Final
 
 from txnstore.clients.constants import OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.error_messages import end_of_partition, error_message
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import Message, RecordSource, RecordTuple
+from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
 
 #: An error that stays is said again after this long.
@@ -31,9 +34,11 @@ class Chunk:
     """Records of one batch on their way to the application; without records, a stretch that is only stepped over."""
 
     source: RecordSource | None
-    records: Iterator[RecordTuple]
+    open: Callable[[], Iterator[RecordTuple]]
+    """Takes the batch apart, which may find that it is damaged after all."""
     record_count: int
     size_bytes: int
+    first_offset: int
     last_offset: int
     """The offset of the last record, or above it where compaction took the last ones."""
 
@@ -80,6 +85,7 @@ class AssignedPartition:
         "is_ready",
         "number",
         "position",
+        "records",
         "retry_at",
         "retry_seconds",
         "said_at",
@@ -107,6 +113,8 @@ class AssignedPartition:
         self.committed = OFFSET_INVALID
         self.bounds: Bounds | None = None
         self.chunk: Chunk | None = None
+        """What is being handed out, and what is left of it."""
+        self.records: Iterator[RecordTuple] = iter(())
         self.waiting: deque[Chunk | Message] = deque()
         self.buffered_records = 0
         self.buffered_bytes = 0
@@ -214,7 +222,7 @@ class Subscription:
                 if message is not None:
                     return message
                 continue
-            record = next(chunk.records, None)
+            record = next(partition.records, None)
             if record is None:
                 self._finish(partition, chunk)
                 continue
@@ -239,13 +247,26 @@ class Subscription:
                     messages.append(message)
                 continue
             before = len(messages)
-            records = islice(chunk.records, count - before)
+            records = islice(partition.records, count - before)
             messages.extend(map(Message.from_record, repeat(chunk.source), records))  # type: ignore[arg-type]  # (above)
             last_offset = messages[-1].offset() if len(messages) > before else None
             if last_offset is None or last_offset >= chunk.last_offset:
                 self._finish(partition, chunk)
             else:
                 self._move(partition, last_offset + 1)
+
+    def give_back(self, messages: Iterable[Message]) -> None:
+        """Hand these messages out again, which were taken but never reached the application."""
+        firsts: dict[tuple[str | None, int | None], int] = {}
+        for message in messages:
+            offset = message.offset()
+            if message.error() is None and offset is not None:
+                firsts.setdefault((message.topic(), message.partition()), offset)
+        for (topic, number), offset in firsts.items():
+            partition = self._partitions.get((str(topic), -1 if number is None else number))
+            if partition is not None:
+                self.seek(partition, offset)
+                self._move(partition, offset)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -272,9 +293,7 @@ class Subscription:
             and partition.buffered_records < share
         ]
         hungry = [partition for partition in candidates if partition.is_hungry]
-        return [
-            Ticket(partition, partition.version, partition.fetch_offset) for partition in hungry or candidates
-        ]
+        return [Ticket(partition, partition.version, partition.fetch_offset) for partition in hungry or candidates]
 
     def next_retry(self, now: float) -> float:
         """Return in how many seconds a partition that could not be read is tried again; infinity if none is."""
@@ -366,8 +385,20 @@ class Subscription:
         if isinstance(first, Message):
             self._rotate(partition)
             return first
+        try:
+            partition.records = first.open()
+        except (CorruptBatch, UnsupportedCompression) as error:
+            return self._damaged(partition, first, error)
         partition.chunk = first
         return None
+
+    def _damaged(self, partition: AssignedPartition, chunk: Chunk, error: TxnStoreError) -> Message:
+        """Stay where the damaged batch is, and look again in a while."""
+        self._drop_buffer(partition)
+        partition.fetch_offset = chunk.first_offset
+        partition.end_said_at = None
+        partition.retry_at = time.monotonic() + RETRY_LAST_SECONDS
+        return error_message(kafka_error_of(error), partition.topic, partition.number, chunk.first_offset)
 
     def _finish(self, partition: AssignedPartition, chunk: Chunk) -> None:
         """The chunk is handed out: step over what follows it, and let the next partition have its turn."""
@@ -385,7 +416,8 @@ class Subscription:
         if partition.chunk is None and not partition.waiting:
             self._move(partition, next_offset)
         else:
-            partition.waiting.append(Chunk(None, iter(()), 0, 0, next_offset - 1, next_offset))
+            last_offset = next_offset - 1
+            partition.waiting.append(Chunk(None, _no_records, 0, 0, last_offset, last_offset, next_offset))
 
     def _move(self, partition: AssignedPartition, position: int) -> None:
         partition.position = position
@@ -417,6 +449,10 @@ class Subscription:
         self.buffered_bytes -= partition.buffered_bytes
         partition.buffered_records = partition.buffered_bytes = 0
         partition.is_hungry = partition.is_at_end = False
+
+
+def _no_records() -> Iterator[RecordTuple]:
+    return iter(())
 
 
 def uncommitted_offsets(partitions: Iterable[AssignedPartition]) -> dict[tuple[str, int], int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, NoReturn
 
-from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.kafka_error import KafkaError, KafkaException
 
 #: The application hears of the same trouble at most this often.
 PERIOD_SECONDS: Final = 1.0
@@ -24,8 +25,11 @@ class Trouble:
         self._said_seconds: dict[int, float] = {}
 
     def report(self, error: KafkaError) -> None:
-        """Tell of an error, unless the same was told a moment ago."""
+        """Tell of an error, unless the same was told a moment ago; a fatal one is raised where it is served."""
         if self._callback is None:
+            return
+        if error.fatal():
+            self._add_event(partial(_raise, error))
             return
         self._say(error)
         if error.code() == KafkaError._TRANSPORT:
@@ -39,3 +43,7 @@ class Trouble:
             return
         self._said_seconds[error.code()] = now_seconds
         self._add_event(lambda: callback(error))
+
+
+def _raise(error: KafkaError) -> NoReturn:
+    raise KafkaException(error)

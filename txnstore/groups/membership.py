@@ -118,9 +118,7 @@ def join(connection: Connection, request: JoinRequest) -> Joined:
     of = {"of_group_id": request.group_id}
     generation = _raise_generation(connection, request)
     former = tuple(
-        member.member_id
-        for member in connection.execute(_MEMBERS, of)
-        if member.member_id != request.member_id
+        member.member_id for member in connection.execute(_MEMBERS, of) if member.member_id != request.member_id
     )
     connection.execute(_REMOVE_ALL, of)
     connection.execute(_ADD, _row(request, generation))
@@ -169,7 +167,14 @@ def remove_expired_members(connection: Connection, group_id: str) -> int:
 def read_members(connection: Connection, group_id: str) -> list[GroupMember]:
     """Return the group's members."""
     return [
-        GroupMember(*row[:-1], assignment=json.loads(row.assignment))
+        GroupMember(
+            row.member_id,
+            row.group_instance_id,
+            row.client_id,
+            row.generation,
+            bool(row.is_expired),
+            json.loads(row.assignment),
+        )
         for row in connection.execute(_MEMBERS, {"of_group_id": group_id})
     ]
 

@@ -1,0 +1,324 @@
+"""AIOConsumer: calls in turn, callbacks on the loop, and no message lost to a call that was cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from txnstore import KafkaException, TopicPartition
+from txnstore.aio import AIOConsumer
+
+WAIT_SECONDS = 60
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, WAIT_SECONDS))
+
+
+@pytest.fixture
+def configuration(url):
+    return {"bootstrap.servers": url, "group.id": "readers", "auto.offset.reset": "earliest"}
+
+
+@pytest.fixture
+def fill(make_producer):
+    """Write numbered values to partition 0 of a topic."""
+
+    def write(topic, count, first=0):
+        producer = make_producer()
+        for number in range(first, first + count):
+            producer.produce(topic, b"%d" % number, partition=0)
+        assert producer.flush(WAIT_SECONDS) == 0
+
+    return write
+
+
+async def value_of(polled):
+    message = await polled
+    assert message is not None
+    return message.value()
+
+
+async def in_thread(function, *arguments):
+    return await asyncio.to_thread(function, *arguments)
+
+
+def test_messages_are_polled_one_by_one_and_many_at_a_time(configuration, fill):
+    fill("t", 10)
+
+    async def scenario():
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.subscribe(["t"])
+            first = await value_of(consumer.poll(WAIT_SECONDS))
+            others = await consumer.consume(9, WAIT_SECONDS)
+            assert [first, *(message.value() for message in others)] == [b"%d" % number for number in range(10)]
+            assert await consumer.poll(0) is None
+            assert await consumer.poll(0.05) is None
+            assert await consumer.consume(5, 0.05) == []
+            assert await consumer.consume(0, 0) == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("count", [-1, 1_000_001])
+def test_a_nonsensical_number_of_messages_is_refused(configuration, count):
+    async def scenario():
+        async with AIOConsumer(configuration) as consumer:
+            with pytest.raises(ValueError, match="num_messages must be between 0 and 1000000"):
+                await consumer.consume(count)
+
+    run(scenario())
+
+
+def test_a_poll_without_end_waits_for_the_message_and_lets_others_call(configuration, fill):
+    async def scenario():
+        async with AIOConsumer(configuration) as consumer:
+            await in_thread(fill, "t", 1)
+            await consumer.assign([TopicPartition("t", 0, 1)])
+            polling = asyncio.create_task(consumer.poll())
+            assert await consumer.assignment() == [TopicPartition("t", 0)]
+            assert not polling.done()
+            await in_thread(fill, "t", 1, 1)
+            assert await value_of(polling) == b"1"
+
+    run(scenario())
+
+
+def test_a_cancelled_poll_loses_no_message(configuration, fill):
+    fill("t", 40)
+
+    async def scenario():
+        read = []
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.subscribe(["t"])
+            read.append(await value_of(consumer.poll(WAIT_SECONDS)))
+            while len(read) < 40:
+                polling = asyncio.create_task(consumer.poll(WAIT_SECONDS))
+                # It has begun, and may have read already what it is now not asked for any more.
+                await asyncio.sleep(0)
+                polling.cancel()
+                await asyncio.wait([polling])
+                consuming = asyncio.create_task(consumer.consume(3, WAIT_SECONDS))
+                await asyncio.sleep(0)
+                consuming.cancel()
+                await asyncio.wait([consuming])
+                read.append(await value_of(consumer.poll(WAIT_SECONDS)))
+        assert read == [b"%d" % number for number in range(40)]
+
+    run(scenario())
+
+
+def test_a_consume_that_is_cancelled_half_way_loses_nothing(configuration, fill):
+    fill("t", 3)
+
+    async def scenario():
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.assign([TopicPartition("t", 0, 0)])
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(consumer.consume(5), 1)
+            # It does not count as read either, for a commit or for a transaction.
+            (position,) = await consumer.position([TopicPartition("t", 0)])
+            assert position.offset <= 0
+            messages = await consumer.consume(3, WAIT_SECONDS)
+            assert [message.value() for message in messages] == [b"0", b"1", b"2"]
+
+    run(scenario())
+
+
+def test_what_a_cancelled_call_had_read_is_read_again_after_closing(configuration, fill):
+    fill("t", 3)
+
+    async def scenario():
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.subscribe(["t"])
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"0"
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(consumer.consume(5), 1)
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.subscribe(["t"])
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"1"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("wraps", [True, False], ids=["coroutine function", "function"])
+def test_the_callbacks_of_a_rebalance_get_this_consumer(configuration, fill, wraps):
+    fill("t", 1)
+
+    async def scenario():
+        calls = []
+
+        def note(name):
+            def plain(consumer, partitions):
+                calls.append((name, consumer, partitions, threading.current_thread()))
+
+            async def coroutine(consumer, partitions):
+                plain(consumer, partitions)
+
+            return coroutine if wraps else plain
+
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.subscribe(["t"], note("assign"), note("revoke"))
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"0"
+        here = threading.current_thread()
+        partitions = [TopicPartition("t", 0)]
+        assert calls == [("assign", consumer, partitions, here), ("revoke", consumer, partitions, here)]
+
+    run(scenario())
+
+
+def test_a_callback_of_a_rebalance_may_assign(configuration, fill):
+    fill("t", 5)
+
+    async def scenario():
+        async def on_assign(consumer, partitions):
+            for partition in partitions:
+                partition.offset = 3
+            await consumer.assign(partitions)
+
+        async with AIOConsumer(configuration, max_workers=1) as consumer:
+            await consumer.subscribe(["t"], on_assign=on_assign)
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"3"
+
+    run(scenario())
+
+
+def test_offsets_are_committed_and_told(configuration, fill):
+    fill("t", 5)
+    partition = TopicPartition("t", 0)
+
+    async def scenario():
+        async with AIOConsumer({**configuration, "enable.auto.commit": False}) as consumer:
+            await consumer.subscribe(["t"])
+            message = await consumer.poll(WAIT_SECONDS)
+            (committed,) = await consumer.commit(message, asynchronous=False)
+            assert committed.offset == 1
+            (committed,) = await consumer.commit(offsets=[TopicPartition("t", 0, 3)], asynchronous=False)
+            assert committed.offset == 3
+            assert [item.offset for item in await consumer.committed([partition], WAIT_SECONDS)] == [3]
+            assert [item.offset for item in await consumer.position([partition])] == [1]
+            assert await consumer.get_watermark_offsets(partition, WAIT_SECONDS) == (0, 5)
+            (found,) = await consumer.offsets_for_times([TopicPartition("t", 0, 0)], WAIT_SECONDS)
+            assert found.offset == 0
+
+    run(scenario())
+
+
+def test_the_callback_of_a_commit_runs_on_the_loop(configuration, fill):
+    fill("t", 1)
+
+    async def scenario():
+        commits = []
+
+        async def on_commit(error, partitions):
+            commits.append((error, [item.offset for item in partitions], threading.current_thread()))
+
+        async with AIOConsumer({**configuration, "enable.auto.commit": False, "on_commit": on_commit}) as consumer:
+            await consumer.subscribe(["t"])
+            message = await consumer.poll(WAIT_SECONDS)
+            await consumer.commit(message)
+            for _ in range(WAIT_SECONDS):
+                if commits:
+                    break
+                await consumer.poll(1)
+        assert commits == [(None, [1], threading.current_thread())]
+
+    run(scenario())
+
+
+def test_stored_offsets_are_committed(configuration, fill):
+    fill("t", 5)
+
+    async def scenario():
+        async with AIOConsumer({**configuration, "enable.auto.offset.store": False}) as consumer:
+            await consumer.subscribe(["t"])
+            message = await consumer.poll(WAIT_SECONDS)
+            await consumer.store_offsets(message)
+            await consumer.store_offsets(offsets=[TopicPartition("t", 0, 2)])
+            (committed,) = await consumer.commit(asynchronous=False)
+            assert committed.offset == 2
+            with pytest.raises(ValueError, match="expected either message or offsets"):
+                await consumer.store_offsets()
+
+    run(scenario())
+
+
+def test_the_position_is_changed_and_reading_is_paused(configuration, fill):
+    fill("t", 3)
+    partition = TopicPartition("t", 0)
+
+    async def scenario():
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.assign([TopicPartition("t", 0, 0)])
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"0"
+            await consumer.pause([partition])
+            assert await consumer.poll(0.05) is None
+            await consumer.seek(TopicPartition("t", 0, 2))
+            await consumer.resume([partition])
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"2"
+            await consumer.unassign()
+            assert await consumer.assignment() == []
+            await consumer.incremental_assign([TopicPartition("t", 0, 1)])
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"1"
+            await consumer.incremental_unassign([partition])
+            assert await consumer.assignment() == []
+
+    run(scenario())
+
+
+def test_the_group_and_the_cluster_are_told(configuration, fill):
+    fill("t", 1)
+
+    async def scenario():
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.subscribe(["t"])
+            assert await consumer.poll(WAIT_SECONDS)
+            assert bytes(await consumer.consumer_group_metadata()).startswith(b"CGMDv2:")
+            assert await consumer.memberid()
+            metadata = await consumer.list_topics("t", WAIT_SECONDS)
+            assert list(metadata.topics) == ["t"]
+            assert await consumer.cluster_id(WAIT_SECONDS) == metadata.cluster_id
+            await consumer.set_sasl_credentials("user", "password")
+            await consumer.unsubscribe()
+
+    run(scenario())
+
+
+def test_a_closed_consumer_refuses_every_call(configuration):
+    async def scenario():
+        consumer = AIOConsumer(configuration)
+        await consumer.close()
+        await consumer.close()
+        for call in (consumer.poll(0), consumer.consume(1, 0), consumer.subscribe(["t"]), consumer.assignment()):
+            with pytest.raises(RuntimeError, match="Consumer closed"):
+                await call
+
+    before = threading.active_count()
+    run(scenario())
+    assert threading.active_count() <= before
+
+
+def test_closing_does_not_wait_for_a_poll_without_end(configuration):
+    async def scenario():
+        consumer = AIOConsumer(configuration)
+        polling = asyncio.create_task(consumer.poll())
+        await asyncio.sleep(0)
+        await consumer.close()
+        with pytest.raises(RuntimeError, match="Consumer closed"):
+            await polling
+
+    run(scenario())
+
+
+def test_the_configuration_is_checked_at_once(url):
+    async def scenario():
+        with pytest.raises(ValueError, match=r"group\.id must be set"):
+            AIOConsumer({"bootstrap.servers": url})
+        with pytest.raises(KafkaException):
+            AIOConsumer({"bootstrap.servers": url, "group.id": "g", "nonsense": 1})
+        with pytest.raises(ValueError, match="max_workers must be at least 1"):
+            AIOConsumer({"bootstrap.servers": url, "group.id": "g"}, max_workers=0)
+
+    run(scenario())

@@ -1,0 +1,359 @@
+"""A consumer whose database hangs, breaks or refuses: every call keeps its time, errors say why, and it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psycopg
+import pytest
+
+from tests.clients.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
+from txnstore import Consumer, KafkaError, KafkaException, TopicPartition
+from txnstore.testing.postgres_server import connection_string
+from txnstore.testing.proxy import Proxy, upstream_of
+
+TP = TopicPartition
+#: How much longer than its timeout a call may take on a machine that is busy.
+SLACK_SECONDS = 2.0
+
+
+@pytest.fixture
+def topic(log):
+    log.topic()
+    log.write("t", 0, b"0", b"1")
+
+
+@contextlib.contextmanager
+def lasting_at_most(seconds):
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds + SLACK_SECONDS
+
+
+def threads_of(group_id):
+    return [thread for thread in threading.enumerate() if f"txnstore-consumer-{group_id}" in thread.name]
+
+
+@pytest.fixture
+def hang(url, txnstore_postgres_server):
+    """A URL of the store, and a function that makes its database hang: nobody is refused, somebody waits."""
+    with contextlib.ExitStack() as stack:
+        if url.startswith("sqlite"):
+
+            def hold():
+                connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+                stack.callback(connection.close)
+                # Readers go on; who wants to write has to wait.
+                connection.execute("BEGIN IMMEDIATE")
+
+            yield url, hold
+        else:
+            proxy = stack.enter_context(Proxy(upstream_of(url)))
+            yield proxy.url(url), proxy.swallow_everything
+
+
+@pytest.mark.parametrize("has_read", [True, False])
+def test_every_call_keeps_its_timeout_while_the_database_hangs(hang, topic, has_read):
+    address, hold = hang
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "hung", "auto.offset.reset": "earliest"})
+    try:
+        consumer.assign([TP("t", 0)])
+        if has_read:
+            assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
+        hold()
+        if has_read:
+            # What was read before needs no database.
+            assert consumer.poll(0).value() == b"1"
+        for call in (
+            lambda: consumer.poll(0.2),
+            lambda: consumer.consume(5, 0.2),
+            lambda: consumer.committed([TP("t", 0)], 0.2),
+            lambda: consumer.get_watermark_offsets(TP("t", 0), 0.2),
+            lambda: consumer.offsets_for_times([TP("t", 0, 0)], 0.2),
+            lambda: consumer.list_topics(timeout=0.2),
+            lambda: consumer.commit(),
+            lambda: consumer.seek(TP("t", 0, 0)),
+            lambda: consumer.pause([TP("t", 0)]),
+            lambda: consumer.resume([TP("t", 0)]),
+            lambda: consumer.position([TP("t", 0)]),
+            lambda: consumer.subscribe(["t"]),
+            lambda: consumer.unassign(),
+        ):
+            with lasting_at_most(0.2), contextlib.suppress(KafkaException):
+                call()
+    finally:
+        with lasting_at_most(10):
+            consumer.close()
+
+
+def test_a_consumer_goes_on_after_the_network_was_gone(txnstore_postgresql_url, topic_on_postgresql):
+    errors = []
+    with Proxy(upstream_of(txnstore_postgresql_url)) as proxy:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": proxy.url(txnstore_postgresql_url),
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+                "error_cb": errors.append,
+            }
+        )
+        with consumer:
+            consumer.assign([TP("t", 0)])
+            assert texts(consumer.consume(2, PATIENCE_SECONDS)) == [b"0", b"1"]
+            proxy.refuse_connections()
+            proxy.cut_connections()
+            polled_until(consumer, lambda: errors)
+            assert errors[0].code() == KafkaError._TRANSPORT
+            assert errors[0].retriable()
+            topic_on_postgresql.write("t", 0, b"2")
+            proxy.accept_connections()
+            assert consumer.poll(PATIENCE_SECONDS).value() == b"2"
+            assert consumer.commit(asynchronous=False)[0].offset == 3
+
+
+@pytest.fixture
+def topic_on_postgresql(txnstore_postgresql_url):
+    from tests.clients.log_writer import LogWriter
+    from txnstore.db.store import open_store
+
+    with open_store(txnstore_postgresql_url) as store:
+        log = LogWriter(store)
+        log.topic()
+        log.write("t", 0, b"0", b"1")
+        yield log
+
+
+def test_a_consumer_goes_on_after_its_sessions_were_ended(txnstore_postgresql_url, topic_on_postgresql):
+    log = topic_on_postgresql
+    with Consumer({"bootstrap.servers": txnstore_postgresql_url, "group.id": "g"}) as consumer:
+        consumer.assign([TP("t", 0, 0)])
+        assert texts(consumer.consume(2, PATIENCE_SECONDS)) == [b"0", b"1"]
+        for number in range(3):
+            with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as administrator:
+                administrator.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            log.write("t", 0, b"%d" % number)
+            assert consumer.poll(PATIENCE_SECONDS).value() == b"%d" % number
+
+
+def test_missing_rights_are_said_with_their_reason_and_nothing_spins(
+    txnstore_postgres_server, txnstore_postgresql_url, topic_on_postgresql
+):
+    server, database = txnstore_postgres_server, txnstore_postgresql_url.rpartition("/")[2]
+    role = f"reader_{os.getpid()}"
+    server.create_role(role, "secret")
+    try:
+        with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as administrator:
+            administrator.execute(f"GRANT USAGE ON SCHEMA txnstore TO {role}")
+            administrator.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA txnstore TO {role}")
+            administrator.execute(f"REVOKE SELECT ON txnstore.record_batches FROM {role}")
+        url = server.url(database, role, "secret")
+        with Consumer({"bootstrap.servers": url, "group.id": "g", "enable.auto.commit": False}) as consumer:
+            consumer.assign([TP("t", 0, 0)])
+            message = consumer.poll(PATIENCE_SECONDS)
+            assert message.error().code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+            assert "secret" not in message.error().str()
+            before = time.process_time()
+            assert consumer.poll(0.5) is None
+            assert time.process_time() - before < 0.25
+            with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as administrator:
+                administrator.execute(f"GRANT SELECT ON txnstore.record_batches TO {role}")
+            assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
+    finally:
+        with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as administrator:
+            administrator.execute(f"DROP OWNED BY {role}")
+        server.drop_role(role)
+
+
+def test_a_database_that_is_no_store_is_said(tmp_path):
+    path = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE txnstore_topics (id INTEGER)")
+    with Consumer({"bootstrap.servers": f"sqlite:///{path}", "group.id": "g"}) as consumer:
+        consumer.assign([TP("t", 0, 0)])
+        message = consumer.poll(PATIENCE_SECONDS)
+        assert message is not None
+        assert not message.error().retriable()
+
+
+def test_no_thread_and_no_connection_is_left_after_close(url, topic, log):
+    consumer = Consumer({"bootstrap.servers": url, "group.id": "leaves-nothing", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["t"])
+    consumer.consume(2, PATIENCE_SECONDS)
+    assert threads_of("leaves-nothing")
+    store = consumer._parts.connection.opened
+    consumer.close()
+    assert threads_of("leaves-nothing") == []
+    assert store.engine.pool.checkedout() == 0
+    if not url.startswith("sqlite"):
+        with psycopg.connect(connection_string(url), autocommit=True) as administrator:
+            count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> ALL(%s)"
+            ours = [administrator.info.backend_pid, *log_sessions(log)]
+            eventually(lambda: administrator.execute(count, [ours]).fetchone() == (0,))
+
+
+def log_sessions(log):
+    """Return the server processes of the test's own store, and of its announcer."""
+    log.store.close()
+    return []
+
+
+def test_many_threads_use_one_consumer(url, log):
+    log.topic()
+    for first in range(0, 4_000, 100):
+        log.write("t", 0, *[b"%d" % number for number in range(first, first + 100)])
+    seen, failures, done = [], [], threading.Event()
+
+    def guarded(work):
+        def run():
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+
+        return threading.Thread(target=run)
+
+    with Consumer({"bootstrap.servers": url, "group.id": "many", "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([TP("t", 0)])
+
+        def read():
+            while not done.is_set():
+                seen.extend(message.offset() for message in consumer.consume(50, 0.05))
+                message = consumer.poll(0.01)
+                if message is not None:
+                    seen.append(message.offset())
+                if len(set(seen)) == 4_000:
+                    done.set()
+
+        def disturb():
+            while not done.is_set():
+                consumer.pause([TP("t", 0)])
+                consumer.commit()
+                consumer.position([TP("t", 0)])
+                consumer.resume([TP("t", 0)])
+                consumer.committed([TP("t", 0)], PATIENCE_SECONDS)
+                done.wait(0.005)
+
+        threads = [guarded(read), guarded(read), guarded(disturb)]
+        for thread in threads:
+            thread.start()
+        assert done.wait(PATIENCE_SECONDS) or not failures
+        done.set()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+        assert failures == []
+        # Nothing twice, nothing missing: pauses, commits and two readers notwithstanding.
+        assert sorted(seen) == list(range(4_000))
+
+
+def test_seeking_while_another_thread_reads_gives_the_records_from_there(url, log):
+    log.topic()
+    log.write("t", 0, *[b"%d" % number for number in range(500)])
+    with Consumer({"bootstrap.servers": url, "group.id": "seeks"}) as consumer:
+        consumer.assign([TP("t", 0, 0)])
+        seen, stop = [], threading.Event()
+
+        def read():
+            while not stop.is_set():
+                message = consumer.poll(0.05)
+                if message is not None:
+                    seen.append(message.offset())
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        for _ in range(20):
+            mark = len(seen)
+            consumer.seek(TP("t", 0, 250))
+            eventually(lambda mark=mark: 250 in seen[mark:])
+        stop.set()
+        thread.join(PATIENCE_SECONDS)
+    jumps = [after for before, after in zip(seen, seen[1:], strict=False) if after != before + 1]
+    assert set(jumps) <= {250}
+
+
+def test_closing_ends_a_poll_that_waits_in_another_thread(url, topic):
+    consumer = Consumer({"bootstrap.servers": url, "group.id": "ends"})
+    consumer.assign([TP("t", 0, 2)])
+    ended = []
+
+    def wait():
+        with pytest.raises(RuntimeError, match="Consumer closed"):
+            consumer.poll(-1)
+        ended.append(True)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(lambda: consumer._parts.group.waiting)
+    consumer.close()
+    thread.join(PATIENCE_SECONDS)
+    assert ended == [True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_is_refused_and_leaves_the_parent_alone(url, topic):
+    with Consumer({"bootstrap.servers": url, "group.id": "forks"}) as consumer:
+        consumer.assign([TP("t", 0, 0)])
+        assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                consumer.poll(0)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE:
+                    consumer.close()
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert consumer.poll(PATIENCE_SECONDS).value() == b"1"
+
+
+@pytest.mark.parametrize("call", ["poll(-1)", "consume(5)", "poll(600)"])
+def test_an_interrupt_ends_a_call_that_waits(url, topic, call):
+    program = f"""
+        import sys
+        from txnstore import Consumer, TopicPartition
+        consumer = Consumer({{"bootstrap.servers": {url!r}, "group.id": "g"}})
+        consumer.assign([TopicPartition("t", 0, 2)])
+        consumer.poll(0.1)
+        print("waiting", flush=True)
+        try:
+            consumer.{call}
+        except KeyboardInterrupt:
+            consumer.close()
+            print("interrupted", flush=True)
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout.readline() == "waiting\n"
+        # It may still be on its way into the call; an interrupt before it would end the program as well.
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        output, _ = child.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        child.kill()
+        child.wait()
+    assert output == "interrupted\n"
+
+
+def test_a_waiting_consumer_costs_next_to_nothing(url, topic):
+    with Consumer({"bootstrap.servers": url, "group.id": "idle"}) as consumer:
+        consumer.assign([TP("t", 0, 2)])
+        consumer.poll(1.0)
+        before = time.process_time()
+        assert consumer.poll(2.0) is None
+        assert time.process_time() - before < 2.0 * 0.03

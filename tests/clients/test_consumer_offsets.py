@@ -1,0 +1,211 @@
+"""Committed offsets: by hand, by themselves, stored before, in somebody's transaction, and what on_commit hears."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.clients.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
+from txnstore import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+
+TP = TopicPartition
+
+
+@pytest.fixture
+def topic(log):
+    log.topic(partition_count=2)
+    log.write("t", 0, *[b"%d" % number for number in range(10)])
+
+
+@pytest.fixture
+def reader(make_consumer, topic):
+    def make(configuration=(), /):
+        consumer = make_consumer({"enable.auto.commit": False, **dict(configuration)})
+        consumer.assign([TP("t", 0)])
+        return consumer
+
+    return make
+
+
+def committed(consumer, number=0):
+    return consumer.committed([TP("t", number)], PATIENCE_SECONDS)[0].offset
+
+
+def raised(call, *arguments, **named):
+    with pytest.raises(KafkaException) as caught:
+        call(*arguments, **named)
+    return caught.value.args[0]
+
+
+def test_a_commit_without_arguments_commits_what_was_handed_out_once(reader):
+    consumer = reader()
+    consumer.consume(3, PATIENCE_SECONDS)
+    answer = consumer.commit(asynchronous=False)
+    assert [(tp.topic, tp.partition, tp.offset, tp.error) for tp in answer] == [("t", 0, 3, None)]
+    assert committed(consumer) == 3
+    assert raised(consumer.commit, asynchronous=False).code() == KafkaError._NO_OFFSET
+
+
+def test_a_message_commits_the_offset_behind_it(reader):
+    consumer = reader()
+    message = consumer.consume(3, PATIENCE_SECONDS)[1]
+    assert consumer.commit(message=message, asynchronous=False)[0].offset == 2
+    assert committed(consumer) == 2
+
+
+def test_offsets_are_committed_as_given_with_their_metadata(reader):
+    consumer = reader()
+    answer = consumer.commit(offsets=[TP("t", 0, 7, "why"), TP("t", 1)], asynchronous=False)
+    assert [(tp.partition, tp.offset, tp.error) for tp in answer] == [(0, 7, None), (1, OFFSET_INVALID, None)]
+    found = consumer.committed([TP("t", 0), TP("t", 1)])
+    assert [(tp.offset, tp.metadata) for tp in found] == [(7, "why"), (OFFSET_INVALID, None)]
+    assert consumer.commit(offsets=[TP("t", 0, 2)], asynchronous=False)[0].offset == 2
+    assert committed(consumer) == 2
+
+
+def test_of_several_offsets_those_that_can_be_are_committed(reader):
+    consumer = reader()
+    error = raised(consumer.commit, offsets=[TP("t", 99, 3), TP("t", 0, 4), TP("nope", 0, 1)], asynchronous=False)
+    assert error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    assert error.str() == "Commit failed: Broker: Unknown topic or partition"
+    assert committed(consumer) == 4
+    found = consumer.committed([TP("nope", 0), TP("t", 99)])
+    assert [(tp.offset, tp.error.code()) for tp in found] == [(OFFSET_INVALID, KafkaError.UNKNOWN_TOPIC_OR_PART)] * 2
+
+
+@pytest.mark.parametrize("offset", [2**63 - 1])
+def test_the_largest_offset_can_be_committed(reader, offset):
+    assert reader().commit(offsets=[TP("t", 0, offset)], asynchronous=False)[0].offset == offset
+
+
+def test_metadata_that_no_database_stores_is_refused(reader):
+    error = raised(reader().commit, offsets=[TP("t", 0, 1, "\ud800")], asynchronous=False)
+    assert error.code() == KafkaError.INVALID_REQUEST
+
+
+def test_on_commit_hears_of_asynchronous_commits_from_poll(reader):
+    heard = []
+    consumer = reader({"on_commit": lambda error, partitions: heard.append((error, partitions))})
+    consumer.consume(2, PATIENCE_SECONDS)
+    consumer.pause([TP("t", 0)])
+    assert consumer.commit() is None
+    polled_until(consumer, lambda: heard)
+    ((error, (partition,)),) = heard
+    assert (error, partition.offset, partition.error) == (None, 2, None)
+    heard.clear()
+    consumer.commit()
+    consumer.poll(0)
+    ((error, partitions),) = heard
+    assert (error.code(), partitions) == (KafkaError._NO_OFFSET, [])
+    heard.clear()
+    consumer.commit(offsets=[TP("nope", 0, 3)])
+    polled_until(consumer, lambda: heard)
+    ((error, (partition,)),) = heard
+    assert error.code() == partition.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+def test_what_on_commit_raises_comes_out_of_poll(reader):
+    def refuse(error, partitions):
+        raise ZeroDivisionError
+
+    consumer = reader({"on_commit": refuse})
+    consumer.commit(offsets=[TP("t", 0, 3)])
+    consumer.pause([TP("t", 0)])
+    with pytest.raises(ZeroDivisionError):
+        polled_until(consumer, lambda: False)
+    assert committed(consumer) == 3
+
+
+def test_offsets_are_committed_by_themselves(reader):
+    consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 20})
+    consumer.consume(4, PATIENCE_SECONDS)
+    eventually(lambda: committed(consumer) == 4)
+
+
+def test_the_last_offsets_are_committed_when_the_consumer_is_closed(reader):
+    with reader({"enable.auto.commit": True}) as consumer:
+        consumer.consume(4, PATIENCE_SECONDS)
+    assert committed(reader()) == 4
+
+
+def test_nothing_is_committed_at_the_end_unless_that_is_set(reader):
+    with reader() as consumer:
+        consumer.consume(4, PATIENCE_SECONDS)
+    assert committed(reader()) == OFFSET_INVALID
+
+
+def test_offsets_of_partitions_that_go_are_committed(reader):
+    consumer = reader({"enable.auto.commit": True})
+    consumer.consume(4, PATIENCE_SECONDS)
+    consumer.assign([TP("t", 1)])
+    assert committed(consumer) == 4
+
+
+def test_what_was_read_ahead_but_not_handed_out_is_not_committed(reader):
+    with reader({"enable.auto.commit": True}) as consumer:
+        assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
+    assert committed(reader()) == 1
+
+
+def test_only_what_was_stored_is_committed(reader):
+    with reader({"enable.auto.commit": True, "enable.auto.offset.store": False}) as consumer:
+        messages = consumer.consume(4, PATIENCE_SECONDS)
+        assert raised(consumer.commit, asynchronous=False).code() == KafkaError._NO_OFFSET
+        consumer.store_offsets(message=messages[1])
+        consumer.store_offsets(offsets=[TP("t", 1, 5), TP("t", 0, 3)])
+        consumer.store_offsets(offsets=[])
+        error = raised(consumer.store_offsets, offsets=[TP("t", 1, 5)])
+        assert (error.code(), error.str()) == (
+            KafkaError._UNKNOWN_PARTITION,
+            "StoreOffsets failed: Local: Unknown partition",
+        )
+    assert committed(reader()) == 3
+
+
+def test_a_commit_of_less_than_is_committed_needs_to_be_asked_for(reader):
+    consumer = reader({"enable.auto.offset.store": False})
+    consumer.poll(PATIENCE_SECONDS)
+    consumer.store_offsets(offsets=[TP("t", 0, 3)])
+    consumer.commit(asynchronous=False)
+    consumer.store_offsets(offsets=[TP("t", 0, 1)])
+    assert raised(consumer.commit, asynchronous=False).code() == KafkaError._NO_OFFSET
+
+
+def test_committed_waits_for_a_transaction_that_may_change_it(reader, log):
+    consumer = reader()
+    consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
+    transaction = log.transaction()
+    transaction.send_offset("readers", "t", 0, 8)
+    error = raised(consumer.committed, [TP("t", 0)], 0.2)
+    assert (error.code(), error.str()) == (KafkaError._TIMED_OUT, "Failed to get committed offsets: Local: Timed out")
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(committed(consumer)))
+    waiting.start()
+    transaction.end(commit=True)
+    waiting.join(PATIENCE_SECONDS)
+    assert answers == [8]
+
+
+def test_committed_does_not_wait_if_uncommitted_records_are_read_too(reader, log):
+    consumer = reader({"isolation.level": "read_uncommitted"})
+    consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
+    log.transaction().send_offset("readers", "t", 0, 8)
+    assert committed(consumer) == 1
+
+
+def test_records_that_a_failed_call_had_gathered_come_again(reader):
+    def refuse(error, partitions):
+        raise ZeroDivisionError
+
+    consumer = reader({"on_commit": refuse})
+    assert texts(consumer.consume(2, PATIENCE_SECONDS)) == [b"0", b"1"]
+    consumer.commit(offsets=[TP("t", 0, 1)])
+    gathered = []
+    for _ in range(100):
+        try:
+            gathered += consumer.consume(20, 0.1)
+        except ZeroDivisionError:
+            break
+    gathered += consumer.consume(8 - len(gathered), PATIENCE_SECONDS)
+    assert texts(gathered) == [b"%d" % number for number in range(2, 10)]

@@ -1,0 +1,322 @@
+"""What a consumer that assigns its partitions reads: order, positions, transactions, ends, and where it begins."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import update
+
+from tests.clients.log_writer import PATIENCE_SECONDS, error_code, eventually, texts
+from txnstore import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from txnstore.db.schema import partition_heads, record_batches
+from txnstore.log.topics import delete_topic
+
+
+@pytest.fixture
+def assigned(make_consumer, log):
+    """A consumer of partition 0 of the topic t, from the beginning unless told otherwise."""
+
+    def make(configuration=(), /, *, offset=OFFSET_BEGINNING):
+        consumer = make_consumer(configuration)
+        consumer.assign([TopicPartition("t", 0, offset)])
+        return consumer
+
+    return make
+
+
+def position(consumer, number=0):
+    return consumer.position([TopicPartition("t", number)])[0].offset
+
+
+def test_records_come_in_order_with_all_they_hold(log, assigned):
+    log.topic()
+    log.write("t", 0, b"a", b"b")
+    log.write("t", 0, b"c", timestamp_ms=7)
+    messages = assigned().consume(3, PATIENCE_SECONDS)
+    assert texts(messages) == [b"a", b"b", b"c"]
+    assert [message.offset() for message in messages] == [0, 1, 2]
+    assert [message.timestamp() for message in messages] == [(1, 1_000), (1, 1_000), (1, 7)]
+    assert {(message.topic(), message.partition(), message.error()) for message in messages} == {("t", 0, None)}
+
+
+def test_poll_waits_for_a_record_that_comes_later(log, assigned):
+    log.topic()
+    consumer = assigned()
+    assert consumer.poll(0.3) is None
+    log.write("t", 0, b"late")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"late"
+
+
+def test_consume_returns_what_there_is_when_the_time_is_up(log, assigned):
+    log.topic()
+    log.write("t", 0, b"a", b"b")
+    consumer = assigned()
+    assert consumer.consume(0) == []
+    assert texts(consumer.consume(5, 0.5)) == [b"a", b"b"]
+
+
+def test_aborted_records_never_come_and_open_ones_hold_back_what_follows(log, assigned):
+    log.topic()
+    aborted, open_ = log.transaction(), log.transaction()
+    aborted.write("t", 0, b"no")
+    log.write("t", 0, b"before")
+    open_.write("t", 0, b"yes")
+    log.write("t", 0, b"after")
+    aborted.end(commit=False)
+    consumer = assigned()
+    assert texts(consumer.consume(9, 0.5)) == [b"before"]
+    open_.end(commit=True)
+    assert texts(consumer.consume(2, PATIENCE_SECONDS)) == [b"yes", b"after"]
+
+
+def test_read_uncommitted_gets_everything(log, assigned):
+    log.topic()
+    transaction = log.transaction()
+    transaction.write("t", 0, b"open")
+    log.write("t", 0, b"after")
+    assert texts(assigned({"isolation.level": "read_uncommitted"}).consume(2, PATIENCE_SECONDS)) == [b"open", b"after"]
+
+
+def test_the_position_steps_over_markers_and_aborted_records(log, assigned):
+    log.topic()
+    for commit, value in ((True, b"yes"), (False, b"no")):
+        transaction = log.transaction()
+        transaction.write("t", 0, value)
+        transaction.end(commit=commit)
+    consumer = assigned()
+    assert position(consumer) == OFFSET_INVALID
+    message = consumer.poll(PATIENCE_SECONDS)
+    assert (message.value(), message.offset()) == (b"yes", 0)
+    assert position(consumer) == 4
+    assert consumer.commit(asynchronous=False)[0].offset == 4
+    assert consumer.commit(message=message, asynchronous=False)[0].offset == 1
+    log.write("t", 0, b"next")
+    assert consumer.poll(PATIENCE_SECONDS).offset() == 4
+
+
+def test_a_marker_that_comes_after_the_record_was_handed_out_is_stepped_over(log, assigned):
+    log.topic()
+    transaction = log.transaction()
+    transaction.write("t", 0, b"open")
+    consumer = assigned({"isolation.level": "read_uncommitted"})
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"open"
+    assert position(consumer) == 1
+    transaction.end(commit=False)
+    eventually(lambda: position(consumer) == 2)
+
+
+@pytest.mark.parametrize(
+    ("offset", "reset", "expected"),
+    [
+        (1, "error", b"b"),
+        (OFFSET_BEGINNING, "error", b"a"),
+        (OFFSET_INVALID, "earliest", b"a"),
+        (99, "earliest", b"a"),
+        (OFFSET_END, "error", b"new"),
+        (OFFSET_INVALID, "latest", b"new"),
+        (99, "latest", b"new"),
+        (-2002, "error", b"b"),
+    ],
+)
+def test_reading_begins_where_the_assignment_says_or_the_reset_policy(log, assigned, offset, reset, expected):
+    log.topic()
+    log.write("t", 0, b"a", b"b", b"c")
+    consumer = assigned({"auto.offset.reset": reset, "enable.partition.eof": True}, offset=offset)
+    message = consumer.poll(PATIENCE_SECONDS)
+    if message.error() is not None:
+        assert (message.error().code(), message.offset()) == (KafkaError._PARTITION_EOF, 3)
+        log.write("t", 0, b"new")
+        message = consumer.poll(PATIENCE_SECONDS)
+    assert message.value() == expected
+
+
+def test_reading_begins_at_the_committed_offset(log, assigned):
+    log.topic()
+    log.write("t", 0, b"a", b"b", b"c")
+    first = assigned()
+    first.poll(PATIENCE_SECONDS)
+    first.commit(asynchronous=False)
+    assert assigned({"auto.offset.reset": "error"}, offset=OFFSET_INVALID).poll(PATIENCE_SECONDS).value() == b"b"
+
+
+def test_reading_waits_for_a_committed_offset_that_may_still_change(log, assigned):
+    log.topic()
+    log.write("t", 0, b"a", b"b", b"c")
+    transaction = log.transaction()
+    transaction.send_offset("readers", "t", 0, 2)
+    consumer = assigned(offset=OFFSET_INVALID)
+    assert consumer.poll(0.4) is None
+    transaction.end(commit=True)
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"c"
+
+
+@pytest.mark.parametrize(
+    ("offset", "said", "text"),
+    [(OFFSET_INVALID, None, "no previously committed offset available"), (99, 99, "Offset out of range")],
+)
+def test_without_a_reset_policy_the_application_is_told_once_and_can_seek(log, assigned, offset, said, text):
+    log.topic()
+    log.write("t", 0, b"a")
+    consumer = assigned({"auto.offset.reset": "error"}, offset=offset)
+    message = consumer.poll(PATIENCE_SECONDS)
+    assert error_code(message) == KafkaError._AUTO_OFFSET_RESET
+    assert (message.topic(), message.partition(), message.offset()) == ("t", 0, said)
+    assert text in message.error().str()
+    assert consumer.poll(0.3) is None
+    consumer.seek(TopicPartition("t", 0, 0))
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"a"
+
+
+def test_an_offset_that_retention_has_passed_is_reset(log, assigned):
+    topic = log.topic()
+    log.write("t", 0, b"a")
+    consumer = assigned()
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"a"
+    log.store.write(
+        lambda connection: connection.execute(
+            update(partition_heads)
+            .where(partition_heads.c.partition_id == topic.partition_ids[0])
+            .values(next_offset=50, log_start_offset=50)
+        )
+    )
+    log.write("t", 0, b"much later")
+    message = consumer.poll(PATIENCE_SECONDS)
+    assert (message.value(), message.offset()) == (b"much later", 50)
+
+
+def test_the_end_of_a_partition_is_said_once_for_each_arrival(log, assigned):
+    log.topic()
+    log.write("t", 0, b"a")
+    consumer = assigned({"enable.partition.eof": True})
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"a"
+    end = consumer.poll(PATIENCE_SECONDS)
+    assert error_code(end) == KafkaError._PARTITION_EOF
+    assert (end.topic(), end.partition(), end.offset()) == ("t", 0, 1)
+    assert end.value() == end.error().str().encode()
+    assert consumer.poll(0.3) is None
+    log.write("t", 0, b"b")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"b"
+    assert consumer.poll(PATIENCE_SECONDS).offset() == 2
+
+
+@pytest.mark.parametrize(("isolation", "end_offset"), [("read_committed", 1), ("read_uncommitted", 2)])
+def test_the_end_is_the_last_stable_offset_or_the_high_watermark(log, assigned, isolation, end_offset):
+    log.topic()
+    log.write("t", 0, b"a")
+    transaction = log.transaction()
+    transaction.write("t", 0, b"open")
+    consumer = assigned({"enable.partition.eof": True, "isolation.level": isolation})
+    assert [message.offset() for message in consumer.consume(end_offset + 1, PATIENCE_SECONDS)][-1] == end_offset
+    tp = TopicPartition("t", 0)
+    assert consumer.get_watermark_offsets(tp, cached=True) == (0, 2)
+    assert consumer.get_watermark_offsets(tp, PATIENCE_SECONDS) == (0, end_offset)
+
+
+def test_without_the_setting_no_end_is_said(log, assigned):
+    log.topic()
+    assert assigned().poll(0.3) is None
+
+
+def test_an_unknown_topic_is_said_once_and_read_once_it_is_there(log, assigned):
+    consumer = assigned()
+    message = consumer.poll(PATIENCE_SECONDS)
+    assert error_code(message) == KafkaError.UNKNOWN_TOPIC_OR_PART
+    assert (message.topic(), message.partition()) == ("t", 0)
+    assert consumer.poll(0.5) is None
+    log.topic()
+    log.write("t", 0, b"there")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"there"
+
+
+def test_a_topic_is_created_by_a_consumer_only_if_it_may(log, assigned):
+    consumer = assigned({"allow.auto.create.topics": True})
+    assert consumer.poll(0.5) is None
+    log.write("t", 0, b"there")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"there"
+
+
+def test_an_unknown_partition_is_said_and_read_once_it_is_there(log, make_consumer):
+    log.topic()
+    consumer = make_consumer()
+    consumer.assign([TopicPartition("t", 1, 0)])
+    assert error_code(consumer.poll(PATIENCE_SECONDS)) == KafkaError._UNKNOWN_PARTITION
+    log.grow("t", 2)
+    log.write("t", 1, b"there")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"there"
+
+
+def test_a_topic_that_is_deleted_is_said_and_a_new_one_of_its_name_is_read(log, assigned):
+    log.topic()
+    log.write("t", 0, b"old", b"old")
+    consumer = assigned()
+    assert len(consumer.consume(2, PATIENCE_SECONDS)) == 2
+    log.store.write(lambda connection: delete_topic(connection, "t"), wakes_readers=True)
+    assert error_code(consumer.poll(PATIENCE_SECONDS)) == KafkaError.UNKNOWN_TOPIC_OR_PART
+    log.topic()
+    log.write("t", 0, b"new")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"new"
+
+
+def test_a_damaged_batch_is_said_after_what_lies_before_it_and_the_position_stays(log, assigned, make_consumer):
+    topic = log.topic(partition_count=2)
+    log.write("t", 0, b"good")
+    log.write("t", 0, b"damaged")
+    log.write("t", 1, b"other")
+    damage = update(record_batches).where(
+        record_batches.c.partition_id == topic.partition_ids[0], record_batches.c.base_offset == 1
+    )
+    log.store.write(lambda connection: connection.execute(damage.values(crc=1)))
+    consumer = make_consumer()
+    consumer.assign([TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)])
+    messages = consumer.consume(3, PATIENCE_SECONDS)
+    assert {message.value() for message in messages if message.error() is None} == {b"good", b"other"}
+    (error,) = [message for message in messages if message.error() is not None]
+    assert (error.partition(), error.offset(), error.error().code()) == (0, 1, 2)
+    assert "damaged" not in error.error().str().replace("is corrupt", "")
+    assert position(consumer) == 1
+    log.write("t", 1, b"goes on")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"goes on"
+    consumer.seek(TopicPartition("t", 0, 2))
+    log.write("t", 0, b"behind it")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"behind it"
+
+
+def test_many_partitions_are_all_read_while_one_has_more_than_a_page(log, make_consumer):
+    log.topic(partition_count=8)
+    for _ in range(25):
+        log.write("t", 0, *[b"x"] * 1_000)
+    for number in range(1, 8):
+        log.write("t", number, b"y")
+    consumer = make_consumer()
+    consumer.assign([TopicPartition("t", number, 0) for number in range(8)])
+    messages = consumer.consume(25_007, PATIENCE_SECONDS)
+    assert len(messages) == 25_007
+    last_small = max(index for index, message in enumerate(messages) if message.partition() > 0)
+    assert last_small < 21_000
+    assert [m.offset() for m in messages if m.partition() == 0] == list(range(25_000))
+
+
+def test_iteration_yields_records_and_raises_errors(log, make_consumer):
+    log.topic()
+    log.write("t", 0, b"a", b"b")
+    consumer = make_consumer({"enable.partition.eof": True})
+    consumer.assign([TopicPartition("t", 0, 0)])
+    seen = []
+    for message in consumer:
+        if message.error() is not None:
+            break
+        seen.append(message.value())
+    assert seen == [b"a", b"b"]
+    consumer.assign([TopicPartition("nope", 0, 0)])
+    with pytest.raises(KafkaException) as caught:
+        next(iter(consumer))
+    assert caught.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    consumer.close()
+    assert list(consumer) == []
+
+
+def test_an_expired_transaction_is_aborted_by_the_reader_that_it_holds_back(log, assigned):
+    log.topic()
+    transaction = log.transaction(timeout_ms=1)
+    transaction.write("t", 0, b"abandoned")
+    log.write("t", 0, b"after")
+    assert assigned().poll(PATIENCE_SECONDS).value() == b"after"

@@ -1,0 +1,285 @@
+"""What a consumer knows of its partitions: positions, buffers and what to read next, without thread and database."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from txnstore.clients.constants import OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.message import RecordSource
+from txnstore.clients.subscription import Chunk, PageRead, Subscription, uncommitted_offsets
+from txnstore.errors import CorruptBatch
+from txnstore.log.bounds import Bounds
+
+
+def records(first, last):
+    return iter([(offset, 1000, None, b"%d" % offset, ()) for offset in range(first, last + 1)])
+
+
+def chunk(first, last, *, next_offset=None, topic="t", number=0, size_bytes=1, open_=None):
+    return Chunk(
+        RecordSource(topic, number, 1),
+        open_ or partial(records, first, last),
+        last - first + 1,
+        size_bytes,
+        first,
+        last,
+        last + 1 if next_offset is None else next_offset,
+    )
+
+
+def page(*chunks, next_offset, end_offset=None):
+    end_offset = next_offset if end_offset is None else end_offset
+    return PageRead(chunks, next_offset, Bounds(1, 0, max(end_offset, next_offset), end_offset), end_offset)
+
+
+@pytest.fixture
+def make():
+    def make_(*numbers, offset=0, **options):
+        usual = {"stores_offsets": True, "says_end": False, "records_low": 10, "bytes_low": 1000}
+        subscription = Subscription(**{**usual, **options})
+        for number in numbers:
+            subscription.add("t", number, offset)
+            subscription.resolved(subscription.to_resolve(0.0)[0], offset)
+        return subscription
+
+    return make_
+
+
+def fill(subscription, number, *chunks, **rest):
+    tickets = {ticket.partition.number: ticket for ticket in subscription.to_read(0.0)}
+    subscription.deliver(tickets[number], page(*chunks, **rest))
+
+
+def offsets(messages):
+    return [message.offset() for message in messages]
+
+
+def taken(subscription, count):
+    messages = []
+    subscription.take(messages, count)
+    return messages
+
+
+def one_by_one(subscription, count):
+    found = (subscription.next_message() for _ in range(count))
+    return [message for message in found if message is not None]
+
+
+@pytest.mark.parametrize("take", [taken, one_by_one])
+def test_records_come_in_order_and_the_position_goes_behind_them(make, take):
+    subscription = make(0)
+    fill(subscription, 0, chunk(0, 3), chunk(4, 5), next_offset=6)
+    partition = subscription.find("t", 0)
+    assert partition.position == OFFSET_INVALID
+    assert offsets(take(subscription, 3)) == [0, 1, 2]
+    assert (partition.position, partition.stored) == (3, 3)
+    assert offsets(take(subscription, 9)) == [3, 4, 5]
+    assert (partition.position, partition.stored) == (6, 6)
+    assert not subscription.has_messages
+    assert (subscription.buffered_records, subscription.buffered_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("take", [taken, one_by_one])
+def test_the_position_steps_over_markers_with_the_last_record_before_them(make, take):
+    subscription = make(0)
+    fill(subscription, 0, chunk(0, 1, next_offset=3), chunk(3, 4, next_offset=7), next_offset=7)
+    partition = subscription.find("t", 0)
+    take(subscription, 2)
+    assert partition.position == 3
+    take(subscription, 2)
+    assert partition.position == 7
+
+
+def test_markers_that_come_later_are_stepped_over_at_once_or_behind_what_is_buffered(make):
+    subscription = make(0)
+    partition = subscription.find("t", 0)
+    fill(subscription, 0, next_offset=2)
+    assert (partition.position, partition.stored) == (2, 2)
+    fill(subscription, 0, chunk(2, 3), next_offset=4)
+    fill(subscription, 0, next_offset=5)
+    assert partition.position == 2
+    assert offsets(taken(subscription, 9)) == [2, 3]
+    assert partition.position == 5
+
+
+def test_without_storing_offsets_only_the_position_moves(make):
+    subscription = make(0, stores_offsets=False)
+    fill(subscription, 0, chunk(0, 3), next_offset=4)
+    taken(subscription, 2)
+    subscription.next_message()
+    assert subscription.find("t", 0).position == 3
+    assert subscription.find("t", 0).stored == OFFSET_INVALID
+
+
+def test_partitions_take_turns(make):
+    subscription = make(0, 1, records_low=100)
+    fill(subscription, 0, chunk(0, 1), chunk(2, 3), next_offset=4)
+    fill(subscription, 1, chunk(0, 1, number=1), chunk(2, 3, number=1), next_offset=4)
+    assert [message.partition() for message in taken(subscription, 8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+def test_a_seek_drops_what_is_buffered_and_what_is_on_its_way(make):
+    subscription = make(0)
+    (ticket,) = subscription.to_read(0.0)
+    fill(subscription, 0, chunk(0, 3), next_offset=4)
+    partition = subscription.find("t", 0)
+    subscription.seek(partition, 9)
+    assert partition.position == OFFSET_INVALID
+    assert subscription.next_message() is None
+    subscription.deliver(ticket, page(chunk(4, 5), next_offset=6))
+    assert subscription.next_message() is None
+    assert subscription.buffered_records == 0
+    (again,) = subscription.to_resolve(0.0)
+    assert again.offset == 9
+
+
+def test_what_was_read_for_a_partition_that_is_gone_is_dropped_even_if_it_is_back(make):
+    subscription = make(0)
+    (ticket,) = subscription.to_read(0.0)
+    subscription.clear()
+    subscription.add("t", 0, 0)
+    subscription.deliver(ticket, page(chunk(0, 3), next_offset=4))
+    assert subscription.next_message() is None
+    assert subscription.buffered_records == 0
+
+
+def test_a_paused_partition_keeps_its_buffer_and_asks_for_nothing(make):
+    subscription = make(0, 1)
+    fill(subscription, 0, chunk(0, 3), next_offset=4)
+    partition = subscription.find("t", 0)
+    assert subscription.next_message().offset() == 0
+    subscription.pause(partition)
+    assert subscription.next_message() is None
+    assert [ticket.partition.number for ticket in subscription.to_read(0.0)] == [1]
+    subscription.resume(partition)
+    subscription.resume(partition)
+    assert offsets(taken(subscription, 9)) == [1, 2, 3]
+
+
+def test_the_end_is_said_once_for_each_arrival_at_it(make):
+    subscription = make(0, says_end=True)
+    fill(subscription, 0, chunk(0, 1), next_offset=2)
+    fill(subscription, 0, next_offset=2)
+    messages = taken(subscription, 9)
+    assert offsets(messages) == [0, 1, 2]
+    assert messages[2].error().code() == KafkaError._PARTITION_EOF
+    fill(subscription, 0, next_offset=2)
+    assert taken(subscription, 9) == []
+    fill(subscription, 0, chunk(2, 2), next_offset=3)
+    assert [message.error() is None for message in taken(subscription, 9)] == [True, False]
+    subscription.seek(subscription.find("t", 0), 3)
+    subscription.resolved(subscription.to_resolve(0.0)[0], 3)
+    fill(subscription, 0, next_offset=3)
+    assert offsets(taken(subscription, 9)) == [3]
+
+
+def test_reading_ahead_is_bounded_by_records_and_by_bytes(make):
+    subscription = make(0, records_low=4)
+    fill(subscription, 0, chunk(0, 3), next_offset=4, end_offset=10)
+    assert subscription.to_read(0.0) == []
+    taken(subscription, 4)
+    assert subscription.wants_more
+    assert subscription.to_read(0.0)
+    subscription = make(0, bytes_low=50)
+    fill(subscription, 0, chunk(0, 0, size_bytes=50), next_offset=1, end_offset=10)
+    assert subscription.to_read(0.0) == []
+
+
+def test_nobody_fills_the_buffer_alone_and_who_got_nothing_comes_first(make):
+    subscription = make(0, 1, 2, records_low=9)
+    tickets = {ticket.partition.number: ticket for ticket in subscription.to_read(0.0)}
+    subscription.deliver(tickets[0], page(chunk(0, 2), next_offset=3, end_offset=9))
+    subscription.deliver(tickets[1], page(next_offset=0, end_offset=9))
+    subscription.deliver(tickets[2], page(next_offset=0))
+    assert [ticket.partition.number for ticket in subscription.to_read(0.0)] == [1]
+    fill(subscription, 1, chunk(0, 0, number=1), next_offset=1, end_offset=9)
+    assert [ticket.partition.number for ticket in subscription.to_read(0.0)] == [1, 2]
+
+
+def test_an_error_is_said_once_in_a_while_and_reading_is_tried_ever_more_rarely(make):
+    subscription = make(0)
+    error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    now, said, tries = 0.0, 0, 0
+    while now < 29:
+        for ticket in subscription.to_read(now):
+            tries += 1
+            subscription.fail(ticket, error, now)
+        said += len(taken(subscription, 9))
+        now += 0.01
+    assert said == 1
+    assert 14 < tries < 25
+    (ticket,) = subscription.to_read(40.0)
+    subscription.fail(ticket, error, 40.0)
+    assert [message.error().code() for message in taken(subscription, 9)] == [error.code()]
+    assert 0 < subscription.next_retry(40.0) <= 2
+
+
+def test_a_failure_that_nobody_needs_to_know_is_not_said(make):
+    subscription = make(0)
+    (ticket,) = subscription.to_read(0.0)
+    subscription.fail(ticket, None, 0.0)
+    assert subscription.next_message() is None
+    assert subscription.to_read(0.0) == []
+    assert len(subscription.to_read(1.0)) == 1
+
+
+def test_a_partition_that_is_stopped_is_read_again_after_a_seek_only(make):
+    subscription = make(0)
+    (ticket,) = subscription.to_read(0.0)
+    subscription.stop(ticket, KafkaError(KafkaError._AUTO_OFFSET_RESET), 0.0, offset=99)
+    assert subscription.next_message().offset() == 99
+    assert subscription.to_read(1e9) == []
+    subscription.seek(subscription.find("t", 0), 1)
+    assert [found.offset for found in subscription.to_resolve(0.0)] == [1]
+
+
+def test_a_batch_that_cannot_be_opened_is_said_and_the_position_stays(make):
+    def damaged():
+        raise CorruptBatch
+
+    subscription = make(0)
+    fill(subscription, 0, chunk(0, 1), chunk(2, 3, open_=damaged), chunk(4, 5), next_offset=6)
+    messages = taken(subscription, 9)
+    assert offsets(messages) == [0, 1, 2]
+    assert messages[2].error().code() == CorruptBatch.code
+    partition = subscription.find("t", 0)
+    assert (partition.position, partition.fetch_offset) == (2, 2)
+    assert subscription.buffered_records == 0
+    assert subscription.to_read(0.0) == []
+
+
+def test_messages_that_did_not_reach_the_application_come_again(make):
+    subscription = make(0)
+    fill(subscription, 0, chunk(0, 3), next_offset=4)
+    subscription.next_message()
+    messages = taken(subscription, 2)
+    subscription.give_back(messages)
+    partition = subscription.find("t", 0)
+    assert (partition.position, partition.stored) == (1, 1)
+    assert [ticket.offset for ticket in subscription.to_resolve(0.0)] == [1]
+
+
+def test_what_is_stored_is_to_be_committed_only_above_what_is_committed(make):
+    subscription = make(0, 1, 2)
+    for number, stored, committed in ((0, 5, 4), (1, 5, 5), (2, 5, 9)):
+        partition = subscription.find("t", number)
+        partition.stored, partition.committed = stored, committed
+    assert uncommitted_offsets(subscription) == {("t", 0): 5}
+
+
+def test_an_assignment_without_offset_begins_at_the_committed_one(make):
+    subscription = make()
+    subscription.add("t", 0, OFFSET_INVALID)
+    assert [ticket.offset for ticket in subscription.to_resolve(0.0)] == [OFFSET_STORED]
+    assert subscription.find("t", 0).assigned_offset == OFFSET_STORED
+
+
+def test_an_offset_that_has_left_the_log_is_resolved_anew(make):
+    subscription = make(0, offset=5)
+    (ticket,) = subscription.to_read(0.0)
+    subscription.out_of_range(ticket)
+    assert subscription.to_read(0.0) == []
+    assert [found.offset for found in subscription.to_resolve(0.0)] == [5]

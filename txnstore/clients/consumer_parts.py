@@ -1,0 +1,205 @@
+"""This file is what a consumer is made of, and what these parts do by themselves; none of them knows the consumer.
+
+So a consumer that nobody holds any more can end its threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from txnstore.clients.configuration import Configuration
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.consumer_events import CommitEvent, Inbox
+from txnstore.clients.consumer_lookups import ConsumerLookups
+from txnstore.clients.consumer_options import consumer_options
+from txnstore.clients.duties import Duties
+from txnstore.clients.error_mapping import kafka_error_of
+from txnstore.clients.error_messages import error_message
+from txnstore.clients.fetcher import Fetcher
+from txnstore.clients.group_member import GroupMember
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.offset_commits import CommitResult, OffsetCommits
+from txnstore.clients.partition_reader import PartitionReader
+from txnstore.clients.subscription import AssignedPartition, Subscription
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.topic_partition import TopicPartition
+from txnstore.clients.worker import Worker
+from txnstore.errors import StoreClosed, TxnStoreError
+from txnstore.transactions.recovery import recover
+
+#: How often the group is looked after: what it does then costs nothing unless something is due.
+LOOK_AFTER_SECONDS: Final = 0.2
+#: A reader that an open transaction holds back helps after this long, and then again at most this often (DESIGN 6.5).
+HELP_AFTER_SECONDS: Final = 1.0
+HELP_INTERVAL_SECONDS: Final = 5.0
+
+
+class ConsumerParts:
+    """The state and the threads of one consumer."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        """Make everything; no thread runs and nothing is opened yet."""
+        self.configuration = configuration
+        self.options = options = consumer_options(configuration)
+        self.logger = configuration.logger
+        lock = threading.RLock()
+        self.arrived = threading.Condition(lock)
+        """Notified when there is something for the application; its lock guards all of the consumer's state."""
+        self.wanted = threading.Condition(lock)
+        """Notified when there is something for the fetching thread."""
+        name = f"txnstore-consumer-{options.group_id[:40]}"
+        self.connection = StoreConnection(configuration)
+        self.directory = TopicDirectory(
+            self.connection, refresh_ms=options.metadata_refresh_ms, allow_create=options.creates_topics
+        )
+        self.worker = Worker(name)
+        self.inbox = Inbox(self.arrived, logger=self.logger, has_error_callback=configuration["error_cb"] is not None)
+        self.subscription = Subscription(
+            stores_offsets=options.stores_offsets,
+            says_end=options.says_end,
+            records_low=options.read_ahead_records,
+            bytes_low=options.read_ahead_bytes,
+        )
+        self.group = GroupMember(
+            lock=self.arrived,
+            inbox=self.inbox,
+            worker=self.worker,
+            connection=self.connection,
+            directory=self.directory,
+            options=options,
+            on_error=self.background_error,
+        )
+        self.commits = OffsetCommits(
+            lock=self.arrived,
+            subscription=self.subscription,
+            worker=self.worker,
+            connection=self.connection,
+            directory=self.directory,
+            options=options,
+            membership=lambda: self.group.membership,
+            on_error=self.group.noticed,
+        )
+        self.lookups = ConsumerLookups(self.connection, self.directory, options.isolation)
+        self.fetcher = Fetcher(
+            f"{name}-fetcher",
+            arrived=self.arrived,
+            wanted=self.wanted,
+            subscription=self.subscription,
+            reader=PartitionReader(self.connection, self.directory, options),
+            connection=self.connection,
+            duties=self._duties(),
+            look_again_seconds=options.look_again_seconds,
+            on_error=self.background_error,
+            logger=self.logger,
+        )
+        self._helped_at = 0.0
+        self._commit_under_way: Future[CommitResult] | None = None
+
+    def background_error(self, error: BaseException) -> None:
+        """Tell the application what went wrong while it did not ask: passing trouble by error_cb, else poll()."""
+        if isinstance(error, StoreClosed):
+            return
+        if isinstance(error, TxnStoreError):
+            kafka_error = kafka_error_of(error)
+        elif isinstance(error, KafkaException):
+            kafka_error = error.args[0]
+        else:
+            kafka_error = KafkaError(KafkaError._FAIL, f"an error within txnstore: {type(error).__name__}: {error}")
+        if kafka_error.retriable() or getattr(error, "outcome_unknown", False):
+            self.inbox.put_error(kafka_error)
+        else:
+            self.inbox.put_message(error_message(kafka_error))
+
+    def read_on(self) -> None:
+        """Let the fetching thread look for work; the lock is held."""
+        self.subscription.wants_more = False
+        self.fetcher.start()
+
+    def commit_in_background(
+        self, partitions: Sequence[AssignedPartition] | None = None
+    ) -> Future[CommitResult] | None:
+        """Commit what is stored, if anything is; by default of all partitions."""
+        offsets = self.commits.stored(partitions)
+        if all(partition.offset < 0 for partition in offsets):
+            return None
+        return self.submit_commit(offsets)
+
+    def submit_commit(self, offsets: Sequence[TopicPartition]) -> Future[CommitResult] | None:
+        """Commit in the background; on_commit hears of it at the next poll()."""
+        try:
+            future = self.commits.submit(offsets)
+        except RuntimeError:
+            # The worker has been closed, and with it the consumer.
+            return None
+        future.add_done_callback(self._commit_done)
+        return future
+
+    def held_back(self) -> None:
+        """Note that an open transaction keeps the application waiting."""
+        with self.arrived:
+            if self.fetcher.held_back_since is None:
+                self.fetcher.held_back_since = time.monotonic()
+        self._help()
+
+    def close(self, deadline: float) -> bool:
+        """End the threads and the connection until `deadline`; return whether they have ended."""
+        fetcher_ended = self.fetcher.close(deadline - time.monotonic())
+        worker_ended = self.worker.close(deadline - time.monotonic())
+        self.connection.close()
+        return fetcher_ended and worker_ended
+
+    def abandon(self) -> None:
+        """End without waiting: nobody holds the consumer any more. Nothing is committed, as after a crash."""
+        if self.connection.process_id == os.getpid():
+            self.close(time.monotonic())
+
+    # --- from time to time, in the fetching thread -------------------------------------------------------------------
+
+    def _duties(self) -> Duties:
+        duties = Duties()
+        duties.add(self.options.heartbeat_seconds, self.group.beat)
+        duties.add(LOOK_AFTER_SECONDS, self.group.look_after)
+        duties.add(HELP_AFTER_SECONDS, self._help)
+        if self.options.commits_by_itself and self.options.commit_interval_seconds > 0:
+            duties.add(self.options.commit_interval_seconds, self._commit_by_itself)
+        return duties
+
+    def _commit_by_itself(self) -> None:
+        if self._commit_under_way is None or self._commit_under_way.done():
+            self._commit_under_way = self.commit_in_background()
+
+    def _help(self) -> None:
+        """Finish transactions that hold the reader back if their time is up, or if they are decided already."""
+        since, now = self.fetcher.held_back_since, time.monotonic()
+        if since is None or now - since < HELP_AFTER_SECONDS or now - self._helped_at < HELP_INTERVAL_SECONDS:
+            return
+        self._helped_at = now
+        try:
+            self.worker.submit(self._recover)
+        except RuntimeError:
+            return
+
+    def _recover(self) -> None:
+        try:
+            recover(self.connection.store())
+        except TxnStoreError as error:
+            # Somebody else may help; the reader only waits longer.
+            self.logger.debug("could not help with open transactions: %s", error)
+
+    def _commit_done(self, future: Future[CommitResult]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            self.background_error(error)
+            return
+        result = future.result()
+        if self.configuration["on_commit"] is not None:
+            self.inbox.put(CommitEvent(result.error, list(result.partitions)))
+        elif result.error is not None:
+            self.logger.warning("committing offsets failed: %s", result.error.str())
