@@ -20,7 +20,7 @@ from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
 #: About 10 seconds a database.
-EXAMPLES, STEPS = 50, 30
+EXAMPLES, STEPS = 30, 30
 
 PARTITIONS = (0, 1)
 TIMEOUT_MS = 10_000
@@ -30,7 +30,10 @@ NEVER_MS = 9_000
 LARGE = b"x" * 2_000
 NAMES = st.sampled_from(["anna", "bert"])
 #: Which of a name's producers makes the call: mostly the newest, sometimes one that was replaced.
-WHO = st.sampled_from([-1, -1, -1, -1, -2])
+NEWEST, REPLACED = -1, -2
+WHO = st.sampled_from([NEWEST] * 5 + [REPLACED])
+#: Whether the program does first what has to be done before.
+LAWFUL = st.sampled_from([True] * 3 + [False])
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
 
 
@@ -79,40 +82,72 @@ class Clients(RuleBasedStateMachine):
 
     # The calls of a program.
 
-    @rule(name=NAMES, init=st.booleans())
-    def start(self, name: str, init: bool) -> None:
+    @rule(name=NAMES, inits=st.sampled_from([True] * 4 + [False]))
+    def start(self, name: str, inits: bool) -> None:
         self._start(name)
-        if init:
-            client, producer = self.clients[name][-1]
-            self._both(client, client.init, lambda: producer.init_transactions(PATIENCE_SECONDS))
+        if inits:
+            self._init(name, NEWEST)
 
     @rule(name=NAMES, who=WHO)
     def init(self, name: str, who: int) -> None:
-        client, producer = self._of(name, who)
-        self._both(client, client.init, lambda: producer.init_transactions(PATIENCE_SECONDS))
+        self._init(name, who)
 
-    @rule(name=NAMES, who=WHO)
-    def begin_transaction(self, name: str, who: int) -> None:
-        client, producer = self._of(name, who)
-        self._both(client, client.begin, producer.begin_transaction)
+    @rule(name=NAMES, who=WHO, lawful=LAWFUL)
+    def begin_transaction(self, name: str, who: int, lawful: bool) -> None:
+        if lawful:
+            self._bring_to(name, State.READY)
+        self._begin(name, who)
 
-    @rule(name=NAMES, who=WHO, partition=st.sampled_from(PARTITIONS), large=st.sampled_from([False] * 15 + [True]))
-    def produce(self, name: str, who: int, partition: int, large: bool) -> None:
+    @rule(
+        name=NAMES,
+        who=WHO,
+        partition=st.sampled_from(PARTITIONS),
+        is_large=st.sampled_from([False] * 15 + [True]),
+        flushes=st.booleans(),
+        lawful=LAWFUL,
+    )
+    def produce(self, name: str, who: int, partition: int, is_large: bool, flushes: bool, lawful: bool) -> None:
+        if lawful:
+            self._bring_to(name, State.IN_TRANSACTION)
         client, producer = self._of(name, who)
-        value = LARGE if large else self._next_value()
+        value = LARGE if is_large else self._next_value()
         self._both(
             client,
-            lambda: client.produce(partition, value, is_refused=large),
+            lambda: client.produce(partition, value, is_refused=is_large),
             lambda: producer.produce(self.topic, value, partition=partition),
         )
+        if flushes:
+            self.flush(name, who)
 
-    @rule(name=NAMES, who=WHO, partition=st.sampled_from(PARTITIONS), count=st.integers(1, 3))
-    def a_whole_transaction(self, name: str, who: int, partition: int, count: int) -> None:
+    @rule(
+        name=NAMES,
+        records=st.lists(st.tuples(st.sampled_from(PARTITIONS), st.booleans()), min_size=1, max_size=4),
+        offsets=st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 9), max_size=2),
+        end=st.sampled_from(["commit", "commit", "abort", "stays open"]),
+    )
+    def work(self, name: str, records: list[tuple[int, bool]], offsets: dict[int, int], end: str) -> None:
         """The usual thing, so that histories have enough of it."""
-        self.begin_transaction(name, who)
-        for _ in range(count):
-            self.produce(name, who, partition, large=False)
-        self.commit(name, who)
+        for partition, flushes in records:
+            self.produce(name, NEWEST, partition, is_large=False, flushes=flushes, lawful=True)
+        self.send_offsets(name, NEWEST, offsets, lawful=False)
+        if end == "commit":
+            self.commit(name, NEWEST)
+        elif end == "abort":
+            self.abort(name, NEWEST)
+
+    @rule(name=NAMES, partition=st.sampled_from(PARTITIONS), end=st.sampled_from(["flush", "commit", "abort"]))
+    def take_over(self, name: str, partition: int, end: str) -> None:
+        """Two processes take themselves for the one; the older one is in the middle of something."""
+        self._bring_to(name, State.IN_TRANSACTION)
+        self._start(name)
+        self._init(name, NEWEST)
+        self.produce(name, REPLACED, partition, is_large=False, flushes=False, lawful=False)
+        if end == "flush":
+            self.flush(name, REPLACED)
+        elif end == "commit":
+            self.commit(name, REPLACED)
+        else:
+            self.abort(name, REPLACED)
 
     @rule(name=NAMES, who=WHO)
     def flush(self, name: str, who: int) -> None:
@@ -129,8 +164,15 @@ class Clients(RuleBasedStateMachine):
         client, producer = self._of(name, who)
         self._both(client, client.purge, producer.purge)
 
-    @rule(name=NAMES, who=WHO, offsets=st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 9), max_size=2))
-    def send_offsets(self, name: str, who: int, offsets: dict[int, int]) -> None:
+    @rule(
+        name=NAMES,
+        who=WHO,
+        offsets=st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 9), max_size=2),
+        lawful=LAWFUL,
+    )
+    def send_offsets(self, name: str, who: int, offsets: dict[int, int], lawful: bool) -> None:
+        if lawful:
+            self._bring_to(name, State.IN_TRANSACTION)
         client, producer = self._of(name, who)
         positions = [TopicPartition(self.topic, partition, offset) for partition, offset in offsets.items()]
         metadata = self.readers["read_uncommitted"].consumer_group_metadata()
@@ -150,7 +192,7 @@ class Clients(RuleBasedStateMachine):
         client, producer = self._of(name, who)
         self._both(client, client.abort, lambda: producer.abort_transaction(PATIENCE_SECONDS))
 
-    @rule(name=NAMES, who=st.sampled_from([-2, -2, -1]))
+    @rule(name=NAMES, who=st.sampled_from([REPLACED, REPLACED, NEWEST]))
     def close(self, name: str, who: int) -> None:
         self._close(*self._of(name, who))
 
@@ -270,6 +312,28 @@ class Clients(RuleBasedStateMachine):
             transactional_id=self.prefix + name, transaction_timeout_ms=TIMEOUT_MS, linger_ms=NEVER_MS
         )
         self.clients[name].append((Client(self.broker, name), Producer(configuration)))
+
+    def _init(self, name: str, who: int) -> None:
+        client, producer = self._of(name, who)
+        self._both(client, client.init, lambda: producer.init_transactions(PATIENCE_SECONDS))
+
+    def _begin(self, name: str, who: int) -> None:
+        client, producer = self._of(name, who)
+        self._both(client, client.begin, producer.begin_transaction)
+
+    def _bring_to(self, name: str, wanted: State) -> None:
+        """Let the newest producer of the name do what a right program does to get there."""
+        while (state := self.clients[name][NEWEST][0].state) is not wanted:
+            if state in (State.CLOSED, State.FATAL):
+                self._start(name)
+            elif state is State.INIT:
+                self._init(name, NEWEST)
+            elif state is State.READY:
+                self._begin(name, NEWEST)
+            elif state is State.ABORTABLE:
+                self.abort(name, NEWEST)
+            else:
+                self.commit(name, NEWEST)
 
     def _of(self, name: str, who: int) -> tuple[Client, Producer]:
         clients = self.clients[name]

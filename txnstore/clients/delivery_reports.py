@@ -62,6 +62,7 @@ class DeliveryReports:
         self._default_callback = default_callback
         self._only_errors = only_errors
         self._reports: deque[DeliveryReport] = deque()
+        self._serving = threading.RLock()
         self._events: deque[Callable[[], object]] = deque()
 
     def add(self, report: DeliveryReport) -> None:
@@ -104,33 +105,58 @@ class DeliveryReports:
             served += count
 
     def serve_reports(self) -> int:
-        """Call the callbacks of delivery reports alone."""
-        default_callback = self._default_callback
-        accumulator = self._accumulator
+        """Call the callbacks of delivery reports alone.
+
+        One thread serves at a time, so that they come in order; another one has nothing to do meanwhile.
+        """
+        if not self._serving.acquire(blocking=False):
+            return 0
         served = 0
-        while True:
-            with self._changed:
-                if not self._reports:
+        try:
+            while True:
+                with self._changed:
+                    report = self._reports[0] if self._reports else None
+                if report is None:
                     return served
-                report = self._reports[0]
+                served += self._serve(report)
+        finally:
+            self._serving.release()
+
+    def _serve(self, report: DeliveryReport) -> int:
+        """Serve what is left of a report; a callback that serves reports itself goes on where this one is."""
+        default_callback = self._default_callback
+        accumulator, records, error = self._accumulator, report.records, report.error
+        count = len(records)
+        first = report.served
+        released = released_bytes = 0
+        try:
+            if default_callback is None and first == 0 and all(record[CALLBACK] is None for record in records):
+                # Nobody wants to hear of any of them.
+                report.served = released = count
+                released_bytes = _size_bytes(report)
+                return count
+            while report.served < count:
                 index = report.served
-                record = report.records[index]
+                report.served = index + 1
+                record = records[index]
+                released += 1
+                released_bytes += record[SIZE_BYTES]
+                if accumulator.record_count >= accumulator.records_max:
+                    # The callback may want to produce.
+                    with self._changed:
+                        accumulator.release(released, released_bytes)
+                    released = released_bytes = 0
                 callback = record[CALLBACK]
                 if callback is None:
                     callback = default_callback
-                if callback is None and index == 0 and all(item[CALLBACK] is None for item in report.records):
-                    # Nobody wants to hear of any of them.
+                if callback is not None:
+                    callback(error, report.message(index))
+            return count - first
+        finally:
+            with self._changed:
+                accumulator.release(released, released_bytes)
+                if report.served == count and self._reports and self._reports[0] is report:
                     self._reports.popleft()
-                    accumulator.release(len(report.records), _size_bytes(report))
-                    served += len(report.records)
-                    continue
-                report.served = index + 1
-                if report.served == len(report.records):
-                    self._reports.popleft()
-                accumulator.release(1, record[SIZE_BYTES])
-            served += 1
-            if callback is not None:
-                callback(report.error, report.message(index))
 
 
 def _size_bytes(report: DeliveryReport) -> int:

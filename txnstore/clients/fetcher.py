@@ -20,9 +20,12 @@ from txnstore.clients.subscription import Subscription, Ticket
 from txnstore.db.waiting import Waiter
 from txnstore.errors import StoreClosed, TxnStoreError
 
-#: While it waits for commits, the thread looks up this often: often at first, then ever more rarely.
+#: While it waits for commits, the thread looks up this often: often at first, then ever more rarely. Each wait costs up
+#: to a millisecond of the processor (psycopg's), and a seek waits for the end of it.
 SLICE_FIRST_MS: Final = 4
-SLICE_LAST_MS: Final = 50
+SLICE_LAST_MS: Final = 200
+#: What hears of nothing for long is looked at by itself this much more rarely.
+LOOK_AGAIN_FACTOR_MAX: Final = 2.0
 #: After an error of the database it waits this long at first, and at last.
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 2.0
@@ -60,6 +63,7 @@ class Fetcher:
         self._closing = False
         self._waiter: Waiter | None = None
         self._read_at = 0.0
+        self._look_again_factor = 1.0
         self._slice_ms = SLICE_FIRST_MS
         self._pause_seconds = PAUSE_FIRST_SECONDS
         self.held_back_since: float | None = None
@@ -127,6 +131,7 @@ class Fetcher:
     def _has_news(self, tickets: list[Ticket], due_seconds: float) -> bool:
         """Return whether there may be something to read; waits a moment if all of it was read up to its end."""
         if not all(ticket.partition.is_at_end for ticket in tickets):
+            self._slice_ms = SLICE_FIRST_MS
             return True
         if self._waiter is None:
             self._waiter = self._connection.store().waiter()
@@ -136,10 +141,14 @@ class Fetcher:
         slice_ms = min(self._slice_ms, int(due_seconds * 1000) + 1) if due_seconds < 1 else self._slice_ms
         if self._waiter.wait(slice_ms):
             self._slice_ms = SLICE_FIRST_MS
+            self._look_again_factor = 1.0
             return True
         self._slice_ms = min(self._slice_ms * 2, SLICE_LAST_MS)
         # A wake-up may get lost: look from time to time.
-        return time.monotonic() - self._read_at >= self._look_again_seconds
+        if time.monotonic() - self._read_at < self._look_again_seconds * self._look_again_factor:
+            return False
+        self._look_again_factor = LOOK_AGAIN_FACTOR_MAX
+        return True
 
     def _apply(self, outcomes: list[Outcome]) -> None:
         now = self._read_at = time.monotonic()

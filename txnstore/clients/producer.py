@@ -206,10 +206,12 @@ class Producer:
         chosen = PARTITION_UNASSIGNED
         if known is not None:
             count = len(known.partition_ids)
-            if partition == PARTITION_UNASSIGNED:
-                chosen = self._choice.choose(topic, key, count, now_seconds)
-            else:
+            if partition != PARTITION_UNASSIGNED:
                 chosen = partition
+            elif count == 1:
+                chosen = 0
+            else:
+                chosen = self._choice.choose(topic, key, count, now_seconds)
             if not 0 <= chosen < count:
                 raise KafkaException(
                     KafkaError(KafkaError._UNKNOWN_PARTITION, "Unable to produce message: Local: Unknown partition")
