@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from txnstore.clients.configuration_keys import KEYS
+from txnstore.clients.transaction_states import ALLOWED_IN, RESUMABLE, ProducerState, TransactionCall
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
 from txnstore.db.schema import metadata
 from txnstore.errors import ERRORS
@@ -84,6 +86,29 @@ def draw_settings() -> Iterator[str]:
     yield from _settings("Of a topic", TOPIC_SETTINGS)
 
 
+def draw_client_states() -> Iterator[str]:
+    """Draw which call of the transactional API may begin in which state."""
+    yield "| state | " + " | ".join(f"`{call.value}`" for call in TransactionCall) + " |"
+    yield "| --- |" + " --- |" * len(TransactionCall)
+    for state in ProducerState:
+        cells = " | ".join("yes" if state in ALLOWED_IN[call] else "" for call in TransactionCall)
+        yield f"| {state.value} | {cells} |"
+    yield ""
+    resumable = ", ".join(f"`{call.value}`" for call in TransactionCall if call in RESUMABLE)
+    yield f"A call that timed out goes on, and is made again to take its answer: {resumable}."
+
+
+def draw_configuration() -> Iterator[str]:
+    """Draw the configuration keys that mean something."""
+    yield "| key | for | default |"
+    yield "| --- | --- | --- |"
+    for key in sorted(KEYS.values(), key=lambda key: key.name):
+        if not key.ignored:
+            names = ", ".join(f"`{name}`" for name in (key.name, *key.aliases))
+            default = "" if key.default is None else str(key.default)
+            yield f"| {names} | {key.user.value} | {_cell(default)} |"
+
+
 def _settings(title: str, settings: Mapping[str, Setting]) -> Iterator[str]:
     yield f"| {title} | default | meaning |"
     yield "| --- | --- | --- |"
@@ -102,6 +127,8 @@ PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
     "end transaction": draw_end_transaction,
     "errors": draw_errors,
     "settings": draw_settings,
+    "client states": draw_client_states,
+    "configuration": draw_configuration,
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 TOP = Path(__file__).resolve().parents[2]
 README = (TOP / "README.md").read_text(encoding="utf-8")
 
-EXAMPLE = re.search(r"```python\n(import time.*?)```", README, re.DOTALL)
+EXAMPLE = re.search(r"```python\n(import txnstore as confluent_kafka.*?)```", README, re.DOTALL)
 NAMED_TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", README)))
 NAMED_PATHS = sorted(set(re.findall(r"`((?:txnstore|tests|migrations|scripts)/[\w/.-]*)`", README)))
 
@@ -25,7 +25,7 @@ def test_the_example_prints_the_record_that_it_wrote(tmp_path: Path) -> None:
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "0 b'customer-7' b'42 EUR'\n"
+    assert done.stdout == "payments 0 b'customer-7' b'42 EUR'\n"
 
 
 def test_every_guarantee_names_a_test() -> None:
