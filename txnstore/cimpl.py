@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from txnstore.clients.admin_new_topics import NewPartitions, NewTopic
 from txnstore.clients.cluster_metadata import Uuid
 from txnstore.clients.constants import (
     ISOLATION_LEVEL_READ_COMMITTED,
@@ -54,6 +55,8 @@ __all__ = [
     "KafkaError",
     "KafkaException",
     "Message",
+    "NewPartitions",
+    "NewTopic",
     "Producer",
     "TopicPartition",
     "Uuid",

@@ -108,6 +108,6 @@ def error_code(message: Message | None) -> int | None:
     return None if error is None else error.code()
 
 
-def texts(messages: list[Message]) -> list[bytes | None]:
+def texts(messages: list[Message]) -> list[bytes]:
     """Return the values."""
-    return [message.value() for message in messages]
+    return [message.value() or b"" for message in messages]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import threading
+from typing import Any
 
 import pytest
 
@@ -193,7 +196,7 @@ def test_the_context_closes_the_consumer_and_lets_exceptions_pass(tmp_path):
 
 
 def test_a_consumer_needs_a_group(tmp_path):
-    with pytest.raises(ValueError, match="Failed to create consumer: group.id must be set"):
+    with pytest.raises(ValueError, match=r"Failed to create consumer: group\.id must be set"):
         Consumer({"bootstrap.servers": f"sqlite:///{tmp_path / 's.db'}"})
     with pytest.raises(TypeError, match="expected configuration dict"):
         Consumer()
@@ -272,6 +275,8 @@ def test_the_cluster_and_its_topics(reader, log):
 
 
 def test_a_call_without_time_times_out_and_the_consumer_goes_on(reader):
+    held = threading.Event()
+    reader._parts.worker.submit(held.wait)
     late = [
         (reader.get_watermark_offsets, [TP("t", 0), 0]),
         (reader.offsets_for_times, [[TP("t", 0, 0)], 0]),
@@ -282,15 +287,14 @@ def test_a_call_without_time_times_out_and_the_consumer_goes_on(reader):
         assert code == KafkaError._TIMED_OUT
         assert text.endswith(": Local: Timed out")
     assert reader.poll(PATIENCE_SECONDS).value() == b"2"
+    held.set()
+    assert reader.get_watermark_offsets(TP("t", 0), PATIENCE_SECONDS) == (0, 5)
 
 
 def test_a_consumer_that_nobody_holds_ends_its_threads(url, log):
-    import gc
-    import threading
-
     log.topic()
     log.write("t", 0, b"0")
-    consumer = Consumer({"bootstrap.servers": url, "group.id": "forgotten", "auto.offset.reset": "earliest"})
+    consumer: Any = Consumer({"bootstrap.servers": url, "group.id": "forgotten", "auto.offset.reset": "earliest"})
     consumer.assign([TP("t", 0)])
     assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
     consumer.commit(asynchronous=False)

@@ -11,6 +11,8 @@ import sys
 import textwrap
 import threading
 import time
+from itertools import pairwise
+from typing import Any
 
 import psycopg
 import pytest
@@ -29,6 +31,10 @@ SLACK_SECONDS = 2.0
 def topic(log):
     log.topic()
     log.write("t", 0, b"0", b"1")
+
+
+def new_consumer(configuration):
+    return Consumer(configuration)
 
 
 @contextlib.contextmanager
@@ -63,7 +69,7 @@ def hang(url, txnstore_postgres_server):
 @pytest.mark.parametrize("has_read", [True, False])
 def test_every_call_keeps_its_timeout_while_the_database_hangs(hang, topic, has_read):
     address, hold = hang
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "hung", "auto.offset.reset": "earliest"})
+    consumer = new_consumer({"bootstrap.servers": address, "group.id": "hung", "auto.offset.reset": "earliest"})
     try:
         consumer.assign([TP("t", 0)])
         if has_read:
@@ -79,13 +85,13 @@ def test_every_call_keeps_its_timeout_while_the_database_hangs(hang, topic, has_
             lambda: consumer.get_watermark_offsets(TP("t", 0), 0.2),
             lambda: consumer.offsets_for_times([TP("t", 0, 0)], 0.2),
             lambda: consumer.list_topics(timeout=0.2),
-            lambda: consumer.commit(),
+            consumer.commit,
             lambda: consumer.seek(TP("t", 0, 0)),
             lambda: consumer.pause([TP("t", 0)]),
             lambda: consumer.resume([TP("t", 0)]),
             lambda: consumer.position([TP("t", 0)]),
             lambda: consumer.subscribe(["t"]),
-            lambda: consumer.unassign(),
+            consumer.unassign,
         ):
             with lasting_at_most(0.2), contextlib.suppress(KafkaException):
                 call()
@@ -95,9 +101,9 @@ def test_every_call_keeps_its_timeout_while_the_database_hangs(hang, topic, has_
 
 
 def test_a_consumer_goes_on_after_the_network_was_gone(txnstore_postgresql_url, topic_on_postgresql):
-    errors = []
+    errors: list = []
     with Proxy(upstream_of(txnstore_postgresql_url)) as proxy:
-        consumer = Consumer(
+        consumer = new_consumer(
             {
                 "bootstrap.servers": proxy.url(txnstore_postgresql_url),
                 "group.id": "g",
@@ -133,7 +139,7 @@ def topic_on_postgresql(txnstore_postgresql_url):
 
 def test_a_consumer_goes_on_after_its_sessions_were_ended(txnstore_postgresql_url, topic_on_postgresql):
     log = topic_on_postgresql
-    with Consumer({"bootstrap.servers": txnstore_postgresql_url, "group.id": "g"}) as consumer:
+    with new_consumer({"bootstrap.servers": txnstore_postgresql_url, "group.id": "g"}) as consumer:
         consumer.assign([TP("t", 0, 0)])
         assert texts(consumer.consume(2, PATIENCE_SECONDS)) == [b"0", b"1"]
         for number in range(3):
@@ -158,7 +164,7 @@ def test_missing_rights_are_said_with_their_reason_and_nothing_spins(
             administrator.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA txnstore TO {role}")
             administrator.execute(f"REVOKE SELECT ON txnstore.record_batches FROM {role}")
         url = server.url(database, role, "secret")
-        with Consumer({"bootstrap.servers": url, "group.id": "g", "enable.auto.commit": False}) as consumer:
+        with new_consumer({"bootstrap.servers": url, "group.id": "g", "enable.auto.commit": False}) as consumer:
             consumer.assign([TP("t", 0, 0)])
             message = consumer.poll(PATIENCE_SECONDS)
             assert message.error().code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
@@ -179,7 +185,7 @@ def test_a_database_that_is_no_store_is_said(tmp_path):
     path = tmp_path / "other.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE txnstore_topics (id INTEGER)")
-    with Consumer({"bootstrap.servers": f"sqlite:///{path}", "group.id": "g"}) as consumer:
+    with new_consumer({"bootstrap.servers": f"sqlite:///{path}", "group.id": "g"}) as consumer:
         consumer.assign([TP("t", 0, 0)])
         message = consumer.poll(PATIENCE_SECONDS)
         assert message is not None
@@ -187,7 +193,7 @@ def test_a_database_that_is_no_store_is_said(tmp_path):
 
 
 def test_no_thread_and_no_connection_is_left_after_close(url, topic, log):
-    consumer = Consumer({"bootstrap.servers": url, "group.id": "leaves-nothing", "auto.offset.reset": "earliest"})
+    consumer = new_consumer({"bootstrap.servers": url, "group.id": "leaves-nothing", "auto.offset.reset": "earliest"})
     consumer.subscribe(["t"])
     consumer.consume(2, PATIENCE_SECONDS)
     assert threads_of("leaves-nothing")
@@ -208,81 +214,89 @@ def log_sessions(log):
     return []
 
 
+class Threads:
+    """Several threads that run until they are told to end, or until one of them fails."""
+
+    def __init__(self):
+        self.done = threading.Event()
+        self.failures = []
+        self.threads = []
+
+    def start(self, step):
+        def run():
+            try:
+                while not self.done.is_set():
+                    step()
+            except Exception as error:  # noqa: BLE001 - the test fails by it
+                self.failures.append(error)
+                self.done.set()
+
+        self.threads.append(threading.Thread(target=run))
+        self.threads[-1].start()
+
+    def end(self):
+        self.done.set()
+        for thread in self.threads:
+            thread.join(PATIENCE_SECONDS)
+        assert self.failures == []
+
+
 def test_many_threads_use_one_consumer(url, log):
     log.topic()
     for first in range(0, 4_000, 100):
         log.write("t", 0, *[b"%d" % number for number in range(first, first + 100)])
-    seen, failures, done = [], [], threading.Event()
-
-    def guarded(work):
-        def run():
-            try:
-                work()
-            except BaseException as error:
-                failures.append(error)
-
-        return threading.Thread(target=run)
-
-    with Consumer({"bootstrap.servers": url, "group.id": "many", "auto.offset.reset": "earliest"}) as consumer:
+    seen: list = []
+    threads = Threads()
+    with new_consumer({"bootstrap.servers": url, "group.id": "many", "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([TP("t", 0)])
 
         def read():
-            while not done.is_set():
-                seen.extend(message.offset() for message in consumer.consume(50, 0.05))
-                message = consumer.poll(0.01)
-                if message is not None:
-                    seen.append(message.offset())
-                if len(set(seen)) == 4_000:
-                    done.set()
+            messages = [*consumer.consume(50, 0.05), consumer.poll(0.01)]
+            seen.extend(message.offset() for message in messages if message is not None)
+            if len(seen) >= 4_000:
+                threads.done.set()
 
         def disturb():
-            while not done.is_set():
-                consumer.pause([TP("t", 0)])
-                consumer.commit()
-                consumer.position([TP("t", 0)])
-                consumer.resume([TP("t", 0)])
-                consumer.committed([TP("t", 0)], PATIENCE_SECONDS)
-                done.wait(0.005)
+            consumer.pause([TP("t", 0)])
+            consumer.commit()
+            consumer.position([TP("t", 0)])
+            consumer.resume([TP("t", 0)])
+            consumer.committed([TP("t", 0)], PATIENCE_SECONDS)
+            threads.done.wait(0.005)
 
-        threads = [guarded(read), guarded(read), guarded(disturb)]
-        for thread in threads:
-            thread.start()
-        assert done.wait(PATIENCE_SECONDS) or not failures
-        done.set()
-        for thread in threads:
-            thread.join(PATIENCE_SECONDS)
-        assert failures == []
-        # Nothing twice, nothing missing: pauses, commits and two readers notwithstanding.
-        assert sorted(seen) == list(range(4_000))
+        for step in (read, read, disturb):
+            threads.start(step)
+        threads.done.wait(PATIENCE_SECONDS)
+        threads.end()
+    # Nothing twice, nothing missing: pauses, commits and two readers notwithstanding.
+    assert sorted(seen) == list(range(4_000))
 
 
 def test_seeking_while_another_thread_reads_gives_the_records_from_there(url, log):
     log.topic()
     log.write("t", 0, *[b"%d" % number for number in range(500)])
-    with Consumer({"bootstrap.servers": url, "group.id": "seeks"}) as consumer:
+    with new_consumer({"bootstrap.servers": url, "group.id": "seeks"}) as consumer:
         consumer.assign([TP("t", 0, 0)])
-        seen, stop = [], threading.Event()
+        seen: list = []
+        threads = Threads()
 
         def read():
-            while not stop.is_set():
-                message = consumer.poll(0.05)
-                if message is not None:
-                    seen.append(message.offset())
+            message = consumer.poll(0.05)
+            if message is not None:
+                seen.append(message.offset())
 
-        thread = threading.Thread(target=read)
-        thread.start()
+        threads.start(read)
         for _ in range(20):
             mark = len(seen)
             consumer.seek(TP("t", 0, 250))
             eventually(lambda mark=mark: 250 in seen[mark:])
-        stop.set()
-        thread.join(PATIENCE_SECONDS)
-    jumps = [after for before, after in zip(seen, seen[1:], strict=False) if after != before + 1]
+        threads.end()
+    jumps = [after for before, after in pairwise(seen) if after != before + 1]
     assert set(jumps) <= {250}
 
 
 def test_closing_ends_a_poll_that_waits_in_another_thread(url, topic):
-    consumer = Consumer({"bootstrap.servers": url, "group.id": "ends"})
+    consumer = new_consumer({"bootstrap.servers": url, "group.id": "ends"})
     consumer.assign([TP("t", 0, 2)])
     ended = []
 
@@ -302,7 +316,7 @@ def test_closing_ends_a_poll_that_waits_in_another_thread(url, topic):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_is_refused_and_leaves_the_parent_alone(url, topic):
-    with Consumer({"bootstrap.servers": url, "group.id": "forks"}) as consumer:
+    with new_consumer({"bootstrap.servers": url, "group.id": "forks"}) as consumer:
         consumer.assign([TP("t", 0, 0)])
         assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
         child = os.fork()
@@ -335,9 +349,7 @@ def test_an_interrupt_ends_a_call_that_waits(url, topic, call):
             consumer.close()
             print("interrupted", flush=True)
     """
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
-    )
+    child: Any = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "waiting\n"
         # It may still be on its way into the call; an interrupt before it would end the program as well.
@@ -351,7 +363,7 @@ def test_an_interrupt_ends_a_call_that_waits(url, topic, call):
 
 
 def test_a_waiting_consumer_costs_next_to_nothing(url, topic):
-    with Consumer({"bootstrap.servers": url, "group.id": "idle"}) as consumer:
+    with new_consumer({"bootstrap.servers": url, "group.id": "idle"}) as consumer:
         consumer.assign([TP("t", 0, 2)])
         consumer.poll(1.0)
         before = time.process_time()

@@ -268,11 +268,14 @@ def test_the_instance_id_is_kept(two, make_consumer, log):
     assert log.members("readers")[0].group_instance_id == "worker-7"
 
 
-def test_an_application_that_does_not_poll_leaves_and_comes_back_with_its_next_poll(
-    two, make_consumer, listener, log
-):
+def test_an_application_that_does_not_poll_leaves_and_comes_back_with_its_next_poll(two, make_consumer, listener, log):
     consumer = make_consumer(
-        {"max.poll.interval.ms": 300, "session.timeout.ms": 300, "heartbeat.interval.ms": 50, "enable.auto.commit": False}
+        {
+            "max.poll.interval.ms": 300,
+            "session.timeout.ms": 300,
+            "heartbeat.interval.ms": 50,
+            "enable.auto.commit": False,
+        }
     )
     listener.subscribe(consumer, "t")
     consumer.consume(2, PATIENCE_SECONDS)

@@ -6,10 +6,11 @@ from functools import partial
 
 import pytest
 
+from txnstore.clients.assigned_partition import Chunk, PageRead, uncommitted_offsets
 from txnstore.clients.constants import OFFSET_INVALID, OFFSET_STORED
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import RecordSource
-from txnstore.clients.subscription import Chunk, PageRead, Subscription, uncommitted_offsets
+from txnstore.clients.subscription import Subscription
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import Bounds
 
@@ -58,7 +59,7 @@ def offsets(messages):
 
 
 def taken(subscription, count):
-    messages = []
+    messages: list = []
     subscription.take(messages, count)
     return messages
 

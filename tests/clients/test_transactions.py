@@ -7,6 +7,7 @@ import threading
 import warnings
 
 import pytest
+from sqlalchemy import update
 
 from tests.clients.steps import (
     BOTH_ISOLATION_LEVELS,
@@ -19,7 +20,9 @@ from tests.clients.steps import (
     values,
 )
 from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, Message, TopicPartition
-from txnstore.transactions.recovery import abort_timed_out
+from txnstore.db.schema import transactions
+from txnstore.transactions.metadata import EPOCH_EXHAUSTED
+from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
 TOPIC = "orders"
 
@@ -447,6 +450,30 @@ def test_after_its_time_the_same_producer_resumes(store, clock, make_transaction
         producer.commit_transaction(PATIENCE_SECONDS)
 
     assert seen(url, topic)[0] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_a_producer_goes_on_past_the_last_epoch_of_its_producer_id(store, make_transactional, url, topic, left):
+    """Every end of a transaction takes an epoch (KIP-890); after the last one there is a new producer id."""
+    make_transactional().close()
+    row = update(transactions).where(transactions.c.transactional_id == "anna")
+    store.write(lambda connection: connection.execute(row.values(producer_epoch=EPOCH_EXHAUSTED - 2 - left)))
+    producer = make_transactional()
+    committed_values = []
+    for number, end in enumerate(["commit", "abort", "from outside", "commit", "from outside", "abort", "commit"]):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number, partition=0)
+        if end == "commit":
+            producer.commit_transaction(PATIENCE_SECONDS)
+            committed_values.append(b"%d" % number)
+            continue
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        if end == "from outside":
+            assert abort_by_administrator(store, "anna")
+            assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
+        producer.abort_transaction(PATIENCE_SECONDS)
+
+    assert seen(url, topic)[0] == committed_values
 
 
 # with producer.transaction():

@@ -7,6 +7,7 @@ aborted from outside, or whose transactional id another one has taken, learns it
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -48,7 +49,8 @@ class Transaction:
     owner: Client
     end: End | None = None
     partitions: set[int] = field(default_factory=set)
-    offsets: dict[int, int] = field(default_factory=dict)
+    #: By partition: when it was sent, and the offset.
+    offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class Broker:
 
     def __init__(self, partitions: Collection[int]) -> None:
         self.log: dict[int, list[Entry]] = {partition: [] for partition in partitions}
-        self.offsets: dict[int, int] = {}
+        #: The committed offsets: when each was sent, and the offset.
+        self._offsets: dict[int, tuple[int, int]] = {}
+        self._times = itertools.count()
         #: Who was the last to take each transactional id, and the open transaction of each.
         self.owners: dict[str, Client] = {}
         self.open: dict[str, Transaction] = {}
@@ -73,7 +77,16 @@ class Broker:
         self.log[partition].append(Entry(value))
 
     def commit_plain(self, offsets: Mapping[int, int]) -> None:
-        self.offsets |= offsets
+        self._offsets |= self.sent_now(offsets)
+
+    def sent_now(self, offsets: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+        """Return the offsets with the time: of two that are committed the one that was sent later counts."""
+        return {partition: (next(self._times), offset) for partition, offset in offsets.items()}
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        """The committed offset of each partition that has one."""
+        return {partition: offset for partition, (_, offset) in self._offsets.items()}
 
     def take(self, client: Client) -> None:
         self.abort_from_outside(client.name)
@@ -107,7 +120,8 @@ class Broker:
         for partition in transaction.partitions:
             self.log[partition].append(Entry(None))
         if end is End.COMMITTED:
-            self.offsets |= transaction.offsets
+            for partition, sent in transaction.offsets.items():
+                self._offsets[partition] = max(sent, self._offsets.get(partition, sent))
 
     def abort_from_outside(self, name: str) -> bool:
         """Abort what is open; whether anything was."""
@@ -173,7 +187,7 @@ class Client:
             return
         self._check_state(State.IN_TRANSACTION)
         self._check_with_broker()
-        self._stored().offsets |= offsets
+        self._stored().offsets |= self._broker.sent_now(offsets)
 
     def commit(self) -> None:
         self._check_state(State.IN_TRANSACTION)

@@ -20,7 +20,7 @@ from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
 #: About 10 seconds a database.
-EXAMPLES, STEPS = 30, 30
+EXAMPLES, STEPS = 60, 30
 
 PARTITIONS = (0, 1)
 TIMEOUT_MS = 10_000
@@ -110,13 +110,16 @@ class Clients(RuleBasedStateMachine):
         if lawful:
             self._bring_to(name, State.IN_TRANSACTION)
         client, producer = self._of(name, who)
+        if is_large:
+            # How much of what is sent along is refused with it is a matter of batches.
+            self.flush(name, who)
         value = LARGE if is_large else self._next_value()
         self._both(
             client,
             lambda: client.produce(partition, value, is_refused=is_large),
             lambda: producer.produce(self.topic, value, partition=partition),
         )
-        if flushes:
+        if flushes or is_large:
             self.flush(name, who)
 
     @rule(
@@ -134,6 +137,15 @@ class Clients(RuleBasedStateMachine):
             self.commit(name, NEWEST)
         elif end == "abort":
             self.abort(name, NEWEST)
+
+    @rule(name=NAMES, partition=st.sampled_from(PARTITIONS), flushes=st.booleans(), commits=st.booleans())
+    def give_up(self, name: str, partition: int, flushes: bool, commits: bool) -> None:
+        """Take back what was queued, and maybe try to commit without it."""
+        self.produce(name, NEWEST, partition, is_large=False, flushes=flushes, lawful=True)
+        self.produce(name, NEWEST, partition, is_large=False, flushes=False, lawful=False)
+        self.purge(name, NEWEST)
+        if commits:
+            self.commit(name, NEWEST)
 
     @rule(name=NAMES, partition=st.sampled_from(PARTITIONS), end=st.sampled_from(["flush", "commit", "abort"]))
     def take_over(self, name: str, partition: int, end: str) -> None:

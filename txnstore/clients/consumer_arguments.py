@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, SupportsFloat
 
 from txnstore.clients.error_messages import prefixed
 from txnstore.clients.kafka_error import KafkaError, KafkaException
@@ -22,21 +22,24 @@ def failure(code: int, prefix: str) -> KafkaException:
     return KafkaException(prefixed(prefix, KafkaError(code)))
 
 
-def deadline_of(timeout: float) -> float:
-    """Return when the time is up, on the monotonic clock; a negative timeout never is.
+def check_timeout(timeout: float) -> float:
+    """Return the timeout in seconds.
 
     Raises:
         TypeError: it is no number.
         ValueError: it is NaN.
     """
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        try:
-            timeout = timeout.__float__()
-        except AttributeError:
-            raise TypeError(f"must be real number, not {_type_name(timeout)}") from None
-    if math.isnan(timeout):
+    if type(timeout) is not float and type(timeout) is not int and not isinstance(timeout, SupportsFloat):
+        raise TypeError(f"must be real number, not {_type_name(timeout)}")
+    seconds = float(timeout)
+    if seconds != seconds:  # noqa: PLR0124 - this is what NaN is
         raise ValueError("a timeout is a number of seconds, not NaN")
-    return math.inf if timeout < 0 else time.monotonic() + timeout
+    return seconds
+
+
+def deadline_of(timeout_seconds: float) -> float:
+    """Return when the time is up, on the monotonic clock; a negative timeout never is."""
+    return math.inf if timeout_seconds < 0 else time.monotonic() + timeout_seconds
 
 
 def seconds_left(deadline: float) -> float:

@@ -92,23 +92,20 @@ class Inbox:
         self._arrived = arrived
         self._logger = logger
         self._has_error_callback = has_error_callback
-        self._events: deque[Event] = deque()
+        self.events: deque[Event] = deque()
+        """What has not been served yet, in order."""
         self._said_at: dict[tuple[int, bool], float] = {}
-
-    def __bool__(self) -> bool:
-        """Return whether there is an event."""
-        return bool(self._events)
 
     def put(self, event: Event) -> None:
         """Add an event."""
         with self._arrived:
-            self._events.append(event)
+            self.events.append(event)
             self._arrived.notify_all()
 
     def pop(self) -> Event | None:
         """Take the first event, or None."""
         with self._arrived:
-            return self._events.popleft() if self._events else None
+            return self.events.popleft() if self.events else None
 
     def put_error(self, error: KafkaError) -> None:
         """Tell error_cb, or the log if there is none; what comes again and again is told now and then."""

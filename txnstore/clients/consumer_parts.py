@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final
 
+from txnstore.clients.assigned_partition import AssignedPartition
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer_events import CommitEvent, Inbox
@@ -22,10 +23,11 @@ from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.error_messages import error_message
 from txnstore.clients.fetcher import Fetcher
 from txnstore.clients.group_member import GroupMember
+from txnstore.clients.group_requests import GroupRequests
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.offset_commits import CommitResult, OffsetCommits
 from txnstore.clients.partition_reader import PartitionReader
-from txnstore.clients.subscription import AssignedPartition, Subscription
+from txnstore.clients.subscription import Subscription
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
@@ -47,9 +49,10 @@ class ConsumerParts:
         self.configuration = configuration
         self.options = options = consumer_options(configuration)
         self.logger = configuration.logger
-        lock = threading.RLock()
+        self.lock = lock = threading.RLock()
+        """Guards all of the consumer's state."""
         self.arrived = threading.Condition(lock)
-        """Notified when there is something for the application; its lock guards all of the consumer's state."""
+        """Notified when there is something for the application."""
         self.wanted = threading.Condition(lock)
         """Notified when there is something for the fetching thread."""
         name = f"txnstore-consumer-{options.group_id[:40]}"
@@ -69,8 +72,7 @@ class ConsumerParts:
             lock=self.arrived,
             inbox=self.inbox,
             worker=self.worker,
-            connection=self.connection,
-            directory=self.directory,
+            requests=GroupRequests(self.connection, self.directory, options),
             options=options,
             on_error=self.background_error,
         )

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from txnstore.clients.assigned_partition import Ticket
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.duties import Duties
 from txnstore.clients.partition_reader import Delivered, Failed, Outcome, PartitionReader, Resolved
-from txnstore.clients.subscription import Subscription, Ticket
+from txnstore.clients.subscription import Subscription
 from txnstore.db.waiting import Waiter
 from txnstore.errors import StoreClosed, TxnStoreError
 

@@ -10,23 +10,19 @@ from __future__ import annotations
 import contextlib
 import enum
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from threading import Condition
 from typing import Final
 
-from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer_events import Inbox, Listener, MessageEvent, RebalanceEvent, RebalanceKind
 from txnstore.clients.consumer_options import ConsumerOptions
 from txnstore.clients.error_messages import error_message
-from txnstore.clients.group_topics import SubscribedTopics, read_subscribed_topics
+from txnstore.clients.group_requests import GroupRequests
+from txnstore.clients.group_topics import SubscribedTopics
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.partition_reader import unknown_topic
-from txnstore.clients.repeating import write_repeatable
-from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Worker
 from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
-from txnstore.groups import membership as members
 from txnstore.model import NO_GENERATION, GroupMembership
 
 #: A joining that failed is tried again after this long at first, and at last.
@@ -34,8 +30,6 @@ JOIN_PAUSE_FIRST_SECONDS: Final = 0.2
 JOIN_PAUSE_LAST_SECONDS: Final = 10.0
 #: A subscribed topic that there is not is looked for this often.
 LOOK_FOR_TOPICS_SECONDS: Final = 1.0
-#: How long a request to the group may take; the next one comes anyway.
-REQUEST_TIMEOUT_SECONDS: Final = 10.0
 
 #: The answers that say that somebody else is the group's member now.
 FENCED: Final = (UnknownMember, FencedInstance, IllegalGeneration)
@@ -68,8 +62,7 @@ class GroupMember:
         lock: Condition,
         inbox: Inbox,
         worker: Worker,
-        connection: StoreConnection,
-        directory: TopicDirectory,
+        requests: GroupRequests,
         options: ConsumerOptions,
         on_error: Callable[[BaseException], None],
     ) -> None:
@@ -77,8 +70,7 @@ class GroupMember:
         self._lock = lock
         self._inbox = inbox
         self._worker = worker
-        self._connection = connection
-        self._directory = directory
+        self._requests = requests
         self._options = options
         self._on_error = on_error
         self.stage = Stage.OUT
@@ -291,12 +283,8 @@ class GroupMember:
             topics = self._topics
             member_id = self._membership.member_id if self._membership else ""
         try:
-            found = self._find(topics)
-            joined = write_repeatable(
-                self._connection.store(),
-                lambda connection: members.join(connection, self._request(topics, found, member_id)),
-                timeout_seconds=REQUEST_TIMEOUT_SECONDS,
-            )
+            found = self._requests.find(topics)
+            membership = self._requests.join(topics, found, member_id)
         except Exception as error:  # noqa: BLE001 - the application is told, and it is tried again
             self._join_failed(number, error)
             return
@@ -304,13 +292,13 @@ class GroupMember:
             has_left = self.stage is Stage.OUT
             if not has_left:
                 # If it has subscribed anew meanwhile, the next joining goes by this name.
-                self._membership = joined.membership
+                self._membership = membership
                 self._join_pause_seconds = JOIN_PAUSE_FIRST_SECONDS
                 self._refreshed_at = time.monotonic()
                 if number == self._join_number:
                     self._assign(found)
         if has_left:
-            self._leave_group(joined.membership)
+            self._leave_group(membership)
 
     def _assign(self, found: SubscribedTopics) -> None:
         """Tell the application what the group has given it; the lock is held."""
@@ -336,11 +324,7 @@ class GroupMember:
 
     def _heartbeat(self, membership: GroupMembership) -> None:
         try:
-            write_repeatable(
-                self._connection.store(),
-                lambda connection: members.heartbeat(connection, membership),
-                timeout_seconds=REQUEST_TIMEOUT_SECONDS,
-            )
+            self._requests.heartbeat(membership)
         except FENCED as error:
             self.noticed(error, membership)
         except Exception as error:  # noqa: BLE001 - the application is told, and the next one is sent in its time
@@ -352,7 +336,7 @@ class GroupMember:
     def _refresh(self, number: int) -> None:
         """Join anew if there are other partitions than those the consumer has."""
         try:
-            found = self._find(self._topics)
+            found = self._requests.find(self._topics)
         except Exception as error:  # noqa: BLE001 - the application is told, and it is looked again in a while
             self._on_error(error)
             found = None
@@ -365,30 +349,8 @@ class GroupMember:
             if set(found.partitions) != set(self._owned):
                 self._rejoin(self._listener)
 
-    def _find(self, topics: Sequence[str]) -> SubscribedTopics:
-        return read_subscribed_topics(self._directory, topics, creates_topics=self._options.creates_topics)
-
     def _leave_group(self, membership: GroupMembership) -> None:
         try:
-            write_repeatable(
-                self._connection.store(),
-                lambda connection: members.leave(connection, membership),
-                timeout_seconds=REQUEST_TIMEOUT_SECONDS,
-            )
+            self._requests.leave(membership)
         except Exception as error:  # noqa: BLE001 - whoever joins next replaces this member anyway
             self._on_error(error)
-
-    def _request(self, topics: Sequence[str], found: SubscribedTopics, member_id: str) -> members.JoinRequest:
-        assignment: dict[str, list[int]] = {}
-        for topic, number in found.partitions:
-            assignment.setdefault(topic, []).append(number)
-        return members.JoinRequest(
-            group_id=self._options.group_id,
-            member_id=member_id or f"{self._options.client_id}-{uuid.uuid4()}",
-            group_instance_id=self._options.group_instance_id,
-            client_id=self._options.client_id,
-            session_timeout_ms=self._options.session_timeout_ms,
-            assignor=self._options.assignors[0],
-            subscription=topics,
-            assignment=assignment,
-        )

@@ -9,13 +9,14 @@ from threading import Condition
 
 from sqlalchemy import Connection
 
+from txnstore.clients.assigned_partition import AssignedPartition, uncommitted_offsets
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.constants import OFFSET_INVALID
 from txnstore.clients.consumer_options import ConsumerOptions
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.repeating import write_repeatable
-from txnstore.clients.subscription import AssignedPartition, Subscription, uncommitted_offsets
+from txnstore.clients.subscription import Subscription
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
+from txnstore.clients.assigned_partition import Chunk, PageRead, Ticket
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.constants import (
     OFFSET_STORED,
@@ -23,7 +24,6 @@ from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import RecordSource
 from txnstore.clients.start_positions import start_position
-from txnstore.clients.subscription import Chunk, PageRead, Ticket
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.errors import (
     CorruptBatch,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,15 +11,13 @@ from os import getpid
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from txnstore.clients.accumulator import PARTITION_UNASSIGNED, Accumulator, DeliveryCallback
+from txnstore.clients.accumulator import PARTITION_UNASSIGNED, DeliveryCallback
 from txnstore.clients.cluster_metadata import ClusterMetadata
 from txnstore.clients.configuration import producer_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.delivery_reports import DeliveryReports
 from txnstore.clients.error_mapping import kafka_exception_of
 from txnstore.clients.kafka_error import KafkaError, KafkaException
-from txnstore.clients.partition_choice import PartitionChoice
-from txnstore.clients.produce_requests import TRY_TIMEOUT_MS, ProducerSession
+from txnstore.clients.producer_parts import make_producer_parts
 from txnstore.clients.producer_transactions import CLOSED_TEXT, ProducerTransactions
 from txnstore.clients.record_arguments import (
     PARTITION_MAX,
@@ -32,15 +28,11 @@ from txnstore.clients.record_arguments import (
     timeout_seconds_of,
     whole_number,
 )
-from txnstore.clients.sender import Sender, SenderSettings, SenderStopped
-from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.sender_thread import SenderStopped, SenderThread
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.transaction_states import ProducerState
-from txnstore.clients.trouble import Trouble
 from txnstore.clock import Clock
-from txnstore.db.backend import Limits
 from txnstore.errors import TxnStoreError
-from txnstore.log.compression import Codec
 from txnstore.model import Header
 
 #: How long `close` tries to send what is queued, and to abort what is open.
@@ -49,8 +41,6 @@ CLOSE_TIMEOUT_SECONDS: Final = 30.0
 STOP_TIMEOUT_SECONDS: Final = 5.0
 
 Answer = TypeVar("Answer")
-
-_numbers = itertools.count(1)
 
 
 class Producer:
@@ -72,74 +62,25 @@ class Producer:
             TypeError: there is no dict.
             KafkaException: `_INVALID_ARG`: a key is unknown, a value is out of range, or two contradict each other.
         """
-        configuration = producer_configuration(arguments, keywords)
-        self._configuration = configuration
-        # Short tries: the sender looks between them whether what it tries is still wanted.
-        self._connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
-        transactional_id: str | None = configuration["transactional.id"] or None
-        # Reentrant: the collector of garbage may close another producer in the middle of anything.
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._accumulator = Accumulator(
-            lock,
-            self._changed,
-            records_max=configuration["queue.buffering.max.messages"],
-            size_bytes_max=configuration["queue.buffering.max.kbytes"] * 1024,
-            batch_records_max=configuration["batch.num.messages"],
-            batch_bytes_max=min(configuration["batch.size"], configuration["message.max.bytes"]),
-        )
-        self._reports = DeliveryReports(
-            self._changed,
-            self._accumulator,
-            default_callback=configuration["on_delivery"],
-            only_errors=configuration["delivery.report.only.error"],
-        )
-        self._choice = PartitionChoice(
-            configuration["partitioner"], sticky_seconds=configuration["sticky.partitioning.linger.ms"] / 1000
-        )
-        self._directory = TopicDirectory(
-            self._connection,
-            refresh_ms=configuration["topic.metadata.refresh.interval.ms"],
-            allow_create=configuration["allow.auto.create.topics"],
-        )
-        trouble = Trouble(configuration["error_cb"], self._reports.add_event)
-        self._sender = Sender(
-            f"txnstore-producer-{next(_numbers)}",
-            self._accumulator,
-            self._reports,
-            ProducerSession(
-                self._connection,
-                is_idempotent=configuration["enable.idempotence"],
-                transactional_id=transactional_id,
-                codec=Codec[configuration["compression.type"].upper()],
-            ),
-            self._directory,
-            self._choice,
-            SenderSettings(
-                linger_seconds=configuration["linger.ms"] / 1000,
-                message_timeout_seconds=configuration["message.timeout.ms"] / 1000,
-                retries_unknown=configuration["retries"] > 0,
-                backoff_seconds=configuration["retry.backoff.ms"] / 1000,
-                backoff_max_seconds=configuration["retry.backoff.max.ms"] / 1000,
-            ),
-            trouble.report,
-        )
-        self._transactions: ProducerTransactions | None = None
-        if transactional_id is not None:
-            self._transactions = ProducerTransactions(
-                transactional_id,
-                configuration["transaction.timeout.ms"],
-                self._changed,
-                self._sender,
-                self._reports.serve_reports,
-            )
-            self._sender.listener = self._transactions
-        self._clock: Clock | None = configuration["txnstore.clock"]
-        self._process_id = self._connection.process_id
-        self._record_bytes_max: int = configuration["message.max.bytes"]
+        parts = make_producer_parts(producer_configuration(arguments, keywords))
+        self._configuration = parts.configuration
+        self._connection = parts.connection
+        self._changed = parts.changed
+        self._accumulator = parts.accumulator
+        self._reports = parts.reports
+        self._choice = parts.choice
+        self._directory = parts.directory
+        self._thread = parts.thread
+        self._sender = parts.sender
+        self._transactions = parts.transactions
+        self._clock: Clock | None = parts.configuration["txnstore.clock"]
+        self._process_id = parts.connection.process_id
+        self._record_bytes_max: int = parts.configuration["message.max.bytes"]
         self._is_closed = False
         # Whoever drops a producer without closing it keeps neither thread nor connection.
-        self._finalizer = weakref.finalize(self, _abandon, self._sender, self._connection)
+        self._finalizer = weakref.finalize(self, _abandon, parts.thread, parts.connection)
+        if parts.has_statistics:
+            self._thread.start()
 
     # --- records ----------------------------------------------------------------------------------------------------
 
@@ -221,8 +162,8 @@ class Producer:
             chosen,
             (value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition),
         )
-        if self._sender.is_new:
-            self._sender.start()
+        if self._thread.is_new:
+            self._thread.start()
 
     def produce_batch(
         self,
@@ -529,7 +470,7 @@ class Producer:
             timeout_seconds = self._configuration["socket.timeout.ms"] / 1000
         deadline = time.monotonic() + timeout_seconds
         try:
-            return self._sender.submit(lambda: self._sender.until_answered(question, deadline)).result(timeout_seconds)
+            return self._thread.submit(lambda: self._thread.until_answered(question, deadline)).result(timeout_seconds)
         except TimeoutError:
             reason = "the database did not answer in time; nothing was changed"
             raise KafkaException(KafkaError(KafkaError._TRANSPORT, reason, retriable=True)) from None
@@ -562,7 +503,7 @@ class Producer:
     def _close_now(self) -> None:
         self._is_closed = True
         self._finalizer.detach()
-        self._sender.stop(STOP_TIMEOUT_SECONDS)
+        self._thread.stop(STOP_TIMEOUT_SECONDS)
         self._sender.purge(in_queue=True, in_flight=False)
         self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
         self._connection.close()
@@ -571,7 +512,7 @@ class Producer:
         self._reports.serve()
 
 
-def _abandon(sender: Sender, connection: StoreConnection) -> None:
+def _abandon(thread: SenderThread, connection: StoreConnection) -> None:
     if getpid() == connection.process_id:
-        sender.stop(0.0)
+        thread.stop(0.0)
         connection.close()

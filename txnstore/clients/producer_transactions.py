@@ -16,7 +16,9 @@ from typing import Final, NoReturn
 from txnstore.clients.group_metadata import parse_group_metadata
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.produce_requests import TRY_TIMEOUT_MS, ProduceRequest
-from txnstore.clients.sender import RECORD_ERRORS, Sender, SenderStopped
+from txnstore.clients.sender import RECORD_ERRORS, Sender
+from txnstore.clients.sender_thread import DelayedJob, SenderStopped
+from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.transaction_errors import transaction_error_of
 from txnstore.clients.transaction_states import (
@@ -41,15 +43,19 @@ CLOSED_TEXT: Final = "Producer has been closed"
 class ProducerTransactions:
     """The transactional side of a producer; hears of deliveries as the sender's listener."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the parts that it works with
         self,
         transactional_id: str,
         timeout_ms: int,
         changed: threading.Condition,
         sender: Sender,
+        directory: TopicDirectory,
+        delayed: DelayedJob,
         serve_reports: Callable[[], object],
     ) -> None:
         """Begin in the state Init; `serve_reports` is called before a call returns that has sent records."""
+        self._directory = directory
+        self._delayed = delayed
         self._serve_reports = serve_reports
         self.transactional_id = transactional_id
         self.state = _S.INIT
@@ -191,7 +197,7 @@ class ProducerTransactions:
                     self._enter(first_state)
                 if call is _C.ABORT:
                     # Nothing of it is wanted any more; what is on its way is dropped as well.
-                    self._sender.forget_later()
+                    self._delayed.forget()
                     self._sender.purge(in_queue=True, in_flight=False)
                 self._work = self._submit(work)
             is_done = False
@@ -238,7 +244,7 @@ class ProducerTransactions:
 
     def _submit(self, work: Callable[[], None]) -> Future[None]:
         try:
-            return self._sender.submit(work)
+            return self._sender.thread.submit(work)
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
 
@@ -267,11 +273,11 @@ class ProducerTransactions:
                 return
             self._error = error
             self._enter(target)
-        self._sender.forget_later()
+        self._delayed.forget()
         self._sender.purge(in_queue=True, in_flight=False)
         self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
         if error.fatal():
-            self._sender.report_fatal(error)
+            self._sender.thread.report_fatal(error)
 
     def _fail_and_raise(self, error: KafkaError) -> NoReturn:
         self._fail(error)
@@ -290,7 +296,7 @@ class ProducerTransactions:
             self._sender.session.become(initialized.identity)
 
         try:
-            self._sender.until_answered(request)
+            self._sender.thread.until_answered(request)
         except TxnStoreError as error:
             self._fail_and_raise(transaction_error_of(error, _C.INIT))
         with self._changed:
@@ -313,13 +319,13 @@ class ProducerTransactions:
             self._keep_offsets(sent)
 
         try:
-            self._sender.until_answered(request)
+            self._sender.thread.until_answered(request)
         except TxnStoreError as error:
             self._fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
 
     def _offsets_by_id(self, positions: Iterable[TopicPartition]) -> dict[int, OffsetAndMetadata]:
         positions = list(positions)
-        topics = self._sender.directory.find({position.topic for position in positions})
+        topics = self._directory.find({position.topic for position in positions})
         offsets: dict[int, OffsetAndMetadata] = {}
         for position in positions:
             topic = topics.get(position.topic)
@@ -335,7 +341,7 @@ class ProducerTransactions:
         known = self._offsets.get(sent.committer.group_id)
         offsets = {**known.offsets, **sent.offsets} if known is not None else sent.offsets
         self._offsets[sent.committer.group_id] = SentOffsets(sent.committer, offsets)
-        self._sender.send_later(self._write_kept_offsets)
+        self._delayed.set(self._write_kept_offsets)
 
     def _write_kept_offsets(self) -> None:
         """Make offsets pending that have waited for the commit for long enough."""
@@ -344,8 +350,8 @@ class ProducerTransactions:
                 self._write_offsets(sent)
             except TxnStoreError as error:
                 if error.retriable or error.outcome_unknown:
-                    self._sender.retry_later(error)
-                    self._sender.send_later(self._write_kept_offsets)
+                    self._sender.thread.retry_later(error)
+                    self._delayed.set(self._write_kept_offsets)
                 else:
                     self._fail(transaction_error_of(error, _C.SEND_OFFSETS))
                 return
@@ -358,7 +364,7 @@ class ProducerTransactions:
         )
 
     def _commit_work(self) -> None:
-        self._sender.forget_later()
+        self._delayed.forget()
         request = self._sender.last_request()
         self._check_delivered(request)
         if self._is_written or request is not None or self._offsets:
@@ -400,7 +406,7 @@ class ProducerTransactions:
 
         while True:
             try:
-                ended = self._sender.until_answered(end)
+                ended = self._sender.thread.until_answered(end)
             except SenderStopped:
                 if request is not None:
                     self._sender.fail_request(request, KafkaError(KafkaError._PURGE_INFLIGHT))
@@ -422,7 +428,7 @@ class ProducerTransactions:
             return
 
     def _abort_work(self) -> None:
-        self._sender.forget_later()
+        self._delayed.forget()
         self._sender.purge(in_queue=True, in_flight=False)
         self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
         if self._is_written:
@@ -455,9 +461,9 @@ class ProducerTransactions:
             session.become(initialized.identity)
 
         try:
-            ended = self._sender.until_answered(end)
+            ended = self._sender.thread.until_answered(end)
         except TransactionAbortable:
-            self._sender.until_answered(reclaim)
+            self._sender.thread.until_answered(reclaim)
             return
         session.become(ended.identity)
 

@@ -1,36 +1,29 @@
-"""This file is the thread of a producer: it sends what has lingered long enough, and runs what calls ask for.
+"""This file is how a producer sends: batches leave the queue when they have lingered, one request at a time.
 
-One thing happens at a time, so nothing overtakes: a request that could not be written is written again before the
+Nothing overtakes: a request that could not be written is written again before the
 next one, and a commit comes after all of its transaction's records.
 """
 
 from __future__ import annotations
 
 import logging
-import random
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from txnstore.clients.accumulator import (
-    KEY,
-    PARTITION,
-    PARTITION_UNASSIGNED,
     QUEUED_SECONDS,
     Accumulator,
     Batch,
-    QueuedRecord,
 )
 from txnstore.clients.delivery_reports import DeliveryReport, DeliveryReports
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
-from txnstore.clients.partition_choice import PartitionChoice
 from txnstore.clients.produce_requests import ProduceRequest, ProducerSession
-from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.sender_thread import SenderThread
+from txnstore.clients.unassigned_topics import UnassignedTopics
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
@@ -46,6 +39,7 @@ from txnstore.errors import (
     UnsupportedCompression,
 )
 from txnstore.log.append import Appended
+from txnstore.model import NO_PRODUCER
 
 Result = TypeVar("Result")
 
@@ -67,10 +61,6 @@ RECORD_ERRORS: Final = (
 )
 #: The log does not take this identity any more; without a transaction another one will do.
 IDENTITY_ERRORS: Final = (InvalidProducerEpoch, InvalidProducerIdMapping, OutOfOrderSequence)
-
-
-class SenderStopped(Exception):
-    """The producer was closed before the call was done."""
 
 
 class DeliveryListener(Protocol):
@@ -104,9 +94,6 @@ class SenderSettings:
     retries_unknown: bool
     """Whether records are sent again whose fate is not known."""
 
-    backoff_seconds: float
-    backoff_max_seconds: float
-
 
 @dataclass(slots=True, eq=False)
 class InFlight:
@@ -127,71 +114,33 @@ class InFlight:
 
 
 class Sender:
-    """The thread, and everything that only it does."""
+    """Takes batches from the queue and brings them into the log, each in its turn."""
 
-    def __init__(  # noqa: PLR0917 - its parts, each of which it needs
+    def __init__(
         self,
-        name: str,
+        thread: SenderThread,
         accumulator: Accumulator,
         reports: DeliveryReports,
         session: ProducerSession,
-        directory: TopicDirectory,
-        choice: PartitionChoice,
+        topics: UnassignedTopics,
+        *,
         settings: SenderSettings,
-        report_trouble: Callable[[KafkaError], None],
     ) -> None:
-        """Make the sender; its thread starts with the first thing to do."""
+        """Send on `thread`, whose timed work this becomes."""
+        self.thread = thread
         self.session = session
-        self.directory = directory
         self.listener: DeliveryListener | None = None
-        self._name = name
         self._changed = accumulator.changed
         self._accumulator = accumulator
         self._reports = reports
-        self._choice = choice
+        self._topics = topics
         self._settings = settings
-        self._report_trouble = report_trouble
-        self._thread: threading.Thread | None = None
-        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._in_flight: deque[InFlight] = deque()
         self._flushing = 0
-        self._stopping = False
         self._drop_in_flight = False
-        self._tries = 0
-        self._not_before_seconds = 0.0
-        self._random = random.Random()
-        self._extra_due_seconds: float | None = None
-        self._extra_job: Callable[[], None] | None = None
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the thread has never been started."""
-        return self._thread is None
+        thread.timed_work.append(self)
 
     # --- for every thread -------------------------------------------------------------------------------------------
-
-    def submit(self, job: Callable[[], Result]) -> Future[Result]:
-        """Run `job` on the sender's thread after what it does now.
-
-        Raises:
-            SenderStopped: the producer has been closed.
-        """
-        future: Future[Result] = Future()
-        with self._changed:
-            if self._stopping:
-                raise SenderStopped
-            self._jobs.append((future, job))
-            self._changed.notify_all()
-        self.start()
-        return future
-
-    def start(self) -> None:
-        """Start the thread if it does not run."""
-        if self._thread is None:
-            with self._changed:
-                if self._thread is None and not self._stopping:
-                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread.start()
 
     def begin_flush(self) -> None:
         """Send without lingering until `end_flush`."""
@@ -203,19 +152,6 @@ class Sender:
         """Linger again."""
         with self._changed:
             self._flushing -= 1
-
-    def send_later(self, job: Callable[[], None]) -> None:
-        """Run `job` once it has lingered, unless `forget_later` comes first."""
-        with self._changed:
-            if self._extra_job is None:
-                self._extra_due_seconds = time.monotonic() + self._settings.linger_seconds
-            self._extra_job = job
-            self._changed.notify_all()
-
-    def forget_later(self) -> None:
-        """Do not run the job of `send_later`."""
-        with self._changed:
-            self._extra_job = self._extra_due_seconds = None
 
     def purge(self, *, in_queue: bool, in_flight: bool) -> None:
         """Give up records: those that wait, and those that are being sent as soon as this can be stopped."""
@@ -231,88 +167,37 @@ class Sender:
         with self._changed:
             self._changed.wait_for(lambda: not self._drop_in_flight, timeout_seconds)
 
-    def stop(self, timeout_seconds: float) -> bool:
-        """End the thread after the try that it is in; returns whether it has ended."""
+    def facts(self) -> dict[str, Any]:
+        """Return what the producer's statistics say of queue and identity."""
+        session = self.session
         with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return thread is None
-        thread.join(max(0.0, timeout_seconds))
-        return not thread.is_alive()
+            return {
+                "msg_cnt": self._accumulator.record_count,
+                "msg_size": self._accumulator.size_bytes,
+                "msg_max": self._accumulator.records_max,
+                "msg_size_max": self._accumulator.size_bytes_max,
+                "eos": {
+                    "idemp_state": "Assigned" if session.identity != NO_PRODUCER else "Init",
+                    "producer_id": session.identity.producer_id,
+                    "producer_epoch": session.identity.epoch,
+                },
+            }
 
-    # --- the thread -------------------------------------------------------------------------------------------------
+    # --- sending; on the thread only --------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while True:
-            work = self._next_work()
-            if work is None:
-                break
-            try:
-                work()
-            except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
-                # Nothing may end the thread while records wait for their reports.
-                _log.exception("the sender of %s failed; it goes on", self._name)
-                self._back_off()
-            del work
-        self._refuse_jobs()
-
-    def _next_work(self) -> Callable[[], object] | None:
-        with self._changed:
-            while not self._stopping:
-                if self._jobs:
-                    return self._run_job
-                now_seconds = time.monotonic()
-                due_seconds = self._due_seconds(now_seconds)
-                if self._extra_due_seconds is not None and self._extra_due_seconds <= now_seconds:
-                    return self._run_extra
-                if due_seconds is not None and due_seconds <= now_seconds:
-                    return self.send_once
-                deadlines = [due for due in (due_seconds, self._extra_due_seconds) if due is not None]
-                self._changed.wait(min(deadlines) - now_seconds if deadlines else None)
-        return None
-
-    def _due_seconds(self, now_seconds: float) -> float | None:
+    def due_seconds(self, now_seconds: float) -> float | None:
         """Return when there is something to send; None if there is nothing."""
+        not_before_seconds = self.thread.not_before_seconds
         if self._in_flight:
-            return now_seconds if self._drop_in_flight else self._not_before_seconds
+            return now_seconds if self._drop_in_flight else not_before_seconds
         oldest_seconds = self._accumulator.oldest_seconds
         if oldest_seconds is None:
             return None
         if self._flushing or self._accumulator.has_full_batch:
-            return self._not_before_seconds
-        return max(oldest_seconds + self._settings.linger_seconds, self._not_before_seconds)
+            return not_before_seconds
+        return max(oldest_seconds + self._settings.linger_seconds, not_before_seconds)
 
-    def _run_job(self) -> None:
-        with self._changed:
-            future, job = self._jobs.popleft()
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = job()
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    def _run_extra(self) -> None:
-        with self._changed:
-            job, self._extra_job, self._extra_due_seconds = self._extra_job, None, None
-        if job is not None:
-            job()
-
-    def _refuse_jobs(self) -> None:
-        with self._changed:
-            jobs = list(self._jobs)
-            self._jobs.clear()
-        for future, _ in jobs:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(SenderStopped())
-
-    # --- sending; on the thread only --------------------------------------------------------------------------------
-
-    def send_once(self) -> None:
+    def run(self) -> None:
         """Try once to send what comes next; what cannot be sent now stays in flight."""
         self._expire()
         if not self._in_flight:
@@ -341,8 +226,8 @@ class Sender:
             SenderStopped: the producer was closed.
         """
         while self.has_something:
-            self.send_once()
-            self.pause()
+            self.run()
+            self._pause()
 
     def last_request(self) -> ProduceRequest | None:
         """Send until one request is left, and return it unsent: it goes with the commit.
@@ -352,8 +237,8 @@ class Sender:
         """
         while True:
             while self._in_flight or self._accumulator.unknown_topics:
-                self.send_once()
-                self.pause()
+                self.run()
+                self._pause()
             with self._changed:
                 batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX)
                 is_last = self._accumulator.is_empty
@@ -367,10 +252,17 @@ class Sender:
                     with self._changed:
                         self._in_flight.append(in_flight)
                     self._handle(in_flight, error)
-                    self.pause()
+                    self._pause()
                     continue
             with self._changed:
                 self._in_flight.append(in_flight)
+
+    def _pause(self) -> None:
+        self.thread.pause(lambda: self._drop_in_flight)
+
+    def _look_up_topics(self) -> None:
+        for failed, error in self._topics.look_up():
+            self._fail_batch(failed, error)
 
     def send_again(self, request: ProduceRequest) -> None:
         """Put back a request that did not go with its commit: its records are at fault."""
@@ -383,57 +275,9 @@ class Sender:
         """Whether anything waits to be sent or is being sent."""
         return bool(self._in_flight) or not self._accumulator.is_empty
 
-    def pause(self) -> None:
-        """Wait until the next try, as the last one wants it.
-
-        Raises:
-            SenderStopped: the producer was closed.
-        """
-        with self._changed:
-            while not self._stopping:
-                left_seconds = self._not_before_seconds - time.monotonic()
-                if left_seconds <= 0 or self._drop_in_flight:
-                    return
-                self._changed.wait(left_seconds)
-        raise SenderStopped
-
-    def until_answered(self, request: Callable[[], Result], deadline_seconds: float | None = None) -> Result:
-        """Repeat `request` while the database is away or has not said what became of it.
-
-        Raises:
-            SenderStopped: the producer was closed.
-            TxnStoreError: the database refuses, or the deadline, by the monotonic clock, has passed.
-        """
-        while True:
-            try:
-                answer = request()
-            except TxnStoreError as error:
-                is_late = deadline_seconds is not None and time.monotonic() >= deadline_seconds
-                if is_late or not (error.retriable or error.outcome_unknown):
-                    raise
-                self.retry_later(error)
-            else:
-                self.succeeded()
-                return answer
-            self.pause()
-
-    def retry_later(self, error: TxnStoreError) -> None:
-        """Let a pause follow, longer each time, and tell the application that there is trouble."""
-        self._back_off()
-        self._report_trouble(kafka_error_of(error))
-
-    def report_fatal(self, error: KafkaError) -> None:
-        """Tell the application that the producer is finished."""
-        self._report_trouble(error)
-
-    def succeeded(self) -> None:
-        """Begin with short pauses again."""
-        self._tries = 0
-        self._not_before_seconds = 0.0
-
     def report(self, request: ProduceRequest, appended: Sequence[Appended]) -> None:
         """Report the records of a request as delivered."""
-        self.succeeded()
+        self.thread.succeeded()
         for batch, place in zip(request.batches, appended, strict=True):
             self._reports.add(
                 DeliveryReport(
@@ -459,7 +303,7 @@ class Sender:
         if in_flight.request is None:
             self.session.obtain_identity()
             in_flight.request = self.session.prepare(
-                [(batch, self.directory.ensure(batch.topic)) for batch in in_flight.batches]
+                [(batch, self._topics.directory.ensure(batch.topic)) for batch in in_flight.batches]
             )
         return in_flight.request
 
@@ -469,7 +313,7 @@ class Sender:
             self._fail(in_flight, KafkaError(KafkaError._PURGE_INFLIGHT))
         elif error.retriable or (error.outcome_unknown and self._settings.retries_unknown):
             in_flight.is_uncertain |= error.outcome_unknown
-            self.retry_later(error)
+            self.thread.retry_later(error)
         elif isinstance(error, RECORD_ERRORS) and not in_flight.is_uncertain:
             self._isolate(in_flight, error)
         elif self.listener is not None:
@@ -490,7 +334,7 @@ class Sender:
             in_flight.request = None
         if isinstance(error, UnknownTopicOrPartition) and not in_flight.has_fresh_topics:
             for batch in in_flight.batches:
-                self.directory.forget(batch.topic)
+                self._topics.directory.forget(batch.topic)
             in_flight.has_fresh_topics = True
             return
         if len(in_flight.batches) > 1:
@@ -551,50 +395,6 @@ class Sender:
             expired = self._accumulator.take_expired(before_seconds)
         for batch in expired:
             self._fail_batch(batch, error)
-
-    def _back_off(self) -> None:
-        longest_seconds = min(self._settings.backoff_seconds * 2**self._tries, self._settings.backoff_max_seconds)
-        self._tries = min(self._tries + 1, 16)
-        self._not_before_seconds = time.monotonic() + longest_seconds * self._random.uniform(0.5, 1)
-
-    # --- records of topics that are not known yet -------------------------------------------------------------------
-
-    def _look_up_topics(self) -> None:
-        with self._changed:
-            names = self._accumulator.unknown_topics
-        for name in names:
-            try:
-                topic = self.directory.ensure(name)
-            except TxnStoreError as error:
-                if error.retriable:
-                    self.retry_later(error)
-                else:
-                    self._fail_topic(name, kafka_error_of(error))
-                continue
-            self._assign(name, len(topic.partition_ids))
-
-    def _assign(self, name: str, partition_count: int) -> None:
-        refused: list[QueuedRecord] = []
-        now_seconds = time.monotonic()
-        with self._changed:
-            queue = self._accumulator.take_unassigned(name)
-            for record in queue.records if queue is not None else ():
-                partition = record[PARTITION]
-                if partition == PARTITION_UNASSIGNED:
-                    partition = self._choice.choose(name, record[KEY], partition_count, now_seconds)
-                if 0 <= partition < partition_count:
-                    self._accumulator.put_assigned(name, partition, record)
-                else:
-                    refused.append(record)
-        for record in refused:
-            error = KafkaError(KafkaError._UNKNOWN_PARTITION)
-            self._fail_batch(Batch(name, record[PARTITION], [record]), error)
-
-    def _fail_topic(self, name: str, error: KafkaError) -> None:
-        with self._changed:
-            queue = self._accumulator.take_unassigned(name)
-        if queue is not None:
-            self._fail_batch(Batch(name, queue.partition, list(queue.records)), error)
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:

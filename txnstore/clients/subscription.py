@@ -9,134 +9,27 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import islice, repeat
 from typing import Final
 
-from txnstore.clients.constants import OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.assigned_partition import (
+    RETRY_FIRST_SECONDS,
+    RETRY_LAST_SECONDS,
+    AssignedPartition,
+    Chunk,
+    PageRead,
+    Ticket,
+)
+from txnstore.clients.constants import OFFSET_INVALID
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.error_messages import end_of_partition, error_message
 from txnstore.clients.kafka_error import KafkaError
-from txnstore.clients.message import Message, RecordSource, RecordTuple
+from txnstore.clients.message import Message, RecordTuple
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
-from txnstore.log.bounds import Bounds
 
 #: An error that stays is said again after this long.
 SAY_AGAIN_SECONDS: Final = 30.0
-#: A partition that cannot be read is tried again after this long at first, then ever more rarely.
-RETRY_FIRST_SECONDS: Final = 0.1
-RETRY_LAST_SECONDS: Final = 2.0
-
-
-@dataclass(slots=True)
-class Chunk:
-    """Records of one batch on their way to the application; without records, a stretch that is only stepped over."""
-
-    source: RecordSource | None
-    open: Callable[[], Iterator[RecordTuple]]
-    """Takes the batch apart, which may find that it is damaged after all."""
-    record_count: int
-    size_bytes: int
-    first_offset: int
-    last_offset: int
-    """The offset of the last record, or above it where compaction took the last ones."""
-
-    next_offset: int
-    """The position once all records are handed out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A reading that is wanted: it counts only while the partition has this version."""
-
-    partition: AssignedPartition
-    version: int
-    offset: int
-    """Where to read; or, to be resolved, one of the constants or an offset that may be outside of the log."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageRead:
-    """What a reading brought."""
-
-    chunks: Sequence[Chunk]
-    next_offset: int
-    bounds: Bounds
-    end_offset: int
-    """The offset that this reader does not reach now."""
-
-
-class AssignedPartition:
-    """One partition of the assignment."""
-
-    __slots__ = (
-        "assigned_offset",
-        "bounds",
-        "buffered_bytes",
-        "buffered_records",
-        "chunk",
-        "committed",
-        "end_said_at",
-        "fetch_offset",
-        "is_at_end",
-        "is_hungry",
-        "is_paused",
-        "is_ready",
-        "number",
-        "position",
-        "records",
-        "retry_at",
-        "retry_seconds",
-        "said_at",
-        "said_code",
-        "start",
-        "stored",
-        "topic",
-        "version",
-        "waiting",
-    )
-
-    def __init__(self, topic: str, number: int, offset: int) -> None:
-        """Begin where `offset` says: an offset, or one of the constants."""
-        self.topic = topic
-        self.number = number
-        self.assigned_offset = OFFSET_STORED if offset == OFFSET_INVALID else offset
-        self.start: int | None = self.assigned_offset
-        """Where to begin, as long as it is not known to be an offset within the log."""
-        self.fetch_offset = OFFSET_INVALID
-        self.version = 0
-        self.is_paused = False
-        self.position = OFFSET_INVALID
-        """The next offset for the application; OFFSET_INVALID as long as it got nothing."""
-        self.stored = OFFSET_INVALID
-        self.committed = OFFSET_INVALID
-        self.bounds: Bounds | None = None
-        self.chunk: Chunk | None = None
-        """What is being handed out, and what is left of it."""
-        self.records: Iterator[RecordTuple] = iter(())
-        self.waiting: deque[Chunk | Message] = deque()
-        self.buffered_records = 0
-        self.buffered_bytes = 0
-        self.end_said_at: int | None = None
-        self.is_ready = False
-        self.is_at_end = False
-        """Whether all was read that there was to read."""
-        self.is_hungry = False
-        """Whether the last page was full before its turn came."""
-        self.retry_at = 0.0
-        self.retry_seconds = RETRY_FIRST_SECONDS
-        self.said_at = -math.inf
-        self.said_code: int | None = None
-
-    def is_current(self, ticket: Ticket) -> bool:
-        """Return whether what the ticket brought still counts."""
-        return self.version == ticket.version
-
-    @property
-    def uncommitted(self) -> int | None:
-        """The stored offset if it is above the committed one."""
-        return self.stored if self.stored >= 0 and self.stored > self.committed else None
 
 
 class Subscription:
@@ -350,8 +243,8 @@ class Subscription:
         if not partition.is_current(ticket):
             return
         partition.retry_at = now + partition.retry_seconds
-        partition.retry_seconds = min(partition.retry_seconds * 2, RETRY_LAST_SECONDS)
         if error is not None:
+            partition.retry_seconds = min(partition.retry_seconds * 2, RETRY_LAST_SECONDS)
             self._say(partition, error, now, offset)
 
     def stop(self, ticket: Ticket, error: KafkaError, now: float, *, offset: int | None = None) -> None:
@@ -453,12 +346,3 @@ class Subscription:
 
 def _no_records() -> Iterator[RecordTuple]:
     return iter(())
-
-
-def uncommitted_offsets(partitions: Iterable[AssignedPartition]) -> dict[tuple[str, int], int]:
-    """Return what was stored and is not committed, by topic and partition."""
-    return {
-        (partition.topic, partition.number): offset
-        for partition in partitions
-        if (offset := partition.uncommitted) is not None
-    }

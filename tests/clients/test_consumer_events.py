@@ -1,0 +1,97 @@
+"""What waits for the next poll, and what is done from time to time: in order, and not too often."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from txnstore.clients import consumer_events
+from txnstore.clients.consumer_events import CommitEvent, ErrorEvent, Inbox, Listener, MessageEvent, RebalanceKind
+from txnstore.clients.duties import Duties
+from txnstore.clients.error_messages import error_message
+from txnstore.clients.kafka_error import KafkaError
+
+AWAY = KafkaError(KafkaError._TRANSPORT, "away", retriable=True)
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time, to be moved by hand."""
+
+    class Now:
+        seconds = 1_000.0
+
+        def monotonic(self):
+            return self.seconds
+
+    now = Now()
+    monkeypatch.setattr(consumer_events, "time", now)
+    return now
+
+
+def inbox_of(*, has_error_callback=True):
+    return Inbox(threading.Condition(), logger=logging.getLogger("test"), has_error_callback=has_error_callback)
+
+
+def test_events_come_in_their_order(now):
+    inbox = inbox_of()
+    events = [CommitEvent(None, []), ErrorEvent(AWAY), MessageEvent(error_message(AWAY))]
+    for event in events:
+        inbox.put(event)
+    assert [inbox.pop() for _ in range(4)] == [*events, None]
+
+
+def test_an_error_that_comes_again_and_again_is_said_once_a_second(now):
+    inbox = inbox_of()
+    for _ in range(100):
+        inbox.put_error(AWAY)
+        now.seconds += 0.05
+    assert len(inbox.events) == 5
+    inbox.put_error(KafkaError(KafkaError._TIMED_OUT))
+    assert len(inbox.events) == 6
+
+
+def test_a_message_that_is_no_record_comes_once_in_a_while(now):
+    inbox = inbox_of()
+    for _ in range(100):
+        inbox.put_message(error_message(AWAY))
+        now.seconds += 0.5
+    assert len(inbox.events) == 2
+
+
+def test_without_a_callback_errors_are_logged(now, caplog):
+    inbox = inbox_of(has_error_callback=False)
+    inbox.put_error(AWAY)
+    inbox.put_error(AWAY)
+    assert not inbox.events
+    assert [record.getMessage() for record in caplog.records] == ["_TRANSPORT: away"]
+
+
+def test_what_is_lost_is_revoked_if_there_is_no_callback_for_it():
+    def revoke(consumer, partitions):
+        pass
+
+    def lose(consumer, partitions):
+        pass
+
+    revoked = Listener(on_revoke=revoke)
+    assert revoked.callback(RebalanceKind.LOST) is revoke
+    assert revoked.callback(RebalanceKind.REVOKE) is revoke
+    assert revoked.callback(RebalanceKind.ASSIGN) is None
+    assert Listener(on_revoke=revoke, on_lost=lose).callback(RebalanceKind.LOST) is lose
+
+
+def test_duties_are_done_when_their_time_comes_and_not_made_up_for():
+    seconds = 0.0
+    done = []
+    duties = Duties(lambda: seconds)
+    assert duties.run_due() == float("inf")
+    duties.add(1.0, lambda: done.append("often"))
+    duties.add(10.0, lambda: done.append("rarely"))
+    assert (duties.run_due(), done) == (1.0, [])
+    seconds = 1.0
+    assert (duties.run_due(), done) == (1.0, ["often"])
+    seconds = 10.5
+    assert (duties.run_due(), done) == (1.0, ["often", "often", "rarely"])

@@ -1,0 +1,88 @@
+"""This file is what all calls of a consumer have in common: its parts, and how they wait for an answer."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from txnstore.clients.assigned_partition import AssignedPartition
+from txnstore.clients.configuration import consumer_configuration
+from txnstore.clients.consumer_arguments import (
+    failure,
+    seconds_left,
+)
+from txnstore.clients.consumer_parts import ConsumerParts
+from txnstore.clients.error_mapping import kafka_error_of
+from txnstore.clients.error_messages import prefixed
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.errors import TxnStoreError
+
+Result = TypeVar("Result")
+
+
+class ConsumerBase:
+    """A consumer as far as its groups of calls share it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._closed = True
+        if not args and not kwargs:
+            raise TypeError("expected configuration dict")
+        configuration = consumer_configuration(args, kwargs)
+        self._parts = ConsumerParts(configuration)
+        self._process_id = self._parts.connection.process_id
+        self._closed = False
+        self._assignment_changed = False
+        self._losing = False
+        self._finalizer = weakref.finalize(self, self._parts.abandon)
+        # At the end of the program the threads end by themselves, and the database may be gone.
+        self._finalizer.atexit = False
+
+    def __repr__(self) -> str:
+        return f"<txnstore.Consumer of group {self._parts.options.group_id!r}>"
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+        if self._process_id != os.getpid():
+            self._parts.connection.check_process()
+
+    def _drop(self, removed: list[AssignedPartition]) -> None:
+        """Commit what is stored of partitions that go, unless they are lost."""
+        if removed and self._parts.options.commits_by_itself and not self._losing:
+            self._parts.commit_in_background(removed)
+
+    def _ask(self, work: Callable[[], Result], deadline: float, prefix: str) -> Result:
+        return self._answer(lambda: self._parts.worker.submit(work), deadline, prefix)
+
+    def _answer(
+        self,
+        submit: Callable[[], Future[Result]],
+        deadline: float,
+        prefix: str,
+        *,
+        unless: type[TxnStoreError] | tuple[()] = (),
+    ) -> Result:
+        """Return what the worker found, as long as the caller waits for it."""
+        try:
+            future = submit()
+        except RuntimeError:
+            # Closed by another thread since the call began.
+            raise RuntimeError("Consumer closed") from None
+        try:
+            return future.result(seconds_left(deadline))
+        except FutureTimeoutError:
+            # Nobody needs it any more.
+            future.cancel()
+            raise failure(KafkaError._TIMED_OUT, prefix) from None
+        except CancelledError:
+            raise RuntimeError("Consumer closed") from None
+        except unless:
+            raise
+        except TxnStoreError as error:
+            raise KafkaException(prefixed(prefix, kafka_error_of(error))) from error
+        except KafkaException as error:
+            raise KafkaException(prefixed(prefix, error.args[0])) from error
