@@ -1,0 +1,153 @@
+"""The thread of a producer: jobs in order, timed work when it is due, pauses that end when the producer is closed."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from txnstore.clients.sender_thread import DelayedJob, SenderStopped, SenderThread
+from txnstore.errors import OutcomeUnknown, StoreFull, StoreUnavailable
+
+PATIENCE_SECONDS = 20.0
+
+
+class Timed:
+    """Timed work that is due once, at a moment that the test sets."""
+
+    def __init__(self):
+        self.at_seconds = None
+        self.ran = threading.Event()
+
+    def due_seconds(self, now_seconds):
+        return self.at_seconds
+
+    def run(self):
+        self.at_seconds = None
+        self.ran.set()
+
+
+@pytest.fixture
+def trouble():
+    return []
+
+
+@pytest.fixture
+def thread(trouble):
+    thread = SenderThread(
+        "sender", threading.Condition(), backoff_seconds=0.001, backoff_max_seconds=0.004, report_trouble=trouble.append
+    )
+    yield thread
+    assert thread.stop(PATIENCE_SECONDS) or thread.is_new
+
+
+def test_jobs_run_in_order_on_one_thread_that_starts_with_the_first(thread):
+    assert thread.is_new
+    futures = [thread.submit(lambda number=number: (number, threading.get_ident())) for number in range(20)]
+    results = [future.result(PATIENCE_SECONDS) for future in futures]
+    assert [number for number, _ in results] == list(range(20))
+    assert len({ident for _, ident in results} - {threading.get_ident()}) == 1
+
+
+def test_an_error_of_a_job_comes_out_of_its_future_and_the_next_one_runs(thread):
+    failing = thread.submit(lambda: 1 / 0)
+    working = thread.submit(lambda: "worked")
+    with pytest.raises(ZeroDivisionError):
+        failing.result(PATIENCE_SECONDS)
+    assert working.result(PATIENCE_SECONDS) == "worked"
+
+
+def test_timed_work_runs_when_it_is_due_and_not_before(thread):
+    early, late = Timed(), Timed()
+    thread.timed_work += [early, late]
+    late.at_seconds = time.monotonic() + 3600
+    early.at_seconds = time.monotonic() + 0.02
+    thread.submit(lambda: None).result(PATIENCE_SECONDS)
+    assert early.ran.wait(PATIENCE_SECONDS)
+    assert not late.ran.is_set()
+
+
+def test_timed_work_that_fails_is_logged_and_does_not_end_the_thread(thread, caplog):
+    class Failing(Timed):
+        def run(self):
+            super().run()
+            raise ZeroDivisionError
+
+    failing = Failing()
+    failing.at_seconds = 0.0
+    thread.timed_work.append(failing)
+    assert thread.submit(lambda: "still here").result(PATIENCE_SECONDS) == "still here"
+    assert failing.ran.wait(PATIENCE_SECONDS)
+    assert thread.submit(lambda: "still here").result(PATIENCE_SECONDS) == "still here"
+    assert "failed; it goes on" in caplog.text
+
+
+def test_a_delayed_job_that_is_forgotten_does_not_run_and_a_later_one_keeps_the_first_ones_time(thread):
+    delayed = DelayedJob(thread.changed, 0.02)
+    thread.timed_work.append(delayed)
+    ran = threading.Event()
+    forgotten = threading.Event()
+    delayed.set(forgotten.set)
+    due_seconds = delayed.due_seconds(0.0)
+    delayed.set(forgotten.set)
+    assert delayed.due_seconds(0.0) == due_seconds
+    delayed.forget()
+    assert delayed.due_seconds(0.0) is None
+    delayed.set(ran.set)
+    thread.start()
+    assert ran.wait(PATIENCE_SECONDS)
+    assert not forgotten.is_set()
+
+
+def test_a_request_is_repeated_until_it_is_answered_and_the_application_hears_why(thread, trouble):
+    errors = [StoreUnavailable(), OutcomeUnknown(), StoreUnavailable()]
+
+    def request():
+        if errors:
+            raise errors.pop()
+        return "answer"
+
+    assert thread.submit(lambda: thread.until_answered(request)).result(PATIENCE_SECONDS) == "answer"
+    assert len(trouble) == 3
+
+
+def test_a_request_that_is_refused_is_not_repeated(thread, trouble):
+    calls = []
+
+    def request():
+        calls.append(1)
+        raise StoreFull
+
+    with pytest.raises(StoreFull):
+        thread.submit(lambda: thread.until_answered(request)).result(PATIENCE_SECONDS)
+    assert (len(calls), trouble) == (1, [])
+
+
+def test_a_request_is_given_up_at_its_deadline(thread):
+    def request():
+        raise StoreUnavailable
+
+    deadline = time.monotonic() + 0.02
+    with pytest.raises(StoreUnavailable):
+        thread.submit(lambda: thread.until_answered(request, deadline)).result(PATIENCE_SECONDS)
+    assert time.monotonic() >= deadline
+
+
+def test_stopping_ends_a_pause_and_refuses_what_waits(thread):
+    pausing = threading.Event()
+
+    def pause():
+        thread.not_before_seconds = time.monotonic() + 3600
+        pausing.set()
+        thread.pause()
+
+    paused = thread.submit(pause)
+    waiting = thread.submit(lambda: None)
+    assert pausing.wait(PATIENCE_SECONDS)
+    assert thread.stop(PATIENCE_SECONDS)
+    for future in (paused, waiting):
+        with pytest.raises(SenderStopped):
+            future.result(PATIENCE_SECONDS)
+    with pytest.raises(SenderStopped):
+        thread.submit(lambda: None)
