@@ -86,7 +86,9 @@ _MODULES: Final = {
     "Producer": "txnstore.clients.producer",
     "SerializingProducer": "txnstore.clients.serializing_producer",
 }
-_SUBMODULES: Final = frozenset({"admin", "aio"})
+_SUBMODULES: Final = frozenset(
+    {"admin", "aio", "cimpl", "deserializing_consumer", "error", "serialization", "serializing_producer"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -29,9 +29,23 @@ from txnstore.clients.cluster_metadata import (
     PartitionMetadata,
     TopicMetadata,
 )
-from txnstore.clients.kafka_error import KafkaException
+from txnstore.clients.constants import (
+    RESOURCE_ANY,
+    RESOURCE_BROKER,
+    RESOURCE_GROUP,
+    RESOURCE_TOPIC,
+    RESOURCE_TRANSACTIONAL_ID,
+    RESOURCE_UNKNOWN,
+)
+from txnstore.clients.kafka_error import KafkaError, KafkaException
 
 __all__ = [
+    "RESOURCE_ANY",
+    "RESOURCE_BROKER",
+    "RESOURCE_GROUP",
+    "RESOURCE_TOPIC",
+    "RESOURCE_TRANSACTIONAL_ID",
+    "RESOURCE_UNKNOWN",
     "AdminClient",
     "AlterConfigOpType",
     "BrokerMetadata",
@@ -43,6 +57,7 @@ __all__ = [
     "EarliestSpec",
     "GroupMember",
     "GroupMetadata",
+    "KafkaError",
     "KafkaException",
     "LatestSpec",
     "ListOffsetsResultInfo",

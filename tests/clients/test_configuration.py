@@ -603,7 +603,7 @@ def test_a_url_that_names_no_database_is_refused(text, expected):
 def test_no_url_at_all_is_refused_and_the_text_has_an_example():
     for make in (producer_configuration, admin_configuration):
         with pytest.raises(KafkaException, match=r"bootstrap\.servers is not set.*sqlite:///path/to/file\.db"):
-            make((), {})
+            make(({},), {})
 
 
 @pytest.mark.parametrize("schema", ["pg_catalog", 'public"; DROP', "1x", "x" * 64, "a.b"], ids=ascii)

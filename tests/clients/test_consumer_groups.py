@@ -321,3 +321,13 @@ def test_a_consumer_without_membership_commits_once_a_crashed_member_is_expired(
     crashed._parts.fetcher.close(PATIENCE_SECONDS)
     eventually(lambda: log.members("readers")[0].is_expired)
     assert simple.commit(offsets=offsets, asynchronous=False)[0].offset == 1
+
+
+@pytest.mark.parametrize("name", ["half\ud800", "nul\0", "..", "a b", "'; DROP TABLE topics; --", "x" * 300])
+def test_what_is_no_name_of_a_topic_is_a_topic_that_there_is_not(two, make_consumer, name):
+    consumer = make_consumer()
+    consumer.subscribe([name, "t"])
+    messages = consumer.consume(1, PATIENCE_SECONDS) + consumer.consume(2, PATIENCE_SECONDS)
+    codes = {message.error().code() for message in messages if message.error() is not None}
+    assert codes == {KafkaError.UNKNOWN_TOPIC_OR_PART}
+    assert sorted(message.value() for message in messages if message.error() is None) == [b"0", b"1"]

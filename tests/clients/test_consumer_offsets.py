@@ -80,7 +80,7 @@ def test_the_largest_offset_can_be_committed(reader, offset):
 
 
 def test_metadata_that_no_database_stores_is_refused(reader):
-    error = raised(reader().commit, offsets=[TP("t", 0, 1, "\ud800")], asynchronous=False)
+    error = raised(reader().commit, offsets=[TP("t", 0, 1, "nul\0")], asynchronous=False)
     assert error.code() == KafkaError.INVALID_REQUEST
 
 

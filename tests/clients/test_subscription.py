@@ -147,6 +147,19 @@ def test_what_was_read_for_a_partition_that_is_gone_is_dropped_even_if_it_is_bac
     assert subscription.buffered_records == 0
 
 
+def test_what_two_have_read_counts_once(make):
+    subscription = make(0)
+    first, second = subscription.to_read(0.0) + subscription.to_read(0.0)
+    for ticket in (first, second):
+        subscription.deliver(ticket, page(chunk(0, 3), next_offset=4))
+    assert offsets(taken(subscription, 9)) == [0, 1, 2, 3]
+    subscription.seek(subscription.find("t", 0), 9)
+    first, second = subscription.to_resolve(0.0) + subscription.to_resolve(0.0)
+    for ticket in (first, second):
+        subscription.stop(ticket, KafkaError(KafkaError._AUTO_OFFSET_RESET), 0.0)
+    assert len(taken(subscription, 9)) == 1
+
+
 def test_a_paused_partition_keeps_its_buffer_and_asks_for_nothing(make):
     subscription = make(0, 1)
     fill(subscription, 0, chunk(0, 3), next_offset=4)

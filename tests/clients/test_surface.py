@@ -71,6 +71,7 @@ OTHERWISE = {
     "cimpl.pyi:Consumer.commit": "the list has overloads by keyword; at run time the arguments are positional, too",
     "cimpl.pyi:Producer.__init__": "the list has overloads; one dictionary, keywords, or both",
     "cimpl.pyi:Consumer.__init__": "(as above)",
+    "cimpl.pyi:KafkaError.__init__": "the list calls the first parameter code; at run time it is error alone",
     "admin/__init__.py:AdminClient.elect_leaders": "a database has no elections (kafka.md 1.5)",
     "admin/__init__.py:AdminClient.create_acls": SECURITY,
     "admin/__init__.py:AdminClient.describe_acls": SECURITY,

@@ -131,7 +131,7 @@ def _settings(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[A
     """Return what was given as one dict: keywords over the dict, and both over the defaults for topics."""
     if len(arguments) > 1:
         raise TypeError("expected tuple containing single dict")
-    if arguments and not isinstance(arguments[0], dict):
+    if not (isinstance(arguments[0], dict) if arguments else keywords):
         raise TypeError("expected configuration dict")
     settings: dict[Any, Any] = dict(arguments[0]) if arguments else {}
     settings |= keywords

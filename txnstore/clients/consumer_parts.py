@@ -5,10 +5,11 @@ So a consumer that nobody holds any more can end its threads.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -96,6 +97,7 @@ class ConsumerParts:
             connection=self.connection,
             duties=self._duties(),
             look_again_seconds=options.look_again_seconds,
+            submit=self._submit_quietly,
             on_error=self.background_error,
             logger=self.logger,
         )
@@ -181,10 +183,12 @@ class ConsumerParts:
         if since is None or now - since < HELP_AFTER_SECONDS or now - self._helped_at < HELP_INTERVAL_SECONDS:
             return
         self._helped_at = now
-        try:
-            self.worker.submit(self._recover)
-        except RuntimeError:
-            return
+        self._submit_quietly(self._recover)
+
+    def _submit_quietly(self, work: Callable[[], None]) -> None:
+        # Where the worker takes no more, the consumer has been closed.
+        with contextlib.suppress(RuntimeError):
+            self.worker.submit(work)
 
     def _recover(self) -> None:
         try:

@@ -16,9 +16,8 @@ def error_message(
 ) -> Message:
     """Return the message that says `error`; its value is the error's text, as in confluent-kafka."""
     where = {} if offset is None else {"offset": offset}
-    return Message(
-        topic=topic, partition=partition, value=error.str().encode(), error=error, timestamp=_NO_TIMESTAMP, **where
-    )
+    text = error.str().encode(errors="backslashreplace")
+    return Message(topic=topic, partition=partition, value=text, error=error, timestamp=_NO_TIMESTAMP, **where)
 
 
 def end_of_partition(topic: str, partition: int, offset: int, high_watermark: int) -> Message:

@@ -22,7 +22,7 @@ from txnstore.db.waiting import Waiter
 from txnstore.errors import StoreClosed, TxnStoreError
 
 #: While it waits for commits, the thread looks up this often: often at first, then ever more rarely. Each wait costs up
-#: to a millisecond of the processor (psycopg's), and a seek waits for the end of it.
+#: to a millisecond of the processor (psycopg's).
 SLICE_FIRST_MS: Final = 4
 SLICE_LAST_MS: Final = 200
 #: What hears of nothing for long is looked at by itself this much more rarely.
@@ -46,10 +46,14 @@ class Fetcher:
         connection: StoreConnection,
         duties: Duties,
         look_again_seconds: float,
+        submit: Callable[[Callable[[], None]], object],
         on_error: Callable[[BaseException], None],
         logger: logging.Logger,
     ) -> None:
-        """Notify `arrived` when there is something to hand out; be woken by `wanted`. Both have the same lock."""
+        """Notify `arrived` when there is something to hand out; be woken by `wanted`. Both have the same lock.
+
+        `submit` runs something on another thread.
+        """
         self._name = name
         self._arrived = arrived
         self._wanted = wanted
@@ -58,10 +62,13 @@ class Fetcher:
         self._connection = connection
         self._duties = duties
         self._look_again_seconds = look_again_seconds
+        self._submit = submit
         self._on_error = on_error
         self._logger = logger
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._is_listening = False
+        self._is_helped = False
         self._waiter: Waiter | None = None
         self._read_at = 0.0
         self._look_again_factor = 1.0
@@ -77,6 +84,9 @@ class Fetcher:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._wanted.notify_all()
+            if self._is_listening and not self._is_helped and self._has_fresh_work():
+                self._is_helped = True
+                self._submit(self._read_meanwhile)
 
     def stop(self) -> None:
         """Let the thread end as soon as it can."""
@@ -140,7 +150,7 @@ class Fetcher:
             # What was committed before it began to listen would never be heard of.
             return True
         slice_ms = min(self._slice_ms, int(due_seconds * 1000) + 1) if due_seconds < 1 else self._slice_ms
-        if self._waiter.wait(slice_ms):
+        if self._listen(self._waiter, slice_ms):
             self._slice_ms = SLICE_FIRST_MS
             self._look_again_factor = 1.0
             return True
@@ -150,6 +160,42 @@ class Fetcher:
             return False
         self._look_again_factor = LOOK_AGAIN_FACTOR_MAX
         return True
+
+    def _listen(self, waiter: Waiter, timeout_ms: int) -> bool:
+        with self._wanted:
+            if self._closing or self._has_fresh_work():
+                return False
+            self._is_listening = True
+        try:
+            return waiter.wait(timeout_ms)
+        finally:
+            self._is_listening = False
+
+    def _has_fresh_work(self) -> bool:
+        now = time.monotonic()
+        subscription = self._subscription
+        return bool(subscription.to_resolve(now)) or not all(
+            ticket.partition.is_at_end for ticket in subscription.to_read(now)
+        )
+
+    def _read_meanwhile(self) -> None:
+        """Read what is wanted while the thread listens for commits, and cannot be told: after a seek, for example.
+
+        If both come to read the same, what is delivered second is dropped.  What goes wrong, the thread will see.
+        """
+        try:
+            with self._wanted:
+                unresolved = self._subscription.to_resolve(time.monotonic())
+            if unresolved:
+                self._apply(self._reader.resolve(unresolved))
+            with self._wanted:
+                tickets = self._subscription.to_read(time.monotonic())
+            if tickets:
+                self._apply(self._reader.read(tickets))
+        except TxnStoreError as error:
+            self._logger.debug("could not read at once: %s", error)
+        finally:
+            self._is_helped = False
 
     def _apply(self, outcomes: list[Outcome]) -> None:
         now = self._read_at = time.monotonic()

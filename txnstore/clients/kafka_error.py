@@ -18,7 +18,7 @@ class KafkaError(ErrorCodes):
     attribute.  An error is always true, `NO_ERROR` included: test `error is None` or its code.
 
     Args:
-        code: Kafka's number; one that is in no table is kept.
+        error: the code, Kafka's number; one that is in no table is kept.
         reason: the text; default: the code's own.
         fatal: whether the client is finished: close it and make a new one.
         retriable: whether the same call may be made again.
@@ -33,13 +33,13 @@ class KafkaError(ErrorCodes):
 
     def __init__(
         self,
-        code: SupportsIndex,
+        error: SupportsIndex,
         reason: builtins.str | None = None,
         fatal: bool = False,
         retriable: bool = False,
         txn_requires_abort: bool = False,
     ) -> None:
-        number = operator.index(code)
+        number = operator.index(error)
         if not -_CODE_MAX - 1 <= number <= _CODE_MAX:
             raise OverflowError(f"error code {number} does not fit into 32 bits")
         if reason is not None and not isinstance(reason, str):

@@ -24,6 +24,7 @@ from txnstore.clients.record_arguments import (
     TIMESTAMP_MAX,
     as_bytes,
     check_batch_message,
+    check_topic_text,
     packed_headers,
     timeout_seconds_of,
     whole_number,
@@ -84,7 +85,7 @@ class Producer:
 
     # --- records ----------------------------------------------------------------------------------------------------
 
-    def produce(  # noqa: C901, PLR0912, PLR0917 - Kafka's arguments; every call less is felt a million times
+    def produce(  # noqa: C901, PLR0912, PLR0915, PLR0917 - Kafka's arguments; every call less is felt a million times
         self,
         topic: str,
         value: str | bytes | None = None,
@@ -109,6 +110,7 @@ class Producer:
 
         Raises:
             TypeError: an argument is not of its type.
+            UnicodeEncodeError: a text holds half of a surrogate pair.
             BufferError: the queue is full; call `poll` and try again.
             KafkaException: `MSG_SIZE_TOO_LARGE`, `_UNKNOWN_PARTITION`, or the transaction is in no state for it.
             RuntimeError: the producer has been closed.
@@ -145,7 +147,9 @@ class Producer:
         now_seconds = time.monotonic()
         known = self._directory.cached(topic)
         chosen = PARTITION_UNASSIGNED
-        if known is not None:
+        if known is None:
+            check_topic_text(topic)
+        else:
             count = len(known.partition_ids)
             if partition != PARTITION_UNASSIGNED:
                 chosen = partition
@@ -157,11 +161,15 @@ class Producer:
                 raise KafkaException(
                     KafkaError(KafkaError._UNKNOWN_PARTITION, "Unable to produce message: Local: Unknown partition")
                 )
-        self._accumulator.add(
-            topic,
-            chosen,
-            (value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition),
-        )
+        record = (value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition)
+        if transactions is None:
+            self._accumulator.add(topic, chosen, record)
+        else:
+            with self._changed:
+                # Another thread may have ended the transaction meanwhile: the record would be of none.
+                if transactions.state is not ProducerState.IN_TRANSACTION:
+                    transactions.refuse_record()
+                self._accumulator.add(topic, chosen, record)
         if self._thread.is_new:
             self._thread.start()
 
@@ -182,8 +190,7 @@ class Producer:
             TypeError: the messages are no list of dicts, or a cell is not of its type.
             RuntimeError: the producer has been closed.
         """
-        if self._is_closed:
-            raise RuntimeError(CLOSED_TEXT)
+        self._check_open()
         if not isinstance(messages, list):
             raise TypeError("messages must be a list")
         for index, message in enumerate(messages):
@@ -362,6 +369,7 @@ class Producer:
         self._check_open()
         if topic is not None and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str, not {type(topic).__name__}")
+        check_topic_text(topic or "")
         return self._ask(lambda: self._directory.cluster_metadata(topic), timeout_seconds_of(timeout))
 
     def cluster_id(self, timeout: float = -1) -> str:

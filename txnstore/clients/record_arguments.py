@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -36,6 +38,7 @@ def packed_headers(headers: object) -> Iterator[Header]:
 
     Raises:
         TypeError: they are no dict or list of pairs, or a pair holds something else.
+        UnicodeEncodeError: a name or a text holds half of a surrogate pair.
     """
     pairs: Iterable[Any]
     if isinstance(headers, Mapping):
@@ -52,6 +55,9 @@ def packed_headers(headers: object) -> Iterator[Header]:
             name = name.decode()
         if not isinstance(name, str):
             raise TypeError(f"expected header name to be unicode string, not {type(name).__name__}")
+        if not name.isascii():
+            # Now, not when a whole batch is to be written.
+            name.encode()
         if content is not None and not isinstance(content, (str, bytes, bytearray, memoryview)):
             raise TypeError(
                 f"expected header value to be None, binary, or unicode string, not {type(content).__name__}"
@@ -60,10 +66,12 @@ def packed_headers(headers: object) -> Iterator[Header]:
 
 
 def check_batch_message(message: object, index: int) -> None:
-    """Refuse what `produce_batch` could not queue whatever the state, and say which message it is.
+    """Refuse what `produce_batch` could not queue whatever the state, before it has queued any message.
 
     Raises:
-        TypeError: it is no dict, or its value or key is neither bytes nor text.
+        TypeError: it is no dict, or something in it is not of its type.
+        ValueError: a text holds half of a surrogate pair.
+        OverflowError: a number is too large.
     """
     if not isinstance(message, dict):
         raise TypeError(f"Message at index {index} must be a dict")
@@ -71,6 +79,27 @@ def check_batch_message(message: object, index: int) -> None:
         content = message.get(part)
         if content is not None and not isinstance(content, (str, bytes, bytearray, memoryview)):
             raise TypeError(f"Message {part} at index {index} must be bytes or str")
+        if isinstance(content, str) and not content.isascii():
+            content.encode()
+    for callback in (message.get("callback"), message.get("on_delivery")):
+        if callback is not None and not callable(callback):
+            raise TypeError(f"Message callback at index {index} must be callable")
+    if message.get("headers") is not None:
+        for _ in packed_headers(message["headers"]):
+            pass
+    whole_number(message.get("partition", 0), PARTITION_MAX, "signed integer is greater than maximum")
+    whole_number(message.get("timestamp", 0), TIMESTAMP_MAX, "int too big to convert")
+
+
+def check_topic_text(topic: str) -> None:
+    """Refuse a topic's name that is not even text to a database.
+
+    Raises:
+        UnicodeEncodeError: it holds half of a surrogate pair.
+    """
+    if not topic.isascii():
+        topic.encode()
+
 
 
 def whole_number(number: object, most: int, too_large: str) -> int:
@@ -95,9 +124,16 @@ def timeout_seconds_of(timeout: Any) -> float:
         TypeError: it is no number.
         ValueError: it is not a number that could be waited for.
     """
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+    if isinstance(timeout, (bool, str, bytes, bytearray)) or not (
+        isinstance(timeout, int) or hasattr(timeout, "__float__")
+    ):
         raise TypeError(f"must be real number, not {type(timeout).__name__}")
-    seconds = float(timeout)
-    if seconds != seconds:  # noqa: PLR0124 - only NaN is not itself
+    try:
+        seconds = float(timeout)
+    except OverflowError:
+        # A whole number beyond what a float holds.
+        seconds = -math.inf if timeout < 0 else math.inf
+    if math.isnan(seconds):
         raise ValueError("a timeout is a number of seconds, not NaN")
-    return seconds
+    # No lock can be waited for any longer: for ever, nearly.
+    return min(seconds, threading.TIMEOUT_MAX)

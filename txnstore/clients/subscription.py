@@ -195,7 +195,7 @@ class Subscription:
     def resolved(self, ticket: Ticket, offset: int) -> None:
         """Read from `offset` on from now on."""
         partition = ticket.partition
-        if partition.is_current(ticket):
+        if partition.is_current(ticket) and partition.start is not None:
             partition.start = None
             partition.fetch_offset = offset
             partition.is_hungry = partition.is_at_end = False
@@ -212,9 +212,9 @@ class Subscription:
             partition.start = partition.fetch_offset
 
     def deliver(self, ticket: Ticket, page: PageRead) -> None:
-        """Buffer what was read."""
+        """Buffer what was read, unless the reader is elsewhere by now."""
         partition = ticket.partition
-        if not partition.is_current(ticket):
+        if not partition.is_current(ticket) or partition.start is not None or partition.fetch_offset != ticket.offset:
             return
         self._forgive(partition)
         partition.bounds = page.bounds
@@ -250,7 +250,7 @@ class Subscription:
     def stop(self, ticket: Ticket, error: KafkaError, now: float, *, offset: int | None = None) -> None:
         """Say the error and read no more of the partition until the application seeks."""
         partition = ticket.partition
-        if partition.is_current(ticket):
+        if partition.is_current(ticket) and partition.retry_at != math.inf:
             partition.retry_at = math.inf
             partition.said_code = None
             self._say(partition, error, now, offset)

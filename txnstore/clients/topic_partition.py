@@ -29,7 +29,8 @@ class TopicPartition:
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: the topic's name has a null character in it.
+        ValueError: the topic's name has a null character in it; UnicodeEncodeError: a text has half of a surrogate
+            pair in it.
         OverflowError: the partition does not fit into 32 bits, or the offset not into 64.
     """
 
@@ -49,6 +50,10 @@ class TopicPartition:
             raise ValueError("embedded null character in a topic's name")
         if metadata is not None and not isinstance(metadata, str):
             raise TypeError(f"argument 4 must be str, not {_type_name(metadata)}")
+        for text in (topic, metadata):
+            if text is not None and not text.isascii():
+                # Half of a surrogate pair is no text to a database.
+                text.encode()
         self._topic = topic
         self._partition = _checked(partition, _PARTITION_BITS)
         self._offset = _checked(offset, _OFFSET_BITS)

@@ -1,0 +1,183 @@
+"""Ctrl-C in every call that waits for a database that hangs, clients that nobody closes, and programs that just end."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psycopg
+import pytest
+
+from tests.clients.interrupted import CASES, CLOSE_SECONDS, PATIENCE_SECONDS, WAIT_FOR_READERS, run_case
+from tests.clients.log_writer import eventually
+from txnstore.testing.postgres_server import connection_string
+from txnstore.testing.proxy import Proxy, upstream_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+
+#: How soon an interrupt has to come out of a call, and a program to end.
+INTERRUPTED_SECONDS = 1.0
+ENDED_SECONDS = 2.0
+SLACK_SECONDS = 1.0
+
+
+class Child:
+    """A process with one client in it."""
+
+    _context = multiprocessing.get_context("forkserver")
+
+    def __init__(self, url, name):
+        # From a small process that has everything imported.
+        self._context.set_forkserver_preload(["tests.clients.interrupted"])
+        self._pipe, theirs = self._context.Pipe()
+        self.process = self._context.Process(target=run_case, args=(theirs, url, name), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def hear(self, expected, within_seconds=PATIENCE_SECONDS):
+        """Wait until it says what is expected, and return what it says with it."""
+        assert self._pipe.poll(within_seconds), f"not {expected!r} within {within_seconds} s"
+        word, about = self._pipe.recv()
+        assert word == expected, about
+        return about
+
+    def tell(self):
+        self._pipe.send(None)
+
+    def interrupt(self):
+        os.kill(self.process.pid, signal.SIGINT)
+
+    def close(self):
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+@pytest.fixture
+def topic(log):
+    log.topic()
+    log.write("t", 0, b"first")
+
+
+@pytest.fixture
+def hang(url, hold_database):
+    """A URL of the store, and a context in which its database answers nobody, or lets nobody write."""
+    if url.startswith("sqlite"):
+        yield url, lambda: hold_database(url)
+        return
+    with Proxy(upstream_of(url)) as proxy:
+
+        @contextlib.contextmanager
+        def swallow():
+            proxy.swallow_everything()
+            yield
+            proxy.heal()
+            proxy.cut_connections()
+
+        yield proxy.url(url), swallow
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_interrupt_comes_at_once_and_the_client_can_be_closed(url, topic, hang, log, name):
+    if url.startswith("sqlite") and CASES[name] in WAIT_FOR_READERS:
+        pytest.skip("an SQLite file can always be read")
+    address, hanging = hang
+    child = Child(address, name)
+    try:
+        child.hear("ready")
+        with hanging():
+            child.tell()
+            child.hear("waiting")
+            child.interrupt()
+            child.hear("interrupted", INTERRUPTED_SECONDS)
+            # An abort or a commit that is under way, what is queued, and the thread: each is waited for once.
+            child.hear("closed", 3 * CLOSE_SECONDS + SLACK_SECONDS)
+        child.tell()
+        assert child.hear("left") == []
+        child.process.join(ENDED_SECONDS + SLACK_SECONDS)
+        assert child.process.exitcode == 0
+    finally:
+        child.close()
+    if not url.startswith("sqlite"):
+        assert_no_sessions(url, log)
+
+
+def assert_no_sessions(url, log):
+    log.store.close()
+    count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with psycopg.connect(connection_string(url), autocommit=True) as connection:
+        eventually(lambda: connection.execute(count).fetchone() == (0,))
+
+
+PROGRAM = """
+    import sys
+    from txnstore import Consumer, Producer, TopicPartition
+
+    url, = sys.argv[1:]
+    plain = Producer({"bootstrap.servers": url, "linger.ms": 0})
+    transactional = Producer({"bootstrap.servers": url, "linger.ms": 0, "transactional.id": "x"})
+    consumer = Consumer({"bootstrap.servers": url, "group.id": "g", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["t"])
+    assert consumer.poll(20).error() is None
+    plain.produce("t", b"v")
+    assert plain.flush(20) == 0
+    transactional.init_transactions(20)
+    transactional.begin_transaction()
+    transactional.produce("t", b"v")
+    assert transactional.flush(20) == 0
+    print("ready", flush=True)
+    sys.stdin.readline()
+    plain.produce("t", b"v")
+    transactional.produce("t", b"v")
+    consumer.commit()
+    try:
+        transactional.commit_transaction(0.1)
+    except Exception as error:
+        print(error.args[0].name(), flush=True)
+    else:
+        print("committed", flush=True)
+"""
+
+ENDS = {
+    "as it comes": "",
+    "by an exception": "raise SystemExit(0)",
+    "in a function": "def main(one, two, three): sys.exit(0)\nmain(plain, transactional, consumer)",
+    "by an interrupt": "import os, signal\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(0))\n"
+    "os.kill(os.getpid(), signal.SIGINT)\nplain.poll(-1)",
+}
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["well", "hanging"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_ends_at_once_whatever_its_clients_are_doing(url, topic, hang, log, end, hangs):
+    address, hanging = hang
+    program = textwrap.dedent(PROGRAM) + ENDS[end]
+    with subprocess.Popen(
+        [sys.executable, "-X", "dev", "-c", program, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            assert child.stdout.readline() == "ready\n", child.stderr.read()
+            with hanging() if hangs else contextlib.nullcontext():
+                child.stdin.write("\n")
+                child.stdin.flush()
+                assert child.stdout.readline() == ("_TIMED_OUT\n" if hangs else "committed\n")
+                before = time.monotonic()
+                code = child.wait(PATIENCE_SECONDS)
+                lasted = time.monotonic() - before
+            errors = child.stderr.read()
+        finally:
+            child.kill()
+    assert (code, errors) == (0, "")
+    assert lasted < ENDED_SECONDS
+    if not url.startswith("sqlite"):
+        assert_no_sessions(url, log)

@@ -1,0 +1,25 @@
+"""What groups, brokers and topics are described by, under the private module name that many programs import it from."""
+
+from __future__ import annotations
+
+from txnstore.clients.cluster_metadata import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    ConsumerGroupType,
+    ElectionType,
+    IsolationLevel,
+    Node,
+    TopicCollection,
+    TopicPartitionInfo,
+)
+
+__all__ = [
+    "ConsumerGroupState",
+    "ConsumerGroupTopicPartitions",
+    "ConsumerGroupType",
+    "ElectionType",
+    "IsolationLevel",
+    "Node",
+    "TopicCollection",
+    "TopicPartitionInfo",
+]

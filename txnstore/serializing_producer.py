@@ -1,0 +1,7 @@
+"""`SerializingProducer` under the module name that some programs import it from."""
+
+from __future__ import annotations
+
+from txnstore.clients.serializing_producer import SerializingProducer
+
+__all__ = ["SerializingProducer"]
