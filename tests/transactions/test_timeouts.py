@@ -298,3 +298,7 @@ def test_an_expired_id_and_its_old_producer_id_do_not_come_back_together(own_ben
         old.become(ProducerIdentity(producer_id, 0))
         with pytest.raises(InvalidProducerIdMapping):
             old.commit()
+
+
+def test_there_is_nothing_to_abort_under_an_id_that_nobody_has_used(bench) -> None:
+    assert not abort_by_administrator(bench.store, bench.new_id())

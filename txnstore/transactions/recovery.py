@@ -108,11 +108,14 @@ def abort_if_timed_out(store: Store, transactional_id: str) -> bool:
 
 
 def abort_by_administrator(store: Store, transactional_id: str, detail: str = "by an administrator") -> bool:
-    """Abort the open transaction whatever its age; False if none is open. Its producer is told and may go on."""
+    """Abort the open transaction whatever its age; its producer is told and may go on.
+
+    Returns False if none is open, or if nobody has used the transactional id.
+    """
 
     def work(connection: Connection) -> bool:
         transaction = TransactionWork.lock(connection, transactional_id)
-        if transaction.known.state is not TransactionState.ONGOING:
+        if transaction.row is None or transaction.row.state is not TransactionState.ONGOING:
             return False
         transaction.fence_and_abort(FenceReason.ADMIN, detail)
         transaction.save("administrator")
