@@ -95,6 +95,12 @@ class IllegalGeneration(TxnStoreError, code=22, recovery=Recovery.ABORT, kafka_n
     """The group's generation is not the one that the member belongs to."""
 
 
+class InconsistentGroupProtocol(
+    TxnStoreError, code=23, recovery=Recovery.FIX, kafka_name="INCONSISTENT_GROUP_PROTOCOL"
+):
+    """The member supports none of the assignors that all other members of the group support."""
+
+
 class InvalidGroupId(TxnStoreError, code=24, recovery=Recovery.FIX, kafka_name="INVALID_GROUP_ID"):
     """The group id is empty or not text."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, exists, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, case, delete, exists, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
@@ -14,13 +14,12 @@ from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import InvalidRequest, UnstableOffsetCommit
 from txnstore.groups.commit_rules import (
-    GroupView,
-    Member,
     check_commit,
     check_group_id,
     check_offsets,
     is_storable_text,
 )
+from txnstore.groups.member_commits import CommittingMember, check_member_commit
 from txnstore.model import NO_PRODUCER, OFFSET_MAX, GroupMembership, OffsetAndMetadata, ProducerIdentity
 
 LEADER_EPOCH_MAX: Final = 2**31 - 1
@@ -47,9 +46,13 @@ _INSERT_GROUP: Final = (
     .on_conflict_do_nothing(index_elements=[groups.c.group_id])
 )
 _GENERATION: Final = select(groups.c.generation).where(groups.c.group_id == bindparam("of_group_id"))
-_MEMBERS: Final = select(group_members.c.member_id, group_members.c.group_instance_id).where(
-    group_members.c.group_id == bindparam("of_group_id")
-)
+_MEMBERS: Final = select(
+    group_members.c.member_id,
+    group_members.c.group_instance_id,
+    group_members.c.generation,
+    # What the others have need not be read.
+    case((group_members.c.member_id == bindparam("of_member_id"), group_members.c.subscription)),
+).where(group_members.c.group_id == bindparam("of_group_id"))
 _OFFSET_COLUMNS: Final = (
     "committed_offset",
     "leader_epoch",
@@ -158,10 +161,10 @@ def commit_offsets(
 
     Raises:
         InvalidGroupId, InvalidRequest, OffsetMetadataTooLarge: the group or an offset is not of the documented form.
-        IllegalGeneration, UnknownMember, FencedInstance: see `commit_rules.check_commit`.
+        IllegalGeneration, UnknownMember, FencedInstance: see `member_commits.check_member_commit`.
     """
     _check_request(connection, committer, offsets)
-    lock = _lock_for_commit(connection, committer, is_transactional=producer != NO_PRODUCER)
+    lock = _lock_for_commit(connection, committer, offsets, is_transactional=producer != NO_PRODUCER)
     if offsets:
         connection.execute(_COMMIT, _rows(committer.group_id, offsets, lock, producer, "committed_offset"))
 
@@ -176,10 +179,10 @@ def add_pending_offsets(
 
     Raises:
         InvalidGroupId, InvalidRequest, OffsetMetadataTooLarge: the group or an offset is not of the documented form.
-        IllegalGeneration, UnknownMember, FencedInstance: see `commit_rules.check_commit`.
+        IllegalGeneration, UnknownMember, FencedInstance: see `member_commits.check_member_commit`.
     """
     _check_request(connection, committer, offsets)
-    lock = _lock_for_commit(connection, committer, is_transactional=True)
+    lock = _lock_for_commit(connection, committer, offsets, is_transactional=True)
     if offsets:
         connection.execute(_PEND, _rows(committer.group_id, offsets, lock, producer, "pending_offset"))
 
@@ -229,8 +232,7 @@ def check_committer(connection: Connection, committer: GroupMembership) -> None:
     if generation is None:
         check_commit(None, committer, is_transactional=True)
         return
-    members = [Member(*member) for member in connection.execute(_MEMBERS, of)]
-    check_commit(GroupView(generation, members), committer, is_transactional=True)
+    check_member_commit(generation, _read_members(connection, committer), committer, (), is_transactional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,9 @@ def _check_request(
         check_offsets(list(offsets.values()), read_store_settings(connection)["offset.metadata.max.bytes"])
 
 
-def _lock_for_commit(connection: Connection, committer: GroupMembership, *, is_transactional: bool) -> _LockedGroup:
+def _lock_for_commit(
+    connection: Connection, committer: GroupMembership, partition_ids: Collection[int], *, is_transactional: bool
+) -> _LockedGroup:
     """Lock the group, made if it is not there, count one more commit, and check the committer."""
     of = {"of_group_id": committer.group_id}
     row = connection.execute(_COUNT, of).one_or_none()
@@ -267,9 +271,14 @@ def _lock_for_commit(connection: Connection, committer: GroupMembership, *, is_t
         check_commit(None, committer, is_transactional=is_transactional)
         connection.execute(_INSERT_GROUP, {"group_id": committer.group_id})
         row = connection.execute(_COUNT, of).one()
-    members = [Member(*member) for member in connection.execute(_MEMBERS, of)] if row.has_members else []
-    check_commit(GroupView(row.generation, members), committer, is_transactional=is_transactional)
+    members = _read_members(connection, committer) if row.has_members else []
+    check_member_commit(row.generation, members, committer, partition_ids, is_transactional=is_transactional)
     return _LockedGroup(row.commit_number, row.last_update_ms)
+
+
+def _read_members(connection: Connection, committer: GroupMembership) -> list[CommittingMember]:
+    of = {"of_group_id": committer.group_id, "of_member_id": committer.member_id}
+    return [CommittingMember(*member) for member in connection.execute(_MEMBERS, of)]
 
 
 def _rows(

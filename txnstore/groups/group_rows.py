@@ -1,0 +1,240 @@
+"""This file is a group's rows: read into a `Group` under the group's lock, and the difference written back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.db.schema import group_members, groups, partitions, topics
+from txnstore.db.server_time import server_now_ms
+from txnstore.groups.group_image import Group, GroupMember, MemberDetails, Partitions
+from txnstore.model import TopicPartition
+
+_OF_GROUP: Final = group_members.c.group_id == bindparam("of_group_id")
+_OF_MEMBER: Final = group_members.c.member_id == bindparam("of_member_id")
+# The row lock is the group's coordinator: of two requests, the second finds what the first has made of the group.
+_LOCK: Final = (
+    select(groups.c.generation, groups.c.assignor)
+    .where(groups.c.group_id == bindparam("of_group_id"))
+    .with_for_update()
+)
+_READ: Final = select(groups.c.generation, groups.c.assignor).where(groups.c.group_id == bindparam("of_group_id"))
+_INSERT_GROUP: Final = (
+    upsert(groups)
+    .values(generation=0, commit_number=0, last_update_ms=server_now_ms())
+    .on_conflict_do_nothing(index_elements=[groups.c.group_id])
+)
+_SAVE_GROUP: Final = (
+    update(groups)
+    .where(groups.c.group_id == bindparam("of_group_id"))
+    .values(generation=bindparam("new_generation"), assignor=bindparam("new_assignor"), last_update_ms=server_now_ms())
+)
+_MEMBERS: Final = (
+    select(group_members, (group_members.c.deadline_ms <= server_now_ms()).label("is_expired"))
+    .where(_OF_GROUP)
+    .order_by(group_members.c.member_id)
+)
+# In one statement: whoever renews his deadline meanwhile is either found renewed, or finds his row gone.
+_REMOVE_EXPIRED: Final = (
+    delete(group_members)
+    .where(_OF_GROUP, group_members.c.deadline_ms <= server_now_ms(), group_members.c.member_id != bindparam("spared"))
+    .returning(group_members.c.member_id)
+)
+_REMOVE: Final = delete(group_members).where(_OF_GROUP, _OF_MEMBER)
+_ADD: Final = insert(group_members).values(
+    deadline_ms=server_now_ms() + bindparam("lease_ms"),
+)
+_NEW: Final[dict[str, BindParameter[Any]]] = {
+    name: bindparam(f"new_{name}")
+    for name in ("client_id", "generation", "session_timeout_ms", "subscription", "assignment")
+}
+_SAVE: Final = update(group_members).where(_OF_GROUP, _OF_MEMBER).values(_NEW)
+_RENEW: Final = (
+    update(group_members)
+    .where(_OF_GROUP, _OF_MEMBER)
+    .values(deadline_ms=server_now_ms() + group_members.c.session_timeout_ms)
+)
+_CATALOGUE: Final = (
+    select(topics.c.name, partitions.c.partition_id)
+    .join(partitions, partitions.c.topic_id == topics.c.topic_id)
+    .where(topics.c.name.in_(bindparam("names", expanding=True)))
+    .order_by(topics.c.name, partitions.c.partition_number)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The partitions that there are of some topics."""
+
+    partition_ids: Mapping[str, tuple[int, ...]]
+    """By topic, in the order of their numbers."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The number of partitions of each topic."""
+        return {name: len(ids) for name, ids in self.partition_ids.items()}
+
+    def ids(self, some: Partitions) -> list[int]:
+        """Return the ids of those of the partitions that there are."""
+        return sorted(
+            ids[partition.partition]
+            for partition in some
+            if partition.partition < len(ids := self.partition_ids.get(partition.topic, ()))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """How a member stands with the clock."""
+
+    deadline_ms: int
+    is_expired: bool
+
+
+def ensure_group(connection: Connection, group_id: str) -> None:
+    """Make the group's row if it is not there."""
+    connection.execute(_INSERT_GROUP, {"group_id": group_id})
+
+
+def remove_expired(connection: Connection, group_id: str, spared_member_id: str = "") -> list[str]:
+    """Remove the members that were silent for too long, but for the one that is speaking; return who they were."""
+    return list(connection.execute(_REMOVE_EXPIRED, {"of_group_id": group_id, "spared": spared_member_id}).scalars())
+
+
+def lock_group(connection: Connection, group_id: str) -> bool:
+    """Lock the group's row until the database transaction ends; False if there is none."""
+    return connection.execute(_LOCK, {"of_group_id": group_id}).one_or_none() is not None
+
+
+def read_group(connection: Connection, group_id: str) -> Group | None:
+    """Return the group as its rows are now; None if it has none."""
+    row = connection.execute(_READ, {"of_group_id": group_id}).one_or_none()
+    if row is None:
+        return None
+    members = (_member(row) for row in connection.execute(_MEMBERS, {"of_group_id": group_id}))
+    return Group(group_id, row.generation, row.assignor, {member.member_id: member for member in members})
+
+
+def read_leases(connection: Connection, group_id: str) -> dict[str, Lease]:
+    """Return by member id how long the members have left."""
+    return {
+        row.member_id: Lease(row.deadline_ms, bool(row.is_expired))
+        for row in connection.execute(_MEMBERS, {"of_group_id": group_id})
+    }
+
+
+def read_catalogue(connection: Connection, members: Iterable[GroupMember], more: Collection[str] = ()) -> Catalogue:
+    """Return the partitions of all topics that the members want or have, and of `more`."""
+    names = set(more)
+    for member in members:
+        names |= member.details.topics
+        names |= {partition.topic for partition in member.owned}
+    found: dict[str, list[int]] = {}
+    if names:
+        for name, partition_id in connection.execute(_CATALOGUE, {"names": sorted(names)}):
+            found.setdefault(name, []).append(partition_id)
+    return Catalogue({name: tuple(ids) for name, ids in found.items()})
+
+
+def save_group(
+    connection: Connection, before: Group | None, after: Group, catalogue: Catalogue, *, speaker: str = ""
+) -> None:
+    """Write what has changed, and move on the deadline of the member that is speaking."""
+    group_id = after.group_id
+    if before is None or (before.generation, before.assignor) != (after.generation, after.assignor):
+        connection.execute(
+            _SAVE_GROUP,
+            {"of_group_id": group_id, "new_generation": after.generation, "new_assignor": after.assignor},
+        )
+    former = before.members if before else {}
+    gone = [{"of_group_id": group_id, "of_member_id": name} for name in former if name not in after.members]
+    if gone:
+        connection.execute(_REMOVE, gone)
+    changed = [member for name, member in after.members.items() if name in former and former[name] != member]
+    if changed:
+        connection.execute(_SAVE, [_changes(group_id, member, catalogue) for member in changed])
+    for name, member in after.members.items():
+        if name not in former:
+            connection.execute(_ADD, _row(group_id, member, catalogue))
+    if speaker in former:
+        connection.execute(_RENEW, {"of_group_id": group_id, "of_member_id": speaker})
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def owned_partition_ids(subscription: str) -> frozenset[int] | None:
+    """Return the ids of the partitions that a member owns, from its row's column; None if it does not tell."""
+    stored = json.loads(subscription)
+    ids = stored.get("owned_ids") if isinstance(stored, dict) else None
+    return None if ids is None else frozenset(ids)
+
+
+def _member(row: Any) -> GroupMember:
+    stored = json.loads(row.subscription)
+    details = MemberDetails(
+        row.client_id,
+        row.session_timeout_ms,
+        tuple(stored["subscribed"]),
+        frozenset(stored["topics"]),
+        tuple(stored["assignors"]),
+    )
+    return GroupMember(
+        row.member_id,
+        row.group_instance_id,
+        details,
+        row.generation,
+        stored["step"],
+        _partitions(json.loads(row.assignment)),
+        _partitions(stored["owned"]),
+    )
+
+
+def _partitions(by_topic: Mapping[str, list[int]]) -> Partitions:
+    return frozenset(TopicPartition(topic, number) for topic, numbers in by_topic.items() for number in numbers)
+
+
+def _by_topic(some: Partitions) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for partition in sorted(some):
+        found.setdefault(partition.topic, []).append(partition.partition)
+    return found
+
+
+def _stored(member: GroupMember, catalogue: Catalogue) -> dict[str, Any]:
+    subscription = {
+        "subscribed": member.details.subscription,
+        "topics": sorted(member.details.topics),
+        "assignors": member.details.assignors,
+        "owned": _by_topic(member.owned),
+        # Commits come with ids: they are checked without a look at the catalogue.
+        "owned_ids": catalogue.ids(member.owned),
+        "step": member.step,
+    }
+    return {
+        "client_id": member.details.client_id,
+        "generation": member.generation,
+        "session_timeout_ms": member.details.session_timeout_ms,
+        "subscription": json.dumps(subscription),
+        "assignment": json.dumps(_by_topic(member.assignment)),
+    }
+
+
+def _changes(group_id: str, member: GroupMember, catalogue: Catalogue) -> dict[str, Any]:
+    changes = {f"new_{name}": value for name, value in _stored(member, catalogue).items()}
+    return {"of_group_id": group_id, "of_member_id": member.member_id, **changes}
+
+
+def _row(group_id: str, member: GroupMember, catalogue: Catalogue) -> dict[str, Any]:
+    return {
+        "group_id": group_id,
+        "member_id": member.member_id,
+        "group_instance_id": member.group_instance_id,
+        "lease_ms": member.details.session_timeout_ms,
+        **_stored(member, catalogue),
+    }

@@ -1,0 +1,303 @@
+"""This file is the rules of rebalancing, pure: what joining, reporting and going do to a group, and who gets what when.
+
+The group has a target: its partitions dealt out to the members it has, each deal a generation.  The members come to
+it one by one: who owns more than his share is told to give it back, and what is free goes to the one who is to have
+it.  `GroupMember.owned` only grows when a partition is given out, which is when no other member owns it, and only
+shrinks when its member says so or is removed; so no partition ever has two owners.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from txnstore.errors import FencedInstance, IllegalGeneration, InconsistentGroupProtocol, UnknownMember
+from txnstore.groups.assignors import ASSIGNORS
+from txnstore.groups.group_image import (
+    NO_PARTITIONS,
+    Answer,
+    AnswerStatus,
+    Group,
+    GroupMember,
+    MemberDetails,
+    Partitions,
+    Report,
+)
+from txnstore.groups.group_states import GroupMove, GroupState, check_move
+from txnstore.groups.subscribers import Subscriber, in_order, subscribed_partitions
+from txnstore.model import TopicPartition
+
+#: How much of a group id or the like an error's text repeats.
+_SHOWN: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The group as it shall be, and what the member is told."""
+
+    group: Group
+    answer: Answer
+
+
+# --- the requests ----------------------------------------------------------------------------------------------------
+
+
+def join(
+    group: Group | None, report: Report, details: MemberDetails, partition_counts: Mapping[str, int], *, has_lost: bool
+) -> Reply:
+    """Let a consumer into the group, or let a member change its subscription; `has_lost`: members have just expired.
+
+    Raises:
+        InconsistentGroupProtocol: it supports none of the assignors that the others have in common.
+        UnknownMember, FencedInstance, IllegalGeneration: it takes itself for a member and is none any more.
+    """
+    before = state_of(group)
+    present = group or Group(report.membership.group_id)
+    former = _former_self(present, report)
+    others = [member for member in present.members.values() if member is not former]
+    check_assignors(details.assignors, others)
+    if former is not None and former.member_id == report.membership.member_id:
+        member = replace(former, details=details)
+    else:
+        member = GroupMember(
+            report.membership.member_id,
+            report.membership.group_instance_id,
+            details,
+            assignment=former.assignment if former else NO_PARTITIONS,
+        )
+    entered = _with(present, others, member)
+    is_same = former is not None and _wants(former) == _wants(member)
+    if has_lost or not is_same or not is_covered(entered, partition_counts):
+        entered = deal(entered, partition_counts)
+        check_move(before, GroupMove.DEAL, state_of(entered))
+    elif member.member_id != getattr(former, "member_id", None):
+        check_move(before, GroupMove.TAKE_OVER, state_of(entered))
+    return _reply(entered, report)
+
+
+def heartbeat(
+    group: Group | None, report: Report, partition_counts: Mapping[str, int], *, has_lost: bool = False
+) -> Reply:
+    """Take a member's report and tell it what it may have now; `has_lost`: members have just expired.
+
+    Raises:
+        UnknownMember, FencedInstance, IllegalGeneration: it is not a member any more, or a newer request of it came
+            first.
+    """
+    if group is None:
+        raise UnknownMember(f"there is no group {report.membership.group_id[:_SHOWN]!r}")
+    if report.joins_anew:
+        raise IllegalGeneration("a heartbeat is a member's: it names the generation that the member was told")
+    check_member(group, report)
+    if has_lost or not is_covered(group, partition_counts):
+        before = state_of(group)
+        group = deal(group, partition_counts)
+        check_move(before, GroupMove.DEAL, state_of(group))
+    return _reply(group, report)
+
+
+def remove(group: Group, member_ids: Collection[str], partition_counts: Mapping[str, int]) -> Group:
+    """Remove members, and deal out among the others what these had."""
+    left = [member for member in group.members.values() if member.member_id not in member_ids]
+    dealt = deal(replace(group, members={member.member_id: member for member in left}), partition_counts)
+    check_move(state_of(group), GroupMove.DEAL, state_of(dealt))
+    return dealt
+
+
+# --- who may ask -----------------------------------------------------------------------------------------------------
+
+
+def check_member(group: Group, report: Report) -> GroupMember:
+    """Return the member that reports.
+
+    Raises:
+        FencedInstance: another member has its group.instance.id now (KIP-345).
+        UnknownMember: the group has no such member: it left, or was silent for longer than its session timeout.
+        IllegalGeneration: the group was never in that generation, the member has confirmed a later one, or a later
+            request of it came first.
+    """
+    who = report.membership
+    if who.group_instance_id is not None:
+        static = group.static_member(who.group_instance_id)
+        if static is not None and static.member_id != who.member_id:
+            raise FencedInstance
+    member = group.members.get(who.member_id)
+    if member is None or member.group_instance_id != who.group_instance_id:
+        raise UnknownMember(f"group {who.group_id[:_SHOWN]!r} does not know the member {who.member_id[:_SHOWN]!r}")
+    if report.step < member.step:
+        raise IllegalGeneration(f"request {report.step} came after request {member.step} of the same member")
+    if not member.generation <= who.generation <= group.generation and not report.joins_anew:
+        raise IllegalGeneration(
+            f"group {who.group_id[:_SHOWN]!r} is in generation {group.generation}, and the member has confirmed"
+            f" {member.generation}; it cannot be in {who.generation}"
+        )
+    return member
+
+
+def check_assignors(names: Collection[str], others: Iterable[GroupMember]) -> None:
+    """Return if a member with these assignors can be in a group with the others.
+
+    Raises:
+        InconsistentGroupProtocol: there is no assignor that all support.
+    """
+    common = ASSIGNORS.keys() & set(names)
+    for other in others:
+        common = common & set(other.details.assignors)
+    if not common:
+        raise InconsistentGroupProtocol(
+            f"partition.assignment.strategy {','.join(names)[:_SHOWN]!r} has no assignor that all members of the group"
+            f" support; there are {', '.join(ASSIGNORS)}"
+        )
+
+
+def _former_self(group: Group, report: Report) -> GroupMember | None:
+    """Return the row that the joining consumer takes over: its own, or that of its former life under a lasting name."""
+    who = report.membership
+    if report.joins_anew:
+        static = None if who.group_instance_id is None else group.static_member(who.group_instance_id)
+        if static is not None and static.member_id != who.member_id:
+            return static
+        if who.member_id not in group.members:
+            return None
+    return check_member(group, report)
+
+
+# --- dealing out -----------------------------------------------------------------------------------------------------
+
+
+def deal(group: Group, partition_counts: Mapping[str, int]) -> Group:
+    """Return the group in its next generation, its partitions dealt out by the assignor that the members agree on."""
+    members = [group.members[member.member_id] for member in in_order(_subscribers(group))]
+    if not members:
+        return replace(group, generation=group.generation + 1, assignor=None)
+    assignor = choose_assignor(members)
+    assigned = ASSIGNORS[assignor].assign(_subscribers(group), partition_counts)
+    return replace(
+        group,
+        generation=group.generation + 1,
+        assignor=assignor,
+        members={member.member_id: replace(member, assignment=assigned[member.member_id]) for member in members},
+    )
+
+
+def choose_assignor(members: Collection[GroupMember]) -> str:
+    """Return the assignor that most members like best among those that all support; the first member breaks ties."""
+    common = ASSIGNORS.keys() & frozenset.intersection(*(frozenset(member.details.assignors) for member in members))
+    choices = [next(name for name in member.details.assignors if name in common) for member in members]
+    votes = Counter(choices)
+    return max(votes, key=lambda name: votes[name])
+
+
+def is_covered(group: Group, partition_counts: Mapping[str, int]) -> bool:
+    """Return whether what is dealt out is what there is: False once a topic has grown, is new, or is gone."""
+    dealt = frozenset[TopicPartition]().union(*(member.assignment for member in group.members.values()))
+    return dealt == frozenset(subscribed_partitions(_subscribers(group), partition_counts))
+
+
+def state_of(group: Group | None) -> GroupState:
+    """Return the group's state."""
+    if group is None:
+        return GroupState.DEAD
+    members = group.members.values()
+    if not members:
+        return GroupState.EMPTY
+    if any(_must_give_back(group, member) for member in members):
+        return GroupState.PREPARING_REBALANCE
+    if any(member.generation != group.generation or member.owned != member.assignment for member in members):
+        return GroupState.COMPLETING_REBALANCE
+    return GroupState.STABLE
+
+
+def _must_give_back(group: Group, member: GroupMember) -> bool:
+    if _is_cooperative(group):
+        return not member.owned <= member.assignment
+    return member.generation != group.generation and bool(member.owned)
+
+
+def _is_cooperative(group: Group) -> bool:
+    return group.assignor is not None and ASSIGNORS[group.assignor].is_cooperative
+
+
+def _wants(member: GroupMember) -> tuple[frozenset[str], tuple[str, ...]]:
+    return member.details.topics, member.details.assignors
+
+
+def _with(group: Group, others: Iterable[GroupMember], member: GroupMember) -> Group:
+    return replace(group, members={each.member_id: each for each in (*others, member)})
+
+
+def _subscribers(group: Group) -> list[Subscriber]:
+    members = group.members.values()
+    owned_by_all = frozenset[TopicPartition]().union(*(member.owned for member in members))
+    return [
+        Subscriber(
+            member.member_id,
+            member.details.topics,
+            member.group_instance_id,
+            # What it owns, and what was on its way to it: nobody has to give that back again.
+            member.owned | (member.assignment - owned_by_all),
+        )
+        for member in members
+    ]
+
+
+# --- giving out and taking back --------------------------------------------------------------------------------------
+
+
+def _reply(group: Group, report: Report) -> Reply:
+    before = state_of(group)
+    member = group.members[report.membership.member_id]
+    others = [other for other in group.members.values() if other is not member]
+    owned_by_others = frozenset[TopicPartition]().union(*(other.owned for other in others))
+    decide = _answer_cooperative if _is_cooperative(group) else _answer_eager
+    status, partitions, revoke = decide(group, member, report, owned_by_others)
+    # Who has nothing begins afresh in this generation; others confirm it with their next report.
+    confirmed = group.generation if not report.owned else max(member.generation, report.membership.generation)
+    reported = replace(
+        member,
+        generation=confirmed,
+        step=report.step,
+        # What has to be given back is still its own; what it claims without having been given it never was.
+        owned=partitions | (revoke & member.owned),
+    )
+    after = _with(group, others, reported)
+    check_move(before, GroupMove.REPORT, state_of(after))
+    answer = Answer(
+        status=status,
+        membership=replace(report.membership, generation=group.generation),
+        step=report.step,
+        partitions=tuple(sorted(partitions)),
+        revoke=tuple(sorted(revoke)),
+        assignor=group.assignor or "",
+        is_cooperative=_is_cooperative(group),
+        is_settled=status is AnswerStatus.OWN and confirmed == group.generation,
+    )
+    return Reply(after, answer)
+
+
+_Decision = tuple[AnswerStatus, Partitions, Partitions]
+
+
+def _answer_cooperative(group: Group, member: GroupMember, report: Report, owned_by_others: Partitions) -> _Decision:
+    """Leave it what stays its own; take the rest back first, then give it what is free."""
+    kept = report.owned & member.owned & member.assignment
+    revoke = report.owned - kept
+    if revoke:
+        return AnswerStatus.REVOKE, kept, revoke
+    partitions = kept | (member.assignment - owned_by_others)
+    status = AnswerStatus.OWN if partitions == member.assignment else AnswerStatus.WAIT
+    return status, partitions, NO_PARTITIONS
+
+
+def _answer_eager(group: Group, member: GroupMember, report: Report, owned_by_others: Partitions) -> _Decision:
+    """Take everything back after each deal; then give it all of its share at once, when all of it is free."""
+    if not report.owned:
+        if member.assignment & owned_by_others:
+            return AnswerStatus.WAIT, NO_PARTITIONS, NO_PARTITIONS
+        return AnswerStatus.OWN, member.assignment, NO_PARTITIONS
+    is_current = report.membership.generation == group.generation
+    if is_current and report.owned == member.assignment and report.owned <= member.owned:
+        return AnswerStatus.OWN, member.assignment, NO_PARTITIONS
+    return AnswerStatus.REVOKE, NO_PARTITIONS, report.owned
