@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+from txnstore import TopicPartition
+
 PATIENCE_SECONDS = 20.0
 
 
@@ -25,6 +27,29 @@ def test_a_producer_tells_its_statistics_from_poll(make_producer):
     assert first["age"] < second["age"]
     assert (second["msg_cnt"], second["msg_max"]) == (0, 100_000)
     assert second["eos"]["producer_id"] >= 0
+
+
+def test_a_consumer_tells_where_it_is_and_how_far_behind(make_producer, make_consumer):
+    producer = make_producer()
+    for number in range(5):
+        producer.produce("payments", b"%d" % number)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    told = []
+    consumer = make_consumer({"stats_cb": told.append, "statistics.interval.ms": 20, "enable.auto.commit": False})
+    consumer.assign([TopicPartition("payments", 0, 0)])
+    for _ in range(2):
+        assert consumer.poll(PATIENCE_SECONDS) is not None
+    del told[:]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    consumer.pause([TopicPartition("payments", 0)])
+    while not told:
+        assert time.monotonic() < deadline
+        assert consumer.poll(0.1) is None
+    facts = json.loads(told[-1])
+    assert facts["type"] == "consumer"
+    partition = facts["topics"]["payments"]["partitions"]["0"]
+    assert (partition["app_offset"], partition["hi_offset"], partition["ls_offset"]) == (2, 5, 5)
+    assert (partition["committed_offset"], partition["consumer_lag"]) == (-1001, 3)
 
 
 def test_without_an_interval_nothing_is_told(make_producer):

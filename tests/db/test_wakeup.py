@@ -91,6 +91,9 @@ def settle(waiter):
         pass
 
 
+WAKE_LIMIT_SECONDS = 20.0
+
+
 def is_woken(waiter):
     """Return whether the waiter is woken: by somebody, not because it is time to look by itself."""
     assert SHORT_MS < SILENCE_MS
@@ -148,6 +151,22 @@ def test_nothing_committed_means_to_wait_for_the_whole_time(waiter):
     start = time.monotonic()
     assert not waiter.wait(200)
     assert 0.19 <= time.monotonic() - start < 2
+
+
+def test_a_wait_that_is_under_way_is_ended_by_a_wake_from_another_thread(waiter):
+    is_done = threading.Event()
+    waiting = threading.Thread(target=lambda: (waiter.wait(60_000), is_done.set()))
+    waiting.start()
+    waiter.wake()
+    assert is_done.wait(WAKE_LIMIT_SECONDS)
+    waiting.join()
+
+
+def test_a_wake_before_the_wait_counts_once(waiter):
+    waiter.wake()
+    waiter.wake()
+    assert waiter.wait(60_000)
+    assert not waiter.wait(30)
 
 
 def test_no_time_to_wait_means_to_look_and_return(orders, waiter):
@@ -287,7 +306,7 @@ def test_a_file_that_cannot_be_read_for_a_moment_wakes_and_is_opened_again(txnst
         with monkeypatch.context() as patched:
             patched.setattr(sqlite_waiter, "connect", refuse)
             waiter.close()
-            orders.add()
+            orders.add(wakes_readers=False)
             assert not waiter.wait(20)
         # It knows of no version: it looks.
         assert waiter.wait(0)

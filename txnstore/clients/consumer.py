@@ -26,6 +26,7 @@ from txnstore.clients.consumer_events import (
     MessageEvent,
     RebalanceEvent,
     RebalanceKind,
+    StatisticsEvent,
 )
 from txnstore.clients.group_member import Stage
 from txnstore.clients.kafka_error import KafkaError, KafkaException
@@ -34,6 +35,8 @@ from txnstore.clients.topic_partition import TopicPartition
 
 #: How long close() waits for what it has to write, and for its threads.
 CLOSE_SECONDS: Final = 10.0
+#: And how long once it is interrupted.
+INTERRUPTED_SECONDS: Final = 0.5
 
 
 class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
@@ -185,6 +188,8 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
             self._parts.configuration["on_commit"](event.error, list(event.partitions))
         elif isinstance(event, ErrorEvent):
             self._parts.configuration["error_cb"](event.error)
+        elif isinstance(event, StatisticsEvent):
+            event.call()
         return None
 
     def _rebalance(self, event: RebalanceEvent) -> None:
@@ -242,6 +247,9 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         deadline = time.monotonic() + CLOSE_SECONDS
         try:
             self._give_everything_back()
+        except BaseException as error:
+            deadline = _after(error, deadline)
+            raise
         finally:
             self._finish(deadline)
 
@@ -269,13 +277,23 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
             parts.arrived.notify_all()
             parts.fetcher.stop()
         # The worker does what it was given in this order: when it comes to the last, all is written.
-        _wait_for(parts.worker.submit(_nothing), deadline)
-        if not parts.close(deadline):
-            parts.logger.warning("a thread of %r is still waiting for the database; it ends by itself", self)
-        self._finalizer.detach()
+        try:
+            _wait_for(parts.worker.submit(_nothing), deadline)
+        except BaseException as error:
+            deadline = _after(error, deadline)
+            raise
+        finally:
+            if not parts.close(deadline):
+                parts.logger.warning("a thread of %r is still waiting for the database; it ends by itself", self)
+            self._finalizer.detach()
         while (event := parts.inbox.pop()) is not None:
             if isinstance(event, CommitEvent):
                 parts.configuration["on_commit"](event.error, list(event.partitions))
+
+
+def _after(error: BaseException, deadline: float) -> float:
+    """Return how long to go on after an error: Ctrl-C is to be felt."""
+    return deadline if isinstance(error, Exception) else min(deadline, time.monotonic() + INTERRUPTED_SECONDS)
 
 
 def _nothing() -> None:

@@ -75,13 +75,20 @@ class ErrorEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class StatisticsEvent:
+    """Statistics are due: for stats_cb."""
+
+    call: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
 class MessageEvent:
     """What poll() returns before any record."""
 
     message: Message
 
 
-Event = RebalanceEvent | CommitEvent | ErrorEvent | MessageEvent
+Event = RebalanceEvent | CommitEvent | ErrorEvent | StatisticsEvent | MessageEvent
 
 
 class Inbox:

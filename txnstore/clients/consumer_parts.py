@@ -6,19 +6,21 @@ So a consumer that nobody holds any more can end its threads.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
 from txnstore.clients.assigned_partition import AssignedPartition
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.consumer_events import CommitEvent, Inbox
+from txnstore.clients.consumer_events import CommitEvent, Inbox, StatisticsEvent
 from txnstore.clients.consumer_lookups import ConsumerLookups
 from txnstore.clients.consumer_options import consumer_options
+from txnstore.clients.consumer_statistics import consumer_facts
 from txnstore.clients.duties import Duties
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.error_messages import error_message
@@ -28,6 +30,7 @@ from txnstore.clients.group_requests import GroupRequests
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.offset_commits import CommitResult, OffsetCommits
 from txnstore.clients.partition_reader import PartitionReader
+from txnstore.clients.statistics import Statistics
 from txnstore.clients.subscription import Subscription
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
@@ -40,6 +43,8 @@ LOOK_AFTER_SECONDS: Final = 0.2
 #: A reader that an open transaction holds back helps after this long, and then again at most this often (DESIGN 6.5).
 HELP_AFTER_SECONDS: Final = 1.0
 HELP_INTERVAL_SECONDS: Final = 5.0
+
+_numbers: Final = itertools.count(1)
 
 
 class ConsumerParts:
@@ -97,7 +102,6 @@ class ConsumerParts:
             connection=self.connection,
             duties=self._duties(),
             look_again_seconds=options.look_again_seconds,
-            submit=self._submit_quietly,
             on_error=self.background_error,
             logger=self.logger,
         )
@@ -152,9 +156,13 @@ class ConsumerParts:
 
     def close(self, deadline: float) -> bool:
         """End the threads and the connection until `deadline`; return whether they have ended."""
-        fetcher_ended = self.fetcher.close(deadline - time.monotonic())
-        worker_ended = self.worker.close(deadline - time.monotonic())
-        self.connection.close()
+        try:
+            fetcher_ended = self.fetcher.close(deadline - time.monotonic())
+        finally:
+            try:
+                worker_ended = self.worker.close(deadline - time.monotonic())
+            finally:
+                self.connection.close(deadline - time.monotonic())
         return fetcher_ended and worker_ended
 
     def abandon(self) -> None:
@@ -171,7 +179,25 @@ class ConsumerParts:
         duties.add(HELP_AFTER_SECONDS, self._help)
         if self.options.commits_by_itself and self.options.commit_interval_seconds > 0:
             duties.add(self.options.commit_interval_seconds, self._commit_by_itself)
+        statistics = self._statistics()
+        if statistics.due_seconds(0.0) is not None:
+            duties.add(self.configuration["statistics.interval.ms"] / 1000, statistics.run)
         return duties
+
+    def _statistics(self) -> Statistics:
+        def collect() -> dict[str, Any]:
+            with self.arrived:
+                return consumer_facts(self.subscription, self.options.isolation)
+
+        return Statistics(
+            name=f"consumer-{next(_numbers)}",
+            client_id=self.configuration["client.id"],
+            kind="consumer",
+            interval_seconds=self.configuration["statistics.interval.ms"] / 1000,
+            callback=self.configuration["stats_cb"],
+            add_event=lambda call: self.inbox.put(StatisticsEvent(call)),
+            collect=collect,
+        )
 
     def _commit_by_itself(self) -> None:
         if self._commit_under_way is None or self._commit_under_way.done():

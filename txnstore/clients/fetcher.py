@@ -1,7 +1,7 @@
 """This file is the thread that reads for a consumer: pages of the assigned partitions while somebody wants them.
 
-It reads ahead by a bounded amount, and waits for commits of others when there is nothing new.  Every wait is short
-enough that work which comes in between, and the consumer's end, are noticed at once.
+It reads ahead by a bounded amount, and waits for commits of others when there is nothing new; work that comes in
+between, and the consumer's end, wake it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ from txnstore.clients.subscription import Subscription
 from txnstore.db.waiting import Waiter
 from txnstore.errors import StoreClosed, TxnStoreError
 
-#: While it waits for commits, the thread looks up this often: often at first, then ever more rarely. Each wait costs up
-#: to a millisecond of the processor (psycopg's).
-SLICE_FIRST_MS: Final = 4
-SLICE_LAST_MS: Final = 200
 #: What hears of nothing for long is looked at by itself this much more rarely.
 LOOK_AGAIN_FACTOR_MAX: Final = 2.0
 #: After an error of the database it waits this long at first, and at last.
@@ -46,14 +42,10 @@ class Fetcher:
         connection: StoreConnection,
         duties: Duties,
         look_again_seconds: float,
-        submit: Callable[[Callable[[], None]], object],
         on_error: Callable[[BaseException], None],
         logger: logging.Logger,
     ) -> None:
-        """Notify `arrived` when there is something to hand out; be woken by `wanted`. Both have the same lock.
-
-        `submit` runs something on another thread.
-        """
+        """Notify `arrived` when there is something to hand out; be woken by `wanted`. Both have the same lock."""
         self._name = name
         self._arrived = arrived
         self._wanted = wanted
@@ -62,17 +54,14 @@ class Fetcher:
         self._connection = connection
         self._duties = duties
         self._look_again_seconds = look_again_seconds
-        self._submit = submit
         self._on_error = on_error
         self._logger = logger
         self._thread: threading.Thread | None = None
         self._closing = False
         self._is_listening = False
-        self._is_helped = False
         self._waiter: Waiter | None = None
         self._read_at = 0.0
         self._look_again_factor = 1.0
-        self._slice_ms = SLICE_FIRST_MS
         self._pause_seconds = PAUSE_FIRST_SECONDS
         self.held_back_since: float | None = None
         """Since when an open transaction keeps the reader from records; None: it does not."""
@@ -84,15 +73,19 @@ class Fetcher:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._wanted.notify_all()
-            if self._is_listening and not self._is_helped and self._has_fresh_work():
-                self._is_helped = True
-                self._submit(self._read_meanwhile)
+            if self._is_listening and self._has_fresh_work():
+                self._wake()
 
     def stop(self) -> None:
         """Let the thread end as soon as it can."""
         with self._wanted:
             self._closing = True
             self._wanted.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            self._waiter.wake()
 
     def close(self, timeout_seconds: float) -> bool:
         """Let the thread end, and wait for it; return whether it has ended.
@@ -142,60 +135,41 @@ class Fetcher:
     def _has_news(self, tickets: list[Ticket], due_seconds: float) -> bool:
         """Return whether there may be something to read; waits a moment if all of it was read up to its end."""
         if not all(ticket.partition.is_at_end for ticket in tickets):
-            self._slice_ms = SLICE_FIRST_MS
             return True
         if self._waiter is None:
             self._waiter = self._connection.store().waiter()
             self._read_at = time.monotonic()
             # What was committed before it began to listen would never be heard of.
             return True
-        slice_ms = min(self._slice_ms, int(due_seconds * 1000) + 1) if due_seconds < 1 else self._slice_ms
-        if self._listen(self._waiter, slice_ms):
-            self._slice_ms = SLICE_FIRST_MS
+        now = time.monotonic()
+        look_again_seconds = self._look_again_seconds * self._look_again_factor - (now - self._read_at)
+        if self._listen(self._waiter, min(due_seconds, max(0.0, look_again_seconds))):
             self._look_again_factor = 1.0
             return True
-        self._slice_ms = min(self._slice_ms * 2, SLICE_LAST_MS)
         # A wake-up may get lost: look from time to time.
         if time.monotonic() - self._read_at < self._look_again_seconds * self._look_again_factor:
             return False
         self._look_again_factor = LOOK_AGAIN_FACTOR_MAX
         return True
 
-    def _listen(self, waiter: Waiter, timeout_ms: int) -> bool:
+    def _listen(self, waiter: Waiter, timeout_seconds: float) -> bool:
+        """Wait for commits; False if something else came in between, which the next turn sees."""
         with self._wanted:
             if self._closing or self._has_fresh_work():
                 return False
             self._is_listening = True
         try:
-            return waiter.wait(timeout_ms)
+            return waiter.wait(int(timeout_seconds * 1000) + 1) and not (self._closing or self._has_fresh_work())
         finally:
             self._is_listening = False
 
     def _has_fresh_work(self) -> bool:
         now = time.monotonic()
         subscription = self._subscription
-        return bool(subscription.to_resolve(now)) or not all(
-            ticket.partition.is_at_end for ticket in subscription.to_read(now)
-        )
-
-    def _read_meanwhile(self) -> None:
-        """Read what is wanted while the thread listens for commits, and cannot be told: after a seek, for example.
-
-        If both come to read the same, what is delivered second is dropped.  What goes wrong, the thread will see.
-        """
-        try:
-            with self._wanted:
-                unresolved = self._subscription.to_resolve(time.monotonic())
-            if unresolved:
-                self._apply(self._reader.resolve(unresolved))
-            with self._wanted:
-                tickets = self._subscription.to_read(time.monotonic())
-            if tickets:
-                self._apply(self._reader.read(tickets))
-        except TxnStoreError as error:
-            self._logger.debug("could not read at once: %s", error)
-        finally:
-            self._is_helped = False
+        with self._wanted:
+            return bool(subscription.to_resolve(now)) or not all(
+                ticket.partition.is_at_end for ticket in subscription.to_read(now)
+            )
 
     def _apply(self, outcomes: list[Outcome]) -> None:
         now = self._read_at = time.monotonic()

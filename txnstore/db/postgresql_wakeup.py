@@ -6,11 +6,14 @@ database-wide lock at commit and forbid PREPARE TRANSACTION.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import selectors
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -35,6 +38,13 @@ RECONNECT_SECONDS: Final = 0.5
 RELISTEN_SECONDS: Final = 5.0
 
 
+def _wake_sockets() -> tuple[socket.socket, socket.socket]:
+    receiver, sender = socket.socketpair()
+    receiver.setblocking(False)
+    sender.setblocking(False)
+    return receiver, sender
+
+
 class ListenWaiter:
     """Waits for a notification; without a connection that can listen it looks again and again instead."""
 
@@ -45,6 +55,7 @@ class ListenWaiter:
         self._pause_ms = float(POLL_FIRST_MS)
         self._connection: psycopg.Connection[Any] | None = None
         self._process_id = os.getpid()
+        self._wake_receiver, self._wake_sender = _wake_sockets()
         self._listen()
 
     def wait(self, timeout_ms: int) -> bool:
@@ -53,25 +64,68 @@ class ListenWaiter:
             self._forget_connection_after_fork()
         if self._connection is None:
             return self._pause(timeout_ms)
-        seconds = min(timeout_ms, SILENCE_MS) / 1000
         try:
-            for _ in self._connection.notifies(timeout=seconds, stop_after=1):
+            if self._is_woken(self._connection, min(timeout_ms, SILENCE_MS)):
                 return True
         except psycopg.Error:
-            self.close()
+            self._close_connection()
             self._listen()
             return True
         return timeout_ms > SILENCE_MS
 
+    def wake(self) -> None:
+        """Let the wait that is under way, or else the next one, return True at once."""
+        # A full buffer or a closed socket: it is awake, or there is nobody to wake.
+        with contextlib.suppress(OSError):
+            self._wake_sender.send(b"\0")
+
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and what wakes it."""
+        self._close_connection()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    def _close_connection(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
+    def _is_woken(self, connection: psycopg.Connection[Any], timeout_ms: int) -> bool:
+        """Wait for a notification or a `wake`; psycopg's own `notifies` would keep the processor busier."""
+        pgconn = connection.pgconn
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            if pgconn.notifies() is not None:
+                # Those that came with it say the same.
+                while pgconn.notifies() is not None:
+                    pass
+                return True
+            left_seconds = max(0.0, deadline - time.monotonic())
+            if not self._wait_for_input([pgconn.socket, self._wake_receiver.fileno()], left_seconds):
+                return False
+            if self._drain_wake():
+                return True
+            pgconn.consume_input()
+
+    @staticmethod
+    def _wait_for_input(descriptors: Sequence[int], timeout_seconds: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            for descriptor in descriptors:
+                selector.register(descriptor, selectors.EVENT_READ)
+            return bool(selector.select(timeout_seconds))
+
+    def _drain_wake(self) -> bool:
+        """Take what `wake` has sent; returns whether it has sent anything."""
+        is_woken = False
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_receiver.recv(64):
+                is_woken = True
+        return is_woken
+
     def _pause(self, timeout_ms: int) -> bool:
         pause_ms = min(self._pause_ms, timeout_ms)
-        time.sleep(pause_ms / 1000)
+        if self._wait_for_input([self._wake_receiver.fileno()], pause_ms / 1000):
+            return self._drain_wake()
         self._pause_ms = min(self._pause_ms * 1.5, LOOK_LAST_MS)
         if time.monotonic() >= self._listen_again:
             self._listen()
@@ -84,13 +138,14 @@ class ListenWaiter:
             self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         except psycopg.Error:
             _log.debug("cannot listen for appended records; looking for them at intervals instead")
-            self.close()
+            self._close_connection()
         else:
             self._pause_ms = float(POLL_FIRST_MS)
 
     def _forget_connection_after_fork(self) -> None:
         # It is the parent's: used by both, each would get half of the answers.
-        _inherited.append(self._connection)
+        _inherited.append((self._connection, self._wake_receiver, self._wake_sender))
+        self._wake_receiver, self._wake_sender = _wake_sockets()
         self._connection = None
         self._process_id = os.getpid()
         self._listen()
@@ -117,14 +172,14 @@ class Announcer:
                     self._thread = threading.Thread(target=self._run, name="txnstore-announcer", daemon=True)
                     self._thread.start()
 
-    def close(self) -> None:
-        """Send what is due, then end the thread and its connection."""
+    def close(self, timeout_seconds: float) -> None:
+        """Send what is due, then end the thread and its connection; one that takes longer ends by itself."""
         self._closing.set()
         self._due.set()
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
-            thread.join(timeout=5)
+            thread.join(timeout=timeout_seconds)
 
     def _run(self) -> None:
         connection: psycopg.Connection[Any] | None = None

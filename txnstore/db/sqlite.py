@@ -25,7 +25,7 @@ from txnstore.db.backend import Access, Limits, Stage
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
 from txnstore.db.sqlite_checkpoint import Checkpointer
 from txnstore.db.sqlite_connections import close_before_fork, connect
-from txnstore.db.sqlite_waiter import DataVersionWaiter
+from txnstore.db.sqlite_waiter import DataVersionWaiter, InProcessAnnouncer
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     ForeignSchema,
@@ -179,8 +179,10 @@ class SQLiteBackend:
         del engine, channel
         return DataVersionWaiter(_path_of(url))
 
-    def announcer(self, url: DatabaseUrl, *, channel: str) -> None:
-        """Return nothing: readers notice commits by the file's data version."""
+    def announcer(self, url: DatabaseUrl, *, channel: str) -> InProcessAnnouncer:
+        """Return what wakes readers of this process; others notice commits by the file's data version."""
+        del channel
+        return InProcessAnnouncer(_path_of(url))
 
     def exists(self, url: DatabaseUrl) -> bool:
         """Return whether the file is there."""

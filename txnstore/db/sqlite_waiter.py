@@ -5,9 +5,34 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+import weakref
+from collections import defaultdict
+from typing import Final
 
 from txnstore.db.sqlite_connections import close_before_fork, connect
 from txnstore.db.waiting import POLL_FIRST_MS, POLL_LAST_MS
+
+#: Those that wait in this process, by the file's path.
+_waiting: Final[defaultdict[str, weakref.WeakSet[DataVersionWaiter]]] = defaultdict(weakref.WeakSet)
+_waiting_lock: Final = threading.Lock()
+
+
+class InProcessAnnouncer:
+    """Wakes the readers of a file in this process at once; those in others look for themselves."""
+
+    def __init__(self, path: str) -> None:
+        """Wake readers of the file at `path`."""
+        self._path = path
+
+    def announce(self) -> None:
+        """Say that something was committed."""
+        with _waiting_lock:
+            waiters = list(_waiting[self._path])
+        for waiter in waiters:
+            waiter.wake()
+
+    def close(self, timeout_seconds: float) -> None:
+        """Do nothing: it holds nothing."""
 
 
 class DataVersionWaiter:
@@ -17,8 +42,11 @@ class DataVersionWaiter:
         """Watch the file at `path`, through a connection that does nothing else: its own commits would not count."""
         self._path = path
         self._lock = threading.RLock()
+        self._woken = threading.Event()
         self._connection: sqlite3.Connection | None = None
         self._seen = self._data_version()
+        with _waiting_lock:
+            _waiting[path].add(self)
         close_before_fork(self, DataVersionWaiter.close)
 
     def wait(self, timeout_ms: int) -> bool:
@@ -29,12 +57,21 @@ class DataVersionWaiter:
             version = self._data_version()
             if version != self._seen:
                 self._seen = version
+                # Whoever committed may have said so too.
+                self._woken.clear()
                 return True
             left_seconds = deadline - time.monotonic()
-            if left_seconds <= 0:
+            if left_seconds <= 0 and not self._woken.is_set():
                 return False
-            time.sleep(min(pause_ms / 1000, left_seconds))
+            if self._woken.wait(min(pause_ms / 1000, max(0.0, left_seconds))):
+                self._woken.clear()
+                self._seen = self._data_version()
+                return True
             pause_ms = min(pause_ms * 1.5, POLL_LAST_MS)
+
+    def wake(self) -> None:
+        """Let the wait that is under way, or else the next one, return True at once."""
+        self._woken.set()
 
     def close(self) -> None:
         """Close the connection; a later `wait` opens another one, which knows of no version and looks at once."""

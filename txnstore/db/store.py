@@ -29,7 +29,7 @@ from txnstore.db.postgresql import PostgreSQLBackend
 from txnstore.db.sqlite import SQLiteBackend
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.db.waiting import Announcer, Waiter
-from txnstore.errors import StoreBusy, StoreClosed, StoreUnavailable, TxnStoreError, WriteConflict
+from txnstore.errors import StoreBusy, StoreClosed, StoreReadOnly, StoreUnavailable, TxnStoreError, WriteConflict
 
 Result = TypeVar("Result")
 
@@ -40,6 +40,8 @@ CONTENTION_PAUSE_SECONDS: Final = 0.0005
 #: Between two tries after a conflict or while the database is away: the first, and the longest.
 RETRY_FIRST_SECONDS: Final = 0.005
 RETRY_LAST_SECONDS: Final = 0.5
+#: How long a store that is closed waits until readers have been told of its last commits.
+ANNOUNCE_TIMEOUT_SECONDS: Final = 5.0
 
 _opened: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
 #: Connections that a forked child inherited: neither used nor closed there, for they are the parent's.
@@ -130,15 +132,18 @@ class Store:
         """Make ready to wake readers, once the store's identity is known; nothing is opened before it is needed."""
         self._announcer = self.backend.announcer(self.url, channel=self.channel)
 
-    def close(self) -> None:
-        """Close every connection; a second call does nothing."""
+    def close(self, *, timeout_seconds: float = ANNOUNCE_TIMEOUT_SECONDS) -> None:
+        """Close every connection; a second call does nothing.
+
+        Readers are told of the last commits before, unless that takes longer than `timeout_seconds`.
+        """
         with self._lock:
             closed, self._closed = self._closed, True
             announcer, self._announcer = self._announcer, None
         if closed:
             return
         if announcer is not None:
-            announcer.close()
+            announcer.close(timeout_seconds)
         self.engine.dispose()
         _opened.discard(self)
 
@@ -195,7 +200,8 @@ class Store:
             self._commit(connection, deadline)
         except DBAPIError as error:
             translated = self.backend.translate(error, stage)
-            self._abandon(connection, keep=not translated.outcome_unknown)
+            # A connection made while nothing could be written stays so; the next one may find it otherwise.
+            self._abandon(connection, keep=not (translated.outcome_unknown or isinstance(translated, StoreReadOnly)))
             if translated.outcome_unknown:
                 # What this engine's other connections believe may be wrong as well.
                 self.engine.dispose()

@@ -10,17 +10,21 @@ from typing import Final, Protocol
 
 #: A reader that nobody wakes looks again after this long at first, then ever more rarely.
 POLL_FIRST_MS: Final = 1
-POLL_LAST_MS: Final = 50
+POLL_LAST_MS: Final = 20
 
 
 class Waiter(Protocol):
-    """One reader's place to wait; for one thread."""
+    """One reader's place to wait; for one thread, but for `wake`."""
 
     def wait(self, timeout_ms: int) -> bool:
         """Return True as soon as something may have been committed since the last call, False after `timeout_ms`.
 
         Commits between two calls count: the second one returns at once.
         """
+        ...
+
+    def wake(self) -> None:
+        """Let the wait that is under way, or else the next one, return True at once; for any thread."""
         ...
 
     def close(self) -> None:
@@ -35,6 +39,6 @@ class Announcer(Protocol):
         """Say that something was committed; returns at once."""
         ...
 
-    def close(self) -> None:
-        """Give back what it holds, within a bounded time."""
+    def close(self, timeout_seconds: float) -> None:
+        """Give back what it holds; what is due is told for at most `timeout_seconds`."""
         ...
