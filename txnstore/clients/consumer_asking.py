@@ -69,9 +69,12 @@ class AskingCalls(ConsumerBase):
         """Return the cluster with all topics, or with this one.
 
         Raises:
+            TypeError: the topic is no text.
             KafkaException: `_TIMED_OUT`, and what the database answers.
         """
         self._check()
+        if topic is not None and not isinstance(topic, str):
+            raise TypeError(f"argument 1 must be str or None, not {type(topic).__name__}")
         directory = self._parts.directory
         return self._ask(
             lambda: directory.cluster_metadata(topic), deadline_of(check_timeout(timeout)), "Failed to get metadata"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -12,9 +13,30 @@ from typing import Final
 from txnstore.db.sqlite_connections import close_before_fork, connect
 from txnstore.db.waiting import POLL_FIRST_MS, POLL_LAST_MS
 
-#: Those that wait in this process, by the file's path.
-_waiting: Final[defaultdict[str, weakref.WeakSet[DataVersionWaiter]]] = defaultdict(weakref.WeakSet)
-_waiting_lock: Final = threading.Lock()
+
+class _Waiting:
+    """Those that wait in this process, by the file's path."""
+
+    def __init__(self) -> None:
+        self.forget_after_fork()
+
+    def forget_after_fork(self) -> None:
+        # The parent's threads do not wait in its child; one of them may have held the lock.
+        self._lock = threading.Lock()
+        self._waiters: defaultdict[str, weakref.WeakSet[DataVersionWaiter]] = defaultdict(weakref.WeakSet)
+
+    def add(self, path: str, waiter: DataVersionWaiter) -> None:
+        with self._lock:
+            self._waiters[path].add(waiter)
+
+    def at(self, path: str) -> list[DataVersionWaiter]:
+        with self._lock:
+            return list(self._waiters[path]) if path in self._waiters else []
+
+
+_waiting: Final = _Waiting()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_waiting.forget_after_fork)
 
 
 class InProcessAnnouncer:
@@ -26,9 +48,7 @@ class InProcessAnnouncer:
 
     def announce(self) -> None:
         """Say that something was committed."""
-        with _waiting_lock:
-            waiters = list(_waiting[self._path])
-        for waiter in waiters:
+        for waiter in _waiting.at(self._path):
             waiter.wake()
 
     def close(self, timeout_seconds: float) -> None:
@@ -45,8 +65,7 @@ class DataVersionWaiter:
         self._woken = threading.Event()
         self._connection: sqlite3.Connection | None = None
         self._seen = self._data_version()
-        with _waiting_lock:
-            _waiting[path].add(self)
+        _waiting.add(path, self)
         close_before_fork(self, DataVersionWaiter.close)
 
     def wait(self, timeout_ms: int) -> bool:
