@@ -1,4 +1,7 @@
-"""This file is the admin client: topics, partitions, configurations and offsets, as confluent-kafka's users know it."""
+"""This file is the admin client as confluent-kafka's users know it: topics, configurations, offsets, records, and more.
+
+Its calls about groups and transactions, and those that a database has no use for, are in files of their own.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ import warnings
 from concurrent.futures import Future
 from typing import Any, Final
 
-from txnstore.clients import admin_configs, admin_offsets, admin_topics
+from txnstore.clients import admin_configs, admin_offsets, admin_records, admin_topics
 from txnstore.clients.admin_calls import check_flag
 from txnstore.clients.admin_cluster import DescribeClusterResult, describe
-from txnstore.clients.admin_handle import AdminHandle, check_wait
+from txnstore.clients.admin_group_calls import GroupCalls
+from txnstore.clients.admin_handle import check_wait
 from txnstore.clients.admin_new_topics import NewPartitions, NewTopic, check_new_partitions, check_new_topics
 from txnstore.clients.admin_offsets import ListOffsetsResultInfo, OffsetSpec
+from txnstore.clients.admin_records import DeletedRecords
+from txnstore.clients.admin_refused_calls import RefusedCalls
 from txnstore.clients.admin_resources import ConfigEntry, ConfigResource
 from txnstore.clients.admin_topics import TopicDescription
+from txnstore.clients.admin_transaction_calls import TransactionCalls
 from txnstore.clients.cluster_metadata import ClusterMetadata, TopicCollection
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.topic_partition import TopicPartition
@@ -24,8 +31,8 @@ from txnstore.model import IsolationLevel
 _CLUSTER: Final = "cluster"
 
 
-class AdminClient(AdminHandle):
-    """Looks after topics and their settings; safe to share between threads.
+class AdminClient(GroupCalls, TransactionCalls, RefusedCalls):
+    """Looks after topics, records, groups and transactions; safe to share between threads.
 
     What changes or describes something returns a future for each item at once; `result()` returns when it is done and
     raises KafkaException if it failed.  `request_timeout` is in seconds, from 0 to 3600; default: `socket.timeout.ms`.
@@ -281,3 +288,32 @@ class AdminClient(AdminHandle):
             ),
             request_timeout,
         )
+
+    def delete_records(
+        self,
+        topic_partition_offsets: list[TopicPartition],
+        *,
+        operation_timeout: float | None = None,
+        request_timeout: float | None = None,
+    ) -> dict[TopicPartition, Future[DeletedRecords]]:
+        """Delete the records below the offset of each partition; OFFSET_END (-1) deletes all.
+
+        Nobody reads them from then on.  Whole batches of them leave the database; records that share a batch with one
+        that stays are kept with it, out of reach.  An open transaction that began below goes on.
+
+        A future fails with UNKNOWN_TOPIC_OR_PART, OFFSET_OUT_OF_RANGE for an offset beyond the high watermark,
+        POLICY_VIOLATION for a topic that is compacted only, and all of them with `_INVALID_ARG` if a partition was
+        given twice; nothing of the partition was deleted then.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong; nothing was deleted.
+        """
+        self._check_call(operation_timeout, request_timeout)
+        wanted, twice = admin_records.check_offsets(topic_partition_offsets)
+
+        def work(store: Store, call: Any, partition: TopicPartition) -> DeletedRecords:
+            if twice:
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "Duplicate partitions not allowed"))
+            return admin_records.delete(store, call, partition)
+
+        return self._calls.for_each(self, "delete_records", wanted, work, request_timeout)

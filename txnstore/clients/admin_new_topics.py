@@ -21,7 +21,7 @@ class NewTopic:
     Args:
         topic: its name.
         num_partitions: how many partitions it gets; -1: as many as the store's num.partitions says.
-        replication_factor: 1, or -1 for the default: the database looks after copies.
+        replication_factor: how many copies there are to be, at least 1; ignored: the database looks after copies.
         replica_assignment: the numbers of the brokers for each partition, instead of a replication factor.
         config: its settings as text, by Kafka's names.
 

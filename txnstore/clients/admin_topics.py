@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -24,9 +24,6 @@ from txnstore.log.topics import (
     get_topic,
     grow_topic,
 )
-
-#: A database keeps one copy; more of them are its own business.
-_COPIES: Final = 1
 
 
 class TopicDescription:
@@ -97,6 +94,12 @@ def create(
     if len(wanted) > 1:
         raise _refusal(KafkaError.INVALID_REQUEST, f"topic {new_topic.topic!r} was given {len(wanted)} times")
     _check_copies(new_topic.topic, new_topic.replication_factor, new_topic.replica_assignment or ())
+    if new_topic.replication_factor > 1:
+        logger.info(
+            "topic %s: the database looks after copies; the replication factor %s is ignored",
+            new_topic.topic,
+            new_topic.replication_factor,
+        )
     config = known_topic_config(new_topic.topic, new_topic.config or {}, logger)
 
     def work(connection: Connection) -> None:
@@ -157,12 +160,15 @@ def _signed(number: int) -> int:
 
 
 def _check_copies(name: str, replication_factor: int, assignment: Sequence[Sequence[int]]) -> None:
-    """Refuse what Kafka refuses with one broker."""
-    if replication_factor not in (DEFAULT, _COPIES):
+    """Refuse what no Kafka cluster takes, and partitions on brokers that are not there.
+
+    A replication factor that needs more brokers than one is none of the topic's business: programs say how many
+    copies *their* cluster keeps, and here the database keeps them.
+    """
+    if replication_factor == 0:
         raise _refusal(
             KafkaError.INVALID_REPLICATION_FACTOR,
-            f"topic {name}: a replication factor of {replication_factor} cannot be had from one broker; give 1 or -1,"
-            " and let the database look after copies",
+            f"topic {name}: the replication factor is 0; give 1 or -1, and let the database look after copies",
         )
     if any(list(replicas) != [BROKER_ID] for replicas in assignment):
         raise _refusal(

@@ -69,6 +69,11 @@ class Configuration(Mapping[str, Any]):
         """Return whether the user set the key."""
         return KEYS_BY_ALIAS[name].name in self._given
 
+    def without(self, *names: str) -> Configuration:
+        """Return the same, but without values for these keys."""
+        values = {name: None if name in names else value for name, value in self._values.items()}
+        return Configuration(values, self._given - set(names), self.url)
+
     @property
     def logger(self) -> logging.Logger:
         """The user's logger, or ours."""
@@ -157,7 +162,7 @@ def _parsed(settings: Mapping[Any, Any], user: User) -> Iterator[tuple[Key, Any]
 def _unknown(name: str) -> str:
     text = f'No such configuration property: "{shown(name)}"'
     # "bootstrap_servers" is as near to "bootstrap.servers" as can be.
-    near = get_close_matches(name.lower().replace("_", "."), KEYS_BY_ALIAS, n=1, cutoff=0.75)
+    near = get_close_matches(name.lower().replace("_", "."), KEYS_BY_ALIAS.keys() - {name}, n=1, cutoff=0.75)
     return f'{text} (did you mean "{near[0]}"?)' if near else text
 
 

@@ -16,6 +16,8 @@ from txnstore.db.store import Store, open_store
 from txnstore.errors import StoreClosed
 
 _POOL_SIZE: Final = 5
+#: Readers are told of the last commits; that is only a hint, and not worth a long wait for a database that hangs.
+ANNOUNCE_TIMEOUT_SECONDS: Final = 0.5
 
 
 class StoreConnection:
@@ -87,10 +89,11 @@ class StoreConnection:
                 )
             )
 
-    def close(self) -> None:
+    def close(self, timeout_seconds: float = ANNOUNCE_TIMEOUT_SECONDS) -> None:
         """Close the store; a second call does nothing.
 
-        An opening that is under way is not waited for: it closes what it opens.  In a forked child the store is only
+        Readers are told of the last commits before, if that takes less than `timeout_seconds` and half a second.  An
+        opening that is under way is not waited for: it closes what it opens.  In a forked child the store is only
         forgotten: it is the parent's.
         """
         if self.process_id != os.getpid():
@@ -101,7 +104,7 @@ class StoreConnection:
             self._closed = True
             store, self._store = self._store, None
         if store is not None:
-            store.close()
+            store.close(timeout_seconds=max(0.0, min(timeout_seconds, ANNOUNCE_TIMEOUT_SECONDS)))
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -185,12 +185,17 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         if isinstance(event, RebalanceEvent):
             self._rebalance(event)
         elif isinstance(event, CommitEvent):
-            self._parts.configuration["on_commit"](event.error, list(event.partitions))
+            self._call_back("on_commit", event.error, list(event.partitions))
         elif isinstance(event, ErrorEvent):
-            self._parts.configuration["error_cb"](event.error)
+            self._call_back("error_cb", event.error)
         elif isinstance(event, StatisticsEvent):
             event.call()
         return None
+
+    def _call_back(self, name: str, *arguments: Any) -> None:
+        callback = self._callbacks[name]
+        if callback is not None:
+            callback(*arguments)
 
     def _rebalance(self, event: RebalanceEvent) -> None:
         """Ask the application, and do what it does not do itself."""
@@ -260,7 +265,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
             if isinstance(event, RebalanceEvent) and event.kind is not RebalanceKind.ASSIGN:
                 self._rebalance(event)
             elif isinstance(event, CommitEvent):
-                parts.configuration["on_commit"](event.error, list(event.partitions))
+                self._call_back("on_commit", event.error, list(event.partitions))
         parts.group.unsubscribe()
         while (event := parts.inbox.pop()) is not None:
             if isinstance(event, RebalanceEvent):
@@ -288,7 +293,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
             self._finalizer.detach()
         while (event := parts.inbox.pop()) is not None:
             if isinstance(event, CommitEvent):
-                parts.configuration["on_commit"](event.error, list(event.partitions))
+                self._call_back("on_commit", event.error, list(event.partitions))
 
 
 def _after(error: BaseException, deadline: float) -> float:

@@ -13,7 +13,6 @@ from txnstore.clients.error_messages import prefixed
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.message import Message
 from txnstore.clients.topic_partition import TopicPartition
-from txnstore.groups.commit_rules import is_storable_text
 
 MESSAGES_MAX: Final = 1_000_000
 
@@ -85,13 +84,13 @@ def check_topics(topics: object) -> list[str]:
 
     Raises:
         TypeError: they are no list.
-        KafkaException: `_INVALID_ARG`: the list is empty, names a topic twice, holds text that no database keeps, or no
-            regular expression behind a `^`.
+        KafkaException: `_INVALID_ARG`: the list is empty, names a topic twice, or holds no regular expression behind
+            a `^`.
     """
     if not isinstance(topics, list):
         raise TypeError("expected list of topic unicode strings")
     names = [topic if isinstance(topic, str) else str(topic) for topic in topics]
-    if not names or "" in names or len(set(names)) != len(names) or not all(map(is_storable_text, names)):
+    if not names or "" in names or len(set(names)) != len(names):
         raise failure(KafkaError._INVALID_ARG, "Failed to set subscription")
     for name in names:
         if name.startswith("^"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from txnstore.clients.assigned_partition import AssignedPartition
+from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.constants import OFFSET_INVALID, OFFSET_STORED
 from txnstore.clients.consumer_arguments import (
     check_callback,
@@ -49,11 +50,14 @@ class AssigningCalls(ConsumerBase):
         """
         self._check()
         names = check_topics(topics)
-        listener = Listener(
-            check_callback(on_assign, "on_assign"),
-            check_callback(on_revoke, "on_revoke"),
-            check_callback(on_lost, "on_lost"),
+        callbacks = Callbacks(
+            on_assign=check_callback(on_assign, "on_assign"),
+            on_revoke=check_callback(on_revoke, "on_revoke"),
+            on_lost=check_callback(on_lost, "on_lost"),
         )
+        # Those of earlier subscriptions may still be called, for what is taken away because of this one.
+        self._subscription_callbacks.append(callbacks)
+        listener = Listener(*map(callbacks.weakly, ("on_assign", "on_revoke", "on_lost")))
         with self._parts.arrived:
             self._parts.group.subscribe(names, listener)
             self._parts.fetcher.start()

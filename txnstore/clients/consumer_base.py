@@ -10,6 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from txnstore.clients.assigned_partition import AssignedPartition
+from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration import consumer_configuration
 from txnstore.clients.consumer_arguments import (
     failure,
@@ -32,7 +33,10 @@ class ConsumerBase:
         if not args and not kwargs:
             raise TypeError("expected configuration dict")
         configuration = consumer_configuration(args, kwargs)
-        self._parts = ConsumerParts(configuration)
+        names = ("on_commit", "error_cb", "stats_cb")
+        self._callbacks = Callbacks(**{name: configuration[name] for name in names})
+        self._subscription_callbacks: list[Callbacks] = []
+        self._parts = ConsumerParts(configuration.without(*names), self._callbacks)
         self._process_id = self._parts.connection.process_id
         self._closed = False
         self._assignment_changed = False

@@ -81,7 +81,7 @@ class CommittingCalls(ConsumerBase):
         if all(partition.offset < 0 for partition in chosen):
             if not asynchronous:
                 raise failure(KafkaError._NO_OFFSET, "Commit failed")
-            if parts.configuration["on_commit"] is not None:
+            if self._callbacks["on_commit"] is not None:
                 parts.inbox.put(CommitEvent(KafkaError(KafkaError._NO_OFFSET), []))
             return None
         if asynchronous:

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from txnstore.clients.assigned_partition import AssignedPartition
+from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer_events import CommitEvent, Inbox, StatisticsEvent
@@ -50,9 +51,11 @@ _numbers: Final = itertools.count(1)
 class ConsumerParts:
     """The state and the threads of one consumer."""
 
-    def __init__(self, configuration: Configuration) -> None:
-        """Make everything; no thread runs and nothing is opened yet."""
+    def __init__(self, configuration: Configuration, callbacks: Callbacks) -> None:
+        """Make everything; no thread runs and nothing is opened yet. The callbacks are known weakly."""
         self.configuration = configuration
+        self._has_commit_callback = callbacks["on_commit"] is not None
+        self._on_statistics = callbacks.weakly("stats_cb")
         self.options = options = consumer_options(configuration)
         self.logger = configuration.logger
         self.lock = lock = threading.RLock()
@@ -67,7 +70,7 @@ class ConsumerParts:
             self.connection, refresh_ms=options.metadata_refresh_ms, allow_create=options.creates_topics
         )
         self.worker = Worker(name)
-        self.inbox = Inbox(self.arrived, logger=self.logger, has_error_callback=configuration["error_cb"] is not None)
+        self.inbox = Inbox(self.arrived, logger=self.logger, has_error_callback=callbacks["error_cb"] is not None)
         self.subscription = Subscription(
             stores_offsets=options.stores_offsets,
             says_end=options.says_end,
@@ -194,7 +197,7 @@ class ConsumerParts:
             client_id=self.configuration["client.id"],
             kind="consumer",
             interval_seconds=self.configuration["statistics.interval.ms"] / 1000,
-            callback=self.configuration["stats_cb"],
+            callback=self._on_statistics,
             add_event=lambda call: self.inbox.put(StatisticsEvent(call)),
             collect=collect,
         )
@@ -231,7 +234,7 @@ class ConsumerParts:
             self.background_error(error)
             return
         result = future.result()
-        if self.configuration["on_commit"] is not None:
+        if self._has_commit_callback:
             self.inbox.put(CommitEvent(result.error, list(result.partitions)))
         elif result.error is not None:
             self.logger.warning("committing offsets failed: %s", result.error.str())

@@ -40,6 +40,10 @@ from txnstore.model import Header
 CLOSE_TIMEOUT_SECONDS: Final = 30.0
 #: How long it then waits for the thread: one try of the database.
 STOP_TIMEOUT_SECONDS: Final = 5.0
+#: How long an interrupted block waits for its abort, and an interrupted `close` for its thread: Ctrl-C is to be felt.
+INTERRUPTED_SECONDS: Final = 0.5
+#: How long a producer that nobody holds, or whose program ends, is waited for.
+ABANDONED_SECONDS: Final = 0.2
 
 Answer = TypeVar("Answer")
 
@@ -74,6 +78,7 @@ class Producer:
         self._thread = parts.thread
         self._sender = parts.sender
         self._transactions = parts.transactions
+        self._callbacks = parts.callbacks
         self._clock: Clock | None = parts.configuration["txnstore.clock"]
         self._process_id = parts.connection.process_id
         self._record_bytes_max: int = parts.configuration["message.max.bytes"]
@@ -330,7 +335,8 @@ class Producer:
                 producer.produce("accounts", ...)
 
         A commit without an answer is asked for again until `timeout` seconds are over, by default
-        `transaction.timeout.ms`; if it must be aborted instead, it is aborted and the error comes out.
+        `transaction.timeout.ms`; if it must be aborted instead, it is aborted and the error comes out.  After Ctrl-C
+        the abort is waited for only half a second; `abort_transaction` or `close` takes it up.
 
         Raises:
             KafkaException: see `begin_transaction` and `commit_transaction`.
@@ -403,12 +409,17 @@ class Producer:
             self._finalizer.detach()
             return True
         deadline = time.monotonic() + CLOSE_TIMEOUT_SECONDS
+        stop_seconds = STOP_TIMEOUT_SECONDS
         try:
             if self._transactions is not None and self._transactions.is_open:
                 self._end_open_transaction(deadline)
             self._flush(max(0.0, deadline - time.monotonic()))
+        except BaseException as error:
+            if _is_interrupt(error):
+                stop_seconds = min(stop_seconds, INTERRUPTED_SECONDS)
+            raise
         finally:
-            self._close_now()
+            self._close_now(stop_seconds)
         return True
 
     def __enter__(self) -> Self:
@@ -492,6 +503,8 @@ class Producer:
         assert self._transactions is not None
         if self._is_closed or not self._transactions.is_open:
             return
+        if _is_interrupt(error):
+            timeout_seconds = min(timeout_seconds, INTERRUPTED_SECONDS)
         try:
             self.abort_transaction(timeout_seconds)
         except (KafkaException, RuntimeError) as aborting:
@@ -508,19 +521,27 @@ class Producer:
                 "the transaction of %s was left for recovery: %s", transactions.transactional_id[:80], error
             )
 
-    def _close_now(self) -> None:
+    def _close_now(self, stop_seconds: float) -> None:
         self._is_closed = True
-        self._finalizer.detach()
-        self._thread.stop(STOP_TIMEOUT_SECONDS)
-        self._sender.purge(in_queue=True, in_flight=False)
-        self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
-        self._connection.close()
-        with self._changed:
-            self._changed.notify_all()
+        deadline = time.monotonic() + stop_seconds
+        try:
+            self._thread.stop(stop_seconds)
+        finally:
+            self._sender.purge(in_queue=True, in_flight=False)
+            self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+            self._connection.close(deadline - time.monotonic())
+            self._finalizer.detach()
+            with self._changed:
+                self._changed.notify_all()
         self._reports.serve()
 
 
 def _abandon(thread: SenderThread, connection: StoreConnection) -> None:
     if getpid() == connection.process_id:
         thread.stop(0.0)
-        connection.close()
+        connection.close(ABANDONED_SECONDS)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Return whether somebody wants an end at once: Ctrl-C, SystemExit, a task that is cancelled."""
+    return not isinstance(error, Exception)

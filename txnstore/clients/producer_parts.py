@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from txnstore.clients.accumulator import Accumulator
+from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.delivery_reports import DeliveryReports
@@ -41,10 +42,15 @@ class ProducerParts:
     sender: Sender
     transactions: ProducerTransactions | None
     has_statistics: bool
+    callbacks: Callbacks
+    """For the producer to hold: its parts know them weakly."""
 
 
 def make_producer_parts(configuration: Configuration) -> ProducerParts:
     """Return the parts of a producer; nothing is started or connected yet."""
+    names = ("on_delivery", "error_cb", "stats_cb")
+    callbacks = Callbacks(**{name: configuration[name] for name in names})
+    configuration = configuration.without(*names)
     # Short tries: the sender looks between them whether what it tries is still wanted.
     connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
     # Reentrant: the collector of garbage may close another producer in the middle of anything.
@@ -61,7 +67,7 @@ def make_producer_parts(configuration: Configuration) -> ProducerParts:
     reports = DeliveryReports(
         changed,
         accumulator,
-        default_callback=configuration["on_delivery"],
+        default_callback=callbacks.weakly("on_delivery"),
         only_errors=configuration["delivery.report.only.error"],
     )
     choice = PartitionChoice(
@@ -78,7 +84,7 @@ def make_producer_parts(configuration: Configuration) -> ProducerParts:
         changed,
         backoff_seconds=configuration["retry.backoff.ms"] / 1000,
         backoff_max_seconds=configuration["retry.backoff.max.ms"] / 1000,
-        report_trouble=Trouble(configuration["error_cb"], reports.add_event).report,
+        report_trouble=Trouble(callbacks.weakly("error_cb"), reports.add_event).report,
     )
     sender = _make_sender(configuration, connection, thread, accumulator, reports, directory, choice)
     statistics = Statistics(
@@ -86,7 +92,7 @@ def make_producer_parts(configuration: Configuration) -> ProducerParts:
         client_id=configuration["client.id"],
         kind="producer",
         interval_seconds=configuration["statistics.interval.ms"] / 1000,
-        callback=configuration["stats_cb"],
+        callback=callbacks.weakly("stats_cb"),
         add_event=reports.add_event,
         collect=sender.facts,
     )
@@ -103,6 +109,7 @@ def make_producer_parts(configuration: Configuration) -> ProducerParts:
         sender,
         _make_transactions(configuration, changed, sender, directory, reports),
         has_statistics=statistics.due_seconds(0.0) is not None,
+        callbacks=callbacks,
     )
 
 

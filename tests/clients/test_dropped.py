@@ -1,0 +1,71 @@
+"""A client that is dropped with the object that owns it is collected: neither thread nor connection stays."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+
+from txnstore import Consumer, Producer, TopicPartition
+
+PATIENCE_SECONDS = 20.0
+
+
+class Owner:
+    """An object that holds a client whose callbacks are methods of it."""
+
+    def __init__(self, url):
+        self.url = url
+        self.client = None
+
+    def called_back(self, *_arguments):
+        """Be a callback."""
+
+    def produce(self, **configuration):
+        self.client = Producer({"bootstrap.servers": self.url, **configuration})
+        self.client.produce("payments", b"42")
+        assert self.client.flush(PATIENCE_SECONDS) == 0
+
+    def produce_with_callback(self):
+        self.client = Producer({"bootstrap.servers": self.url})
+        self.client.produce("payments", b"42", on_delivery=self.called_back)
+        assert self.client.flush(PATIENCE_SECONDS) == 0
+
+    def consume(self, **configuration):
+        self.client = Consumer({"bootstrap.servers": self.url, "group.id": "readers", **configuration})
+        self.client.assign([TopicPartition("payments", 0, 0)])
+        self.client.poll(0.1)
+
+    def subscribe(self):
+        self.client = Consumer({"bootstrap.servers": self.url, "group.id": "readers"})
+        self.client.subscribe(["payments"], on_assign=self.called_back, on_revoke=self.called_back)
+        self.client.poll(0.1)
+
+
+WAYS = {
+    "on_delivery": lambda owner: owner.produce(on_delivery=owner.called_back),
+    "error_cb of a producer": lambda owner: owner.produce(error_cb=owner.called_back),
+    "stats_cb": lambda owner: owner.produce(**{"stats_cb": owner.called_back, "statistics.interval.ms": 1000}),
+    "a record's own": lambda owner: owner.produce_with_callback(),
+    "error_cb of a consumer": lambda owner: owner.consume(error_cb=owner.called_back),
+    "on_commit": lambda owner: owner.consume(on_commit=owner.called_back),
+    "on_assign": lambda owner: owner.subscribe(),
+}
+
+
+@pytest.mark.parametrize("use", WAYS.values(), ids=WAYS)
+def test_a_client_that_is_dropped_with_its_owner_leaves_no_thread(url, use):
+    before = set(threading.enumerate())
+    owner = Owner(url)
+    use(owner)
+    threads = set(threading.enumerate()) - before
+    assert threads, "a client without a thread shows nothing"
+    del owner
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(thread.is_alive() for thread in threads):
+        assert time.monotonic() < deadline, [thread.name for thread in threads if thread.is_alive()]
+        gc.collect()
+        for thread in threads:
+            thread.join(0.05)
