@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from txnstore.clients.admin_client import AdminClient
 from txnstore.clients.admin_cluster import DescribeClusterResult
+from txnstore.clients.admin_group_results import (
+    ConsumerGroupDescription,
+    ConsumerGroupListing,
+    ListConsumerGroupsResult,
+    MemberAssignment,
+    MemberDescription,
+)
 from txnstore.clients.admin_new_topics import NewPartitions, NewTopic
 from txnstore.clients.admin_offsets import (
     EarliestSpec,
@@ -13,6 +20,7 @@ from txnstore.clients.admin_offsets import (
     OffsetSpec,
     TimestampSpec,
 )
+from txnstore.clients.admin_records import DeletedRecords
 from txnstore.clients.admin_resources import (
     AlterConfigOpType,
     ConfigEntry,
@@ -20,7 +28,29 @@ from txnstore.clients.admin_resources import (
     ConfigSource,
     ResourceType,
 )
+from txnstore.clients.admin_security import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialAlteration,
+    UserScramCredentialDeletion,
+    UserScramCredentialsDescription,
+    UserScramCredentialUpsertion,
+)
 from txnstore.clients.admin_topics import TopicDescription
+from txnstore.clients.admin_transaction_results import (
+    AbortTransactionSpec,
+    HangingTransaction,
+    PartitionProducerState,
+    ProducerIdAndEpoch,
+    ProducerState,
+    TransactionDescription,
+    TransactionListing,
+)
 from txnstore.clients.cluster_metadata import (
     BrokerMetadata,
     ClusterMetadata,
@@ -38,6 +68,7 @@ from txnstore.clients.constants import (
     RESOURCE_UNKNOWN,
 )
 from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.transactions.states import TransactionState
 
 __all__ = [
     "RESOURCE_ANY",
@@ -46,6 +77,11 @@ __all__ = [
     "RESOURCE_TOPIC",
     "RESOURCE_TRANSACTIONAL_ID",
     "RESOURCE_UNKNOWN",
+    "AbortTransactionSpec",
+    "AclBinding",
+    "AclBindingFilter",
+    "AclOperation",
+    "AclPermissionType",
     "AdminClient",
     "AlterConfigOpType",
     "BrokerMetadata",
@@ -53,21 +89,41 @@ __all__ = [
     "ConfigEntry",
     "ConfigResource",
     "ConfigSource",
+    "ConsumerGroupDescription",
+    "ConsumerGroupListing",
+    "DeletedRecords",
     "DescribeClusterResult",
     "EarliestSpec",
     "GroupMember",
     "GroupMetadata",
+    "HangingTransaction",
     "KafkaError",
     "KafkaException",
     "LatestSpec",
+    "ListConsumerGroupsResult",
     "ListOffsetsResultInfo",
     "MaxTimestampSpec",
+    "MemberAssignment",
+    "MemberDescription",
     "NewPartitions",
     "NewTopic",
     "OffsetSpec",
     "PartitionMetadata",
+    "PartitionProducerState",
+    "ProducerIdAndEpoch",
+    "ProducerState",
+    "ResourcePatternType",
     "ResourceType",
+    "ScramCredentialInfo",
+    "ScramMechanism",
     "TimestampSpec",
     "TopicDescription",
     "TopicMetadata",
+    "TransactionDescription",
+    "TransactionListing",
+    "TransactionState",
+    "UserScramCredentialAlteration",
+    "UserScramCredentialDeletion",
+    "UserScramCredentialUpsertion",
+    "UserScramCredentialsDescription",
 ]

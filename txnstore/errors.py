@@ -129,6 +129,10 @@ class InvalidRequest(TxnStoreError, code=42, recovery=Recovery.FIX, kafka_name="
     """The call's arguments contradict each other or are not of the documented form."""
 
 
+class PolicyViolation(TxnStoreError, code=44, recovery=Recovery.FIX, kafka_name="POLICY_VIOLATION"):
+    """The topic's settings do not allow this."""
+
+
 class OutOfOrderSequence(TxnStoreError, code=45, recovery=Recovery.ABORT, kafka_name="OUT_OF_ORDER_SEQUENCE_NUMBER"):
     """The batch's first sequence number does not follow the producer's last one."""
 
@@ -169,12 +173,24 @@ class TransactionalIdAuthorizationFailed(
     """Two-phase commit is not enabled in this store (transaction.two.phase.commit.enable)."""
 
 
+class GroupNotEmpty(TxnStoreError, code=68, recovery=Recovery.FIX, kafka_name="NON_EMPTY_GROUP"):
+    """The group has members, or an open transaction holds offsets of it."""
+
+
+class GroupIdNotFound(TxnStoreError, code=69, recovery=Recovery.FIX, kafka_name="GROUP_ID_NOT_FOUND"):
+    """There is no such group."""
+
+
 class UnsupportedCompression(TxnStoreError, code=76, recovery=Recovery.FIX, kafka_name="UNSUPPORTED_COMPRESSION_TYPE"):
     """The compression codec is unknown, or the package that implements it is not installed."""
 
 
 class FencedInstance(TxnStoreError, code=82, recovery=Recovery.ABORT, kafka_name="FENCED_INSTANCE_ID"):
     """A newer member with the same group.instance.id has taken over."""
+
+
+class GroupSubscribedToTopic(TxnStoreError, code=86, recovery=Recovery.FIX, kafka_name="GROUP_SUBSCRIBED_TO_TOPIC"):
+    """Members of the group are subscribed to the topic."""
 
 
 class InvalidRecord(TxnStoreError, code=87, recovery=Recovery.FIX, kafka_name="INVALID_RECORD"):

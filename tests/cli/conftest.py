@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import subprocess
 import sys
@@ -24,16 +26,42 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def txnstore(capsys):
-    """Run the program in this process."""
+def txnstore(capsys, monkeypatch):
+    """Run the program in this process, with these bytes on its standard input."""
 
-    def run(*arguments):
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         with pytest.raises(SystemExit) as ended:
-            cli.main(arguments)
+            cli.main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Ended(int(ended.value.code or 0), captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def run(txnstore, url, monkeypatch):
+    """Run the program on a fresh store, on each database."""
+    monkeypatch.setenv("TXNSTORE_URL", url)
+    return txnstore
+
+
+@pytest.fixture
+def done(run):
+    """Run the program, which succeeds, and return what it printed."""
+
+    def done(*arguments, stdin=b""):
+        ended = run(*arguments, stdin=stdin)
+        assert ended.code == 0, ended
+        return ended.out
+
+    return done
+
+
+@pytest.fixture
+def answer(done):
+    """Run the program with --json, which succeeds, and return what it answered."""
+    return lambda *arguments: json.loads(done(*arguments, "--json"))
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import sqlite3
 import warnings
 
@@ -13,6 +15,8 @@ from tests.clients.log_writer import LogWriter
 from txnstore import Consumer, Producer
 from txnstore.db.store import open_store
 from txnstore.testing.postgres_server import connection_string
+
+_numbers = itertools.count(1)
 
 
 @pytest.fixture
@@ -53,6 +57,19 @@ def _closing():
 def _add(opened, client):
     opened.append(client)
     return client
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def module_url(request, tmp_path_factory):
+    """The URL of one store of each database for all tests of a file, which keep to topics and ids of their own."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('clients') / 'store.db'}"
+        return
+    server = request.getfixturevalue("txnstore_postgres_server")
+    name = f"txnstore_clients_{os.getpid()}_{next(_numbers)}"
+    server.create_database(name)
+    yield server.url(name)
+    server.drop_database(name)
 
 
 @pytest.fixture

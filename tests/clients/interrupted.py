@@ -1,4 +1,4 @@
-"""This file is what runs in child processes of the tests of interrupts: a client that waits for a database that hangs."""
+"""This file is what child processes run in the tests of interrupts: a client that waits for a database that hangs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import time
 import traceback
 from pathlib import Path
 
-from txnstore import Consumer, KafkaException, Producer, TopicPartition
+from txnstore import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 from txnstore.clients import consumer as consumer_module
 from txnstore.clients import producer as producer_module
 
-TOPIC = "t"
+#: What is written to, and what is read: only the latter has an end.
+TOPIC, READ_TOPIC = "t", "read"
 LOOK_SECONDS = 0.005
 PATIENCE_SECONDS = 20.0
 #: How long a client that is being closed waits here for a database that hangs; by default it is half a minute.
@@ -22,7 +23,7 @@ CLOSE_SECONDS = 0.3
 
 
 def partitions():
-    return [TopicPartition(TOPIC, 0)]
+    return [TopicPartition(READ_TOPIC, 0, OFFSET_BEGINNING)]
 
 
 class Case:
@@ -60,7 +61,7 @@ class Lists(Case):
 class Closes(Case):
     def prepare(self):
         super().prepare()
-        producer_module.CLOSE_TIMEOUT_SECONDS = producer_module.STOP_TIMEOUT_SECONDS = PATIENCE_SECONDS  # type: ignore[misc]
+        producer_module.CLOSE_TIMEOUT_SECONDS = producer_module.STOP_TIMEOUT_SECONDS = PATIENCE_SECONDS
 
     def block(self):
         self.client.produce(TOPIC, b"v")
@@ -165,7 +166,7 @@ class AsksForWatermarks(Reads):
 class ClosesConsumer(Reads):
     def prepare(self):
         super().prepare()
-        consumer_module.CLOSE_SECONDS = PATIENCE_SECONDS  # type: ignore[misc]
+        consumer_module.CLOSE_SECONDS = PATIENCE_SECONDS
 
     def block(self):
         try:
@@ -185,8 +186,8 @@ CASES = {case.__name__: case for case in WAIT_FOR_WRITERS + WAIT_FOR_READERS}
 
 
 def shorten_closing():
-    producer_module.CLOSE_TIMEOUT_SECONDS = producer_module.STOP_TIMEOUT_SECONDS = CLOSE_SECONDS  # type: ignore[misc]
-    consumer_module.CLOSE_SECONDS = CLOSE_SECONDS  # type: ignore[misc]
+    producer_module.CLOSE_TIMEOUT_SECONDS = producer_module.STOP_TIMEOUT_SECONDS = CLOSE_SECONDS
+    consumer_module.CLOSE_SECONDS = CLOSE_SECONDS
 
 
 def run_case(pipe, url, name):

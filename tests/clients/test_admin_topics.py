@@ -83,7 +83,6 @@ def test_the_stores_number_of_partitions_is_the_default(admin, database):
         (NewTopic("'; DROP TABLE topics --"), KafkaError.TOPIC_EXCEPTION),
         (NewTopic("a", 0), KafkaError.INVALID_PARTITIONS),
         (NewTopic("a", 1, 0), KafkaError.INVALID_REPLICATION_FACTOR),
-        (NewTopic("a", 1, 3), KafkaError.INVALID_REPLICATION_FACTOR),
         (NewTopic("a", 1, replica_assignment=[[0, 1]]), KafkaError.INVALID_REPLICA_ASSIGNMENT),
         (NewTopic("a", 2, replica_assignment=[[0], [1]]), KafkaError.INVALID_REPLICA_ASSIGNMENT),
         (NewTopic("a", config={"no.such.setting": "1"}), KafkaError.INVALID_CONFIG),
@@ -116,6 +115,18 @@ def test_one_copy_on_the_one_broker_is_accepted(admin):
     assert sorted(admin.list_topics().topics) == ["a", "b", "c"]
 
 
+def test_copies_are_the_databases_business_and_asking_for_more_is_logged(url, caplog):
+    caplog.set_level(logging.INFO)
+    logger = logging.getLogger("the.users")
+    with AdminClient({"bootstrap.servers": url}, logger=logger) as admin:
+        results(admin.create_topics([NewTopic("a", 2, 3)]))
+        (partition, _) = results(admin.describe_topics(TopicCollection(["a"])))["a"].partitions
+        assert len(partition.replicas) == 1
+    assert [(record.name, record.args) for record in caplog.records if record.name == "the.users"] == [
+        ("the.users", ("a", 3))
+    ]
+
+
 def test_settings_about_brokers_files_are_ignored_and_logged(url, caplog):
     caplog.set_level(logging.INFO)
     logger = logging.getLogger("the.users")
@@ -130,7 +141,7 @@ def test_settings_about_brokers_files_are_ignored_and_logged(url, caplog):
 def test_validate_only_finds_the_same_errors_and_makes_nothing(admin):
     assert results(admin.create_topics([NewTopic("a", 2)], validate_only=True)) == {"a": None}
     assert admin.list_topics().topics == {}
-    assert error_of(admin.create_topics([NewTopic("a", 1, 3)], validate_only=True)) == (
+    assert error_of(admin.create_topics([NewTopic("a", 1, 0)], validate_only=True)) == (
         KafkaError.INVALID_REPLICATION_FACTOR
     )
     results(admin.create_topics([NewTopic("a")]))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from txnstore import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     Producer,
     SerializingProducer,
     TopicCollection,
@@ -58,7 +60,7 @@ def group(url, **settings):
 
 def messages(consumer, count):
     """The poll loop of every example: None is waited out, an error is raised."""
-    received = []
+    received: list[Message] = []
     deadline = time.monotonic() + PATIENCE_SECONDS
     while len(received) < count and time.monotonic() < deadline:
         message = consumer.poll(1.0)
@@ -157,13 +159,14 @@ class TestConsuming:
 
     def test_the_end_of_a_partition_is_a_message_with_an_error(self, url, produce):
         produce("t", "only")
-        ends = []
+        ends: list[tuple[Any, ...]] = []
         with Consumer(group(url, enable_partition_eof=True)) as consumer:
             consumer.subscribe(["t"])
             while not ends:
                 message = consumer.poll(PATIENCE_SECONDS)
                 assert message is not None
-                if message.error() and message.error().code() == KafkaError._PARTITION_EOF:
+                error = message.error()
+                if error and error.code() == KafkaError._PARTITION_EOF:
                     ends.append((message.topic(), message.partition(), message.offset()))
         assert ends == [("t", 0, 1)]
 
@@ -171,11 +174,11 @@ class TestConsuming:
         produce("t", *"abcde")
         with Consumer(group(url, enable_auto_commit=False)) as consumer:
             consumer.subscribe(["t"])
-            commits = []
+            commits: list[int] = []
             for count in range(1, 6):
                 messages(consumer, 1)
                 if count % 2 == 0:
-                    commits += [partition.offset for partition in consumer.commit(asynchronous=False)]
+                    commits += [partition.offset for partition in consumer.commit(asynchronous=False) or ()]
         assert commits == [2, 4]
         # The fifth is read again: nothing is committed by itself.
         assert committed(url, "t") == [4]
@@ -223,7 +226,7 @@ class TestConsuming:
         produce("t", *map(str, range(25)))
         with Consumer(group(url)) as consumer:
             consumer.subscribe(["t"])
-            received = []
+            received: list[Any] = []
             deadline = time.monotonic() + PATIENCE_SECONDS
             while len(received) < 25 and time.monotonic() < deadline:
                 batch = consumer.consume(num_messages=10, timeout=0.2)
@@ -324,11 +327,12 @@ class TestTransactions:
             message = consumer.poll(PATIENCE_SECONDS)
             assert message is not None
             producer.poll(0)
-            if message.error():
-                assert message.error().code() == KafkaError._PARTITION_EOF
+            error = message.error()
+            if error:
+                assert error.code() == KafkaError._PARTITION_EOF
                 break
             count += 1
-            producer.produce("output", key=message.key(), value=message.value() * 2)
+            producer.produce("output", key=message.key(), value=(message.value() or b"") * 2)
             if count % 3 == 0:
                 finish()
                 producer.begin_transaction()
@@ -369,7 +373,9 @@ class TestTransactions:
         with Consumer(group(url, group_id="downstream", enable_partition_eof=True)) as downstream:
             downstream.subscribe(["output"])
             assert [message.value() for message in messages(downstream, 2)] == [b"good 1", b"flaky 1"]
-            assert downstream.poll(PATIENCE_SECONDS).error().code() == KafkaError._PARTITION_EOF
+            end = downstream.poll(PATIENCE_SECONDS)
+            assert end is not None
+            assert end.error() == KafkaError._PARTITION_EOF
 
     def test_the_error_handling_of_the_transactional_api(self, url):
         """Retriable, abortable or fatal: the three questions that the documentation puts to an error."""
@@ -436,8 +442,8 @@ class TestAdministration:
         assert len(admin.list_topics("b", timeout=10).topics["b"].partitions) == 2
 
         resource = ConfigResource(ConfigResource.Type.TOPIC, "b")
-        (future,) = admin.describe_configs([resource]).values()
-        assert future.result()["retention.ms"].value == "1000"
+        (described_configs,) = admin.describe_configs([resource]).values()
+        assert described_configs.result()["retention.ms"].value == "1000"
 
         for future in admin.delete_topics(["a", "b"], operation_timeout=30).values():
             future.result()
@@ -533,7 +539,7 @@ class TestAsyncio:
                 assigned.extend(partitions)
 
             consumer = AIOConsumer(group(url))
-            received = []
+            received: list[Any] = []
             try:
                 await consumer.subscribe(["t"], on_assign=on_assign)
                 while len(received) < 5:
@@ -558,11 +564,11 @@ class TestAsyncio:
             await producer.init_transactions()
             await consumer.subscribe(["input"])
             await producer.begin_transaction()
-            read = []
+            read: list[Message] = []
             while len(read) < 2:
                 read += await consumer.consume(num_messages=2, timeout=1.0)
             for message in read:
-                await producer.produce("output", value=message.value().upper())
+                await producer.produce("output", value=(message.value() or b"").upper())
             positions = await consumer.position(await consumer.assignment())
             await producer.send_offsets_to_transaction(positions, await consumer.consumer_group_metadata())
             await producer.commit_transaction()

@@ -11,7 +11,7 @@ PATIENCE_SECONDS = 20.0
 
 
 def test_a_producer_tells_its_statistics_from_poll(make_producer):
-    told = []
+    told: list[str] = []
     producer = make_producer({"stats_cb": told.append, "statistics.interval.ms": 20, "client.id": "till"})
     producer.produce("payments", b"42")
     assert producer.flush(PATIENCE_SECONDS) == 0
@@ -34,7 +34,7 @@ def test_a_consumer_tells_where_it_is_and_how_far_behind(make_producer, make_con
     for number in range(5):
         producer.produce("payments", b"%d" % number)
     assert producer.flush(PATIENCE_SECONDS) == 0
-    told = []
+    told: list[str] = []
     consumer = make_consumer({"stats_cb": told.append, "statistics.interval.ms": 20, "enable.auto.commit": False})
     consumer.assign([TopicPartition("payments", 0, 0)])
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_a_consumer_tells_where_it_is_and_how_far_behind(make_producer, make_con
 
 
 def test_without_an_interval_nothing_is_told(make_producer):
-    told = []
+    told: list[str] = []
     producer = make_producer({"stats_cb": told.append})
     producer.produce("payments", b"42")
     assert producer.flush(PATIENCE_SECONDS) == 0

@@ -39,7 +39,6 @@ MODULES = {
 ELSEWHERE = {"NewTopic": "txnstore.admin", "NewPartitions": "txnstore.admin"}
 
 SHARE_GROUPS = "share groups (KIP-932) are not there yet"
-SECURITY = "who may do what is the database's business"
 BUILDERS = "builders belong to the schema registry"
 LEFT_OUT = {
     "cimpl.pyi:ShareConsumer": SHARE_GROUPS,
@@ -49,17 +48,6 @@ LEFT_OUT = {
     "_model/__init__.py:Messages": SHARE_GROUPS,
     "cimpl.pyi:_AdminClientImpl": "it is the inside of AdminClient",
     "error.py:_KafkaClientError": "it is the inside of the errors",
-    "admin/_acl.py:AclBinding": SECURITY,
-    "admin/_acl.py:AclBindingFilter": SECURITY,
-    "admin/_acl.py:AclOperation": SECURITY,
-    "admin/_acl.py:AclPermissionType": SECURITY,
-    "admin/_resource.py:ResourcePatternType": SECURITY,
-    "admin/_scram.py:ScramCredentialInfo": SECURITY,
-    "admin/_scram.py:ScramMechanism": SECURITY,
-    "admin/_scram.py:UserScramCredentialAlteration": SECURITY,
-    "admin/_scram.py:UserScramCredentialDeletion": SECURITY,
-    "admin/_scram.py:UserScramCredentialUpsertion": SECURITY,
-    "admin/_scram.py:UserScramCredentialsDescription": SECURITY,
     "serialization/__init__.py:SerializerBuilder": BUILDERS,
     "serialization/__init__.py:DeserializerBuilder": BUILDERS,
     "aio/_AsyncSerializingProducer.py:AsyncSerializingProducer": "kafka.md 1.6: not at first",
@@ -72,30 +60,6 @@ OTHERWISE = {
     "cimpl.pyi:Producer.__init__": "the list has overloads; one dictionary, keywords, or both",
     "cimpl.pyi:Consumer.__init__": "(as above)",
     "cimpl.pyi:KafkaError.__init__": "the list calls the first parameter code; at run time it is error alone",
-    "admin/__init__.py:AdminClient.elect_leaders": "a database has no elections (kafka.md 1.5)",
-    "admin/__init__.py:AdminClient.create_acls": SECURITY,
-    "admin/__init__.py:AdminClient.describe_acls": SECURITY,
-    "admin/__init__.py:AdminClient.delete_acls": SECURITY,
-    "admin/__init__.py:AdminClient.describe_user_scram_credentials": SECURITY,
-    "admin/__init__.py:AdminClient.alter_user_scram_credentials": SECURITY,
-    "admin/__init__.py:AdminClient.set_sasl_credentials": SECURITY,
-}
-
-#: What is checked as soon as it is there.
-TO_COME = {
-    "admin/_group.py:ConsumerGroupListing",
-    "admin/_group.py:ListConsumerGroupsResult",
-    "admin/_group.py:ConsumerGroupDescription",
-    "admin/_group.py:MemberDescription",
-    "admin/_group.py:MemberAssignment",
-    "admin/_records.py:DeletedRecords",
-    "admin/__init__.py:AdminClient.alter_consumer_group_offsets",
-    "admin/__init__.py:AdminClient.delete_consumer_groups",
-    "admin/__init__.py:AdminClient.delete_records",
-    "admin/__init__.py:AdminClient.describe_consumer_groups",
-    "admin/__init__.py:AdminClient.list_consumer_group_offsets",
-    "admin/__init__.py:AdminClient.list_consumer_groups",
-    "admin/__init__.py:AdminClient.list_groups",
 }
 
 #: What confluent-kafka has at run time and its list has not.
@@ -177,8 +141,6 @@ def our_class(key: str) -> type:
     """Return our class of this key of the list; skips what is not there for a reason."""
     file, name = key.split(":")
     module = ELSEWHERE.get(name) or next(ours for begin, ours in MODULES.items() if file.startswith(begin))
-    if key in TO_COME and not hasattr(importlib.import_module(module), name):
-        pytest.skip("it is still to be written")
     found = getattr(importlib.import_module(module), name, None)
     assert found is not None, f"{module} has no {name}"
     assert isinstance(found, type)
@@ -258,8 +220,6 @@ def test_a_method_takes_what_confluents_takes(key, name):
     ours = getattr(our_class(key), name, None)
     if f"{key}.{name}" in OTHERWISE:
         return
-    if ours is None and f"{key}.{name}" in TO_COME:
-        pytest.skip("it is still to be written")
     assert ours is not None, f"{key} has no {name}"
     if isinstance(inspect.getattr_static(our_class(key), name), property):
         return

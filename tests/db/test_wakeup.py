@@ -154,12 +154,11 @@ def test_nothing_committed_means_to_wait_for_the_whole_time(waiter):
 
 
 def test_a_wait_that_is_under_way_is_ended_by_a_wake_from_another_thread(waiter):
-    is_done = threading.Event()
-    waiting = threading.Thread(target=lambda: (waiter.wait(60_000), is_done.set()))
+    waiting = threading.Thread(target=waiter.wait, args=(60_000,), daemon=True)
     waiting.start()
     waiter.wake()
-    assert is_done.wait(WAKE_LIMIT_SECONDS)
-    waiting.join()
+    waiting.join(WAKE_LIMIT_SECONDS)
+    assert not waiting.is_alive()
 
 
 def test_a_wake_before_the_wait_counts_once(waiter):

@@ -20,6 +20,7 @@ from typing import Final
 
 from sqlalchemy import Connection, event
 
+from txnstore import KafkaError, Message, Producer
 from txnstore.db.backend import Limits
 from txnstore.db.sqlite_checkpoint import checkpoint
 from txnstore.db.sqlite_connections import connect
@@ -35,6 +36,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import resolve_outcome
 
 TOPIC: Final = "orders"
+TOPIC_OF_CLIENTS: Final = "t"
 #: The user id that owns nothing.
 NOBODY: Final = 65534
 
@@ -99,6 +101,26 @@ def open_as_somebody_else(url: str) -> None:
             say(type(_error_of(lambda: add(store, partition_of(store), b"a pen"))).__name__)
     except TxnStoreError as error:
         say(type(error).__name__)
+
+
+def produce_as_somebody_else(url: str) -> None:
+    """Produce as a user who owns nothing here, if we are root: say the first error, and go on until it is delivered."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    names: list[str] = []
+
+    def told(error: KafkaError | None, message: Message) -> None:
+        names.append("delivered" if error is None else error.name())
+
+    with Producer({"bootstrap.servers": url, "linger.ms": 0}) as producer:
+        for value in (b"too early", b"in time"):
+            producer.produce(TOPIC_OF_CLIENTS, value, on_delivery=told)
+            producer.flush()
+            say(names.pop())
+            if value == b"too early":
+                wait_for_line()
 
 
 def _error_of(call: Callable[[], object]) -> TxnStoreError | None:

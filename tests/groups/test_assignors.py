@@ -21,6 +21,7 @@ from txnstore.model import TopicPartition
 
 TOPICS = ("a", "b", "c", "d")
 COUNTS = st.fixed_dictionaries({}, optional=dict.fromkeys(TOPICS, st.integers(0, 7)))
+SUBSCRIPTIONS = st.frozensets(st.sampled_from([*TOPICS, "unknown"]))
 NAMES = st.sampled_from([f"m{number}" for number in range(7)])
 
 
@@ -29,12 +30,12 @@ def partitions(topic, *numbers):
 
 
 @st.composite
-def groups(draw, *, topics=st.frozensets(st.sampled_from([*TOPICS, "unknown"]))):
+def groups(draw):
     """Members with subscriptions of their own, some static, who hold anything: also what is not there or not theirs."""
     names = draw(st.lists(NAMES, unique=True, max_size=6))
     anything = st.builds(TopicPartition, st.sampled_from([*TOPICS, "gone"]), st.integers(0, 8))
     return [
-        Subscriber(name, draw(topics), draw(st.none() | st.just(f"i-{name}")), draw(st.frozensets(anything)))
+        Subscriber(name, draw(SUBSCRIPTIONS), draw(st.none() | st.just(f"i-{name}")), draw(st.frozensets(anything)))
         for name in names
     ]
 
@@ -45,7 +46,7 @@ def equal_groups(draw):
     topics = draw(st.frozensets(st.sampled_from(TOPICS), min_size=1))
     counts = {topic: draw(st.integers(0, 7)) for topic in topics}
     members = [Subscriber(name, topics) for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=6))]
-    held = {member.member_id: set() for member in members}
+    held: dict[str, set[TopicPartition]] = {member.member_id: set() for member in members}
     for partition in subscribed_partitions(members, counts):
         owner = draw(st.sampled_from([None, *held]))
         if owner is not None:
@@ -194,6 +195,36 @@ def test_a_restarted_static_member_gets_what_it_had():
 
     for assign in (assign_range, assign_round_robin):
         assert deal(assign, "b") == deal(assign, "q")
+
+
+#: What librdkafka 2.16.1 deals out in its mock cluster: topics a, b and c of four partitions, by member id.
+OBSERVED = {
+    "range": {
+        "0x7f4bf40096f0": (("a", "b", "c"), {"a": {0, 1}, "b": {0, 1}, "c": {0, 1, 2, 3}}),
+        "0x7f4bf4009790": (("a",), {"a": {2}}),
+        "0x7f4bf400ab80": (("a", "b"), {"a": {3}, "b": {2, 3}}),
+    },
+    "roundrobin": {
+        "0x7f58d0009e70": (("a", "b", "c"), {"a": {1}, "b": {0, 2}, "c": {0, 1, 2, 3}}),
+        "0x7f58d00086c0": (("a",), {"a": {0, 3}}),
+        "0x7f58d000a9c0": (("a", "b"), {"a": {2}, "b": {1, 3}}),
+    },
+    "cooperative-sticky": {
+        "0x7fe8fc0089a0": (("a", "b", "c"), {"c": {0, 1, 2, 3}}),
+        "0x7fe8fc00a3b0": (("a",), {"a": {0, 1, 2, 3}}),
+        "0x7fe8fc0097f0": (("a", "b"), {"b": {0, 1, 2, 3}}),
+    },
+}
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_members_with_different_topics_get_what_librdkafka_gives_them(name):
+    observed = OBSERVED[name]
+    members = [Subscriber(member_id, frozenset(topics)) for member_id, (topics, _) in observed.items()]
+    assert ASSIGNORS[name].assign(members, {"a": 4, "b": 4, "c": 4}) == {
+        member_id: frozenset().union(*(partitions(topic, *numbers) for topic, numbers in mine.items()))
+        for member_id, (_, mine) in observed.items()
+    }
 
 
 def test_a_large_group_is_dealt_out_evenly():

@@ -6,7 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
-from txnstore.cli.terminal import Schema, Url, say
+from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, examples, one_url
+from txnstore.cli.terminal import say
 from txnstore.db import migrating
 from txnstore.db.backend import Limits
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -18,10 +19,18 @@ from txnstore.db.url import parse_url
 #: A migration may rebuild an index over the whole log; a server that is not there is told within seconds.
 _LIMITS: Final = Limits(statement_timeout_ms=24 * 3_600_000, retry_timeout_ms=10_000)
 
+EXAMPLES: Final = examples(
+    "txnstore migrate sqlite:///shop.db",
+    "txnstore migrate --url postgresql://alice@db.example/shop --schema messages",
+    "txnstore migrate postgresql://db.example/shop --sql | psql -1 shop",
+)
+
 
 def migrate(
-    url: Url,
+    context: typer.Context,
+    url: UrlArgument = None,
     *,
+    url_option: UrlBesideArgument = None,
     sql: Annotated[
         bool,
         typer.Option("--sql", help="Print the SQL for psql or sqlite3 instead of running it; connects to nothing."),
@@ -33,6 +42,7 @@ def migrate(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Create the tables in a database, or bring those of an older version up to date."""
+    url = one_url(context, url, url_option)
     if sql:
         address = parse_url(url)
         check_schema_name(schema)

@@ -5,24 +5,30 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from txnstore.cli.terminal import TRY_AGAIN_LATER, Schema, Url, say
+from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, examples, one_url
+from txnstore.cli.terminal import TRY_AGAIN_LATER, say
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import open_store
 from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.loop import Maintenance
 
+EXAMPLES: Final = examples("txnstore maintain sqlite:///shop.db", "txnstore maintain --once")
+
 
 def maintain(
-    url: Url,
+    context: typer.Context,
+    url: UrlArgument = None,
     *,
+    url_option: UrlBesideArgument = None,
     once: Annotated[bool, typer.Option("--once", help="Do everything once and exit.")] = False,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Finish decided transactions, abort timed out ones and forget what has expired, until stopped by Ctrl-C."""
+    url = one_url(context, url, url_option)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with open_store(url, schema=schema, create=False) as store:
         maintenance = Maintenance(store)

@@ -67,13 +67,14 @@ def find(
     store: Store, retry_ms: int, states: Collection[enum.Enum], types: Collection[enum.Enum]
 ) -> ListConsumerGroupsResult:
     """Return the groups in one of these states and of one of these types; none given: of any."""
-    groups = store.read(listing.list_groups, retry_timeout_ms=retry_ms)
-    found = [
+    found = store.read(listing.list_groups, retry_timeout_ms=retry_ms)
+    groups = [group.without_expired() for group in found]
+    listings = [
         ConsumerGroupListing(group.group_id, group.is_simple, _STATES[group.state], _TYPE)
         for group in groups
         if (not states or _STATES[group.state] in states) and (not types or _TYPE in types)
     ]
-    return ListConsumerGroupsResult(found, [])
+    return ListConsumerGroupsResult(listings, [])
 
 
 def describe(store: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
@@ -85,6 +86,7 @@ def describe(store: Store, call: Call[str, ConsumerGroupDescription], group_id: 
     node = broker_node(store.url)
     if group is None:
         return ConsumerGroupDescription(group_id, False, [], "", ConsumerGroupState.DEAD, node, type=_TYPE)
+    group = group.without_expired()
     members = [_description(member) for member in group.members]
     return ConsumerGroupDescription(
         group_id, group.is_simple, members, group.assignor or "", _STATES[group.state], node, type=_TYPE
@@ -106,7 +108,7 @@ def list_metadata(store: Store, group_id: str | None) -> list[GroupMetadata]:
         group = listing.find_group(connection, group_id)
         return [] if group is None else [group]
 
-    return [_metadata(store, group) for group in store.read(work)]
+    return [_metadata(store, group.without_expired()) for group in store.read(work)]
 
 
 def _description(member: ListedMember) -> MemberDescription:

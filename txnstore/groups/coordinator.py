@@ -11,18 +11,19 @@ counts up with every request but `renew`.  It has ONE request under way at a tim
    - REVOKE: on_revoke(answer.revoke); offsets may still be committed in there, with the new generation.  Then remove
      them from `owned` and send `heartbeat` at once: only that lets anybody else have them.  Eager (`is_cooperative`
      False): it is all that the member owns.
-   - OWN, WAIT: what is new in `answer.partitions` goes into `owned` first (also under WAIT if cooperative: some are
-     free already), then on_assign(new ones), cooperative even if there are none and the generation is new, eager once,
-     with all.  Not `is_settled`: send `heartbeat` at once if anything changed, else after 50 to 100 ms.
+   - OWN, WAIT: what is new in `answer.partitions` goes into `owned` first, then on_assign(new ones).  Cooperative: also
+     under WAIT (some are free already), and once in each generation even if there are none; eager: at OWN, all at once,
+     even none.  Not `is_settled`: send `heartbeat` at once if anything changed, else after 50 to 100 ms.
    An answer that has not been acted on is replaced by the next one.
 3. While settled: `renew` every heartbeat.interval.ms, from the background.  False: there is news, send `heartbeat`.
    Not settled, or poll() is late: `heartbeat` from the background keeps the place; its answer waits for poll().
-   When a database wake-up comes, or each second while polling: `has_news`; True: `heartbeat`.  The directory shows
-   other partition counts: `heartbeat`.  Write `join`, `leave`, and `heartbeat` after a revoke with
-   `wakes_readers=True`, and idle members hear at once.
-4. UnknownMember, IllegalGeneration: the place is lost: on_lost(owned) (on_revoke if there is none), owned := nothing, a
-   new member id, `join` anew.  FencedInstance: the same name lives elsewhere: on_lost, and a fatal error.
-   InconsistentGroupProtocol: an error for the application; the configuration is wrong.
+   When a database wake-up comes, at most once a second, or within a read that is made anyway: `has_news`; True:
+   `heartbeat`.  The directory shows other partition counts: `heartbeat`.  Write `join`, `leave`, and `heartbeat` after
+   a revoke with `wakes_readers=True`, and idle members hear at once.
+4. From `join` and `heartbeat`: UnknownMember, IllegalGeneration: the place is lost: on_lost(owned) (on_revoke if there
+   is none), owned := nothing, a new member id, `join` anew.  FencedInstance: the same lasting name lives elsewhere:
+   on_lost, and a fatal error.  InconsistentGroupProtocol: an error for the application; the configuration is wrong.
+   The same errors from a commit: send `heartbeat`, which says how things stand.
 5. The local deadline: session.timeout.ms after the last request that succeeded was *sent* (monotonic clock).  Past it
    deliver nothing: send `heartbeat` first; if it is answered the place was kept, else on_lost.
 6. `close()`, max.poll.interval.ms: on_revoke (on_lost), then `leave`; a static member (group.instance.id) does not

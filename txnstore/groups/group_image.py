@@ -36,7 +36,7 @@ class Report:
     """What a member says with each of its requests; it sends them one after the other."""
 
     membership: GroupMembership
-    """Its member id, and the generation that it has last taken over; NO_GENERATION: it joins anew."""
+    """Its member id, and the generation that it has last taken over; NO_GENERATION: none in this life."""
 
     step: int
     """The number of the request, by which one that was delayed is told from a newer one: higher each time."""

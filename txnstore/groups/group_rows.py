@@ -168,13 +168,6 @@ def save_group(
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def owned_partition_ids(subscription: str) -> frozenset[int] | None:
-    """Return the ids of the partitions that a member owns, from its row's column; None if it does not tell."""
-    stored = json.loads(subscription)
-    ids = stored.get("owned_ids") if isinstance(stored, dict) else None
-    return None if ids is None else frozenset(ids)
-
-
 def _member(row: Any) -> GroupMember:
     stored = json.loads(row.subscription)
     details = MemberDetails(

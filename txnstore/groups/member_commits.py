@@ -1,13 +1,13 @@
-"""This file is which of a member's commits count while its group rebalances, pure: its generations, and what it owns."""
+"""This file is which commits of a member count while its group rebalances, pure: its generations, what it owns."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from txnstore.errors import IllegalGeneration
 from txnstore.groups.commit_rules import GroupView, Member, check_commit
-from txnstore.groups.group_rows import owned_partition_ids
 from txnstore.model import GroupMembership
 
 
@@ -48,9 +48,16 @@ def check_member_commit(
     check_commit(view, committer, is_transactional=is_transactional)
     if own is None or own.subscription is None:
         return
-    owned = owned_partition_ids(own.subscription)
+    owned = _owned_partition_ids(own.subscription)
     if owned is not None and not owned.issuperset(partition_ids):
         raise IllegalGeneration(
             f"the member does not own {len(set(partition_ids) - owned)} of the {len(partition_ids)} partitions that it"
             " commits offsets of: the group has given them to others, or nobody has given them to it"
         )
+
+
+def _owned_partition_ids(subscription: str) -> frozenset[int] | None:
+    """Return the ids of the partitions that the member owns, as `group_rows` stores them; None if it does not tell."""
+    stored = json.loads(subscription)
+    ids = stored.get("owned_ids") if isinstance(stored, dict) else None
+    return None if ids is None else frozenset(ids)

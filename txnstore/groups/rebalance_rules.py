@@ -88,8 +88,6 @@ def heartbeat(
     """
     if group is None:
         raise UnknownMember(f"there is no group {report.membership.group_id[:_SHOWN]!r}")
-    if report.joins_anew:
-        raise IllegalGeneration("a heartbeat is a member's: it names the generation that the member was told")
     check_member(group, report)
     if has_lost or not is_covered(group, partition_counts):
         before = state_of(group)
@@ -115,8 +113,7 @@ def check_member(group: Group, report: Report) -> GroupMember:
     Raises:
         FencedInstance: another member has its group.instance.id now (KIP-345).
         UnknownMember: the group has no such member: it left, or was silent for longer than its session timeout.
-        IllegalGeneration: the group was never in that generation, the member has confirmed a later one, or a later
-            request of it came first.
+        IllegalGeneration: the group was never in that generation, or a later request of the member came first.
     """
     who = report.membership
     if who.group_instance_id is not None:
@@ -128,10 +125,10 @@ def check_member(group: Group, report: Report) -> GroupMember:
         raise UnknownMember(f"group {who.group_id[:_SHOWN]!r} does not know the member {who.member_id[:_SHOWN]!r}")
     if report.step < member.step:
         raise IllegalGeneration(f"request {report.step} came after request {member.step} of the same member")
-    if not member.generation <= who.generation <= group.generation and not report.joins_anew:
+    if who.generation > group.generation:
         raise IllegalGeneration(
-            f"group {who.group_id[:_SHOWN]!r} is in generation {group.generation}, and the member has confirmed"
-            f" {member.generation}; it cannot be in {who.generation}"
+            f"group {who.group_id[:_SHOWN]!r} is in generation {group.generation}, so the member cannot be in"
+            f" {who.generation}"
         )
     return member
 

@@ -26,7 +26,10 @@ class Bounds:
     """The offset that the next record will get."""
 
     last_stable_offset: int
-    """The first offset of the oldest open transaction, or the high watermark if none is open."""
+    """The first offset of the oldest open transaction, or the high watermark if none is open.
+
+    Never below the log start: the first records of an open transaction may have been deleted.
+    """
 
     def end(self, isolation: IsolationLevel) -> int:
         """Return the offset that a reader of this isolation level does not reach."""
@@ -82,7 +85,7 @@ def read_bounds(connection: Connection, partition_ids: Iterable[int]) -> dict[in
     """
     wanted = list(dict.fromkeys(partition_ids))
     rows = connection.execute(_BOUNDS, {"partition_ids": wanted})
-    bounds = {row[0]: Bounds(*row) for row in rows}
+    bounds = {row[0]: Bounds(row[0], row[1], row[2], max(row[1], row[3])) for row in rows}
     for partition_id in wanted:
         if partition_id not in bounds:
             raise UnknownTopicOrPartition(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -40,6 +40,8 @@ class _Replay:
     """What follows from the batches of a partition, read in order."""
 
     partition_id: int
+    #: Where what is stored begins; above 0 if batches before it were deleted, and what they told with them.
+    first_offset: int = 0
     violations: list[Violation] = field(default_factory=list)
     producers: dict[int, ProducerState] = field(default_factory=dict)
     #: By marker offset.
@@ -86,10 +88,10 @@ class _Replay:
         if goes_on:
             assert known is not None
             expected = increment_sequence(known.last_sequence, 1)
-        elif batch.is_transactional or known is not None:
+        elif known is not None or (batch.is_transactional and self.first_offset == 0):
             expected = 0
         else:
-            # A partition may have forgotten the producer, who goes on where it was.
+            # A partition may have forgotten the producer, or what it wrote before may be deleted.
             return
         if batch.base_sequence != expected:
             self._violated(
@@ -149,13 +151,16 @@ class _Replay:
 
 
 def partition_violations(connection: Connection, partition_id: int) -> list[Violation]:
-    """Return what is wrong with one partition, whose log has lost nothing to retention or compaction."""
+    """Return what is wrong with one partition, whose log has lost nothing to compaction.
+
+    What was deleted from its beginning cannot be replayed: of the rest, only what does not depend on it is asked.
+    """
     of = {"of_partition_id": partition_id}
     rows = connection.execute(_BATCHES, of).all()
     head = connection.execute(_HEAD, of).one_or_none()
     if head is None:
         return [Violation(Invariant.OFFSETS_FOLLOW, f"partition {partition_id} has no head")]
-    replay = _Replay(partition_id)
+    replay = _Replay(partition_id, rows[0].base_offset if rows else head.next_offset)
     found = [*_offset_violations(rows, head), *_time_violations(rows, head)]
     for row in rows:
         batch, damage = _decoded(row)
@@ -185,8 +190,9 @@ def _decoded(row: Any) -> tuple[RecordBatch | None, list[Violation]]:
     ]
 
 
-def _offset_violations(rows: Iterable[Any], head: Any) -> Iterator[Violation]:
-    next_offset = head.log_start_offset
+def _offset_violations(rows: Sequence[Any], head: Any) -> Iterator[Violation]:
+    # Batches below the log start may be there still; but nothing is missing at it.
+    next_offset = min(head.log_start_offset, rows[0].base_offset) if rows else head.log_start_offset
     for row in rows:
         if row.base_offset != next_offset:
             yield Violation(
@@ -201,8 +207,10 @@ def _offset_violations(rows: Iterable[Any], head: Any) -> Iterator[Violation]:
         )
 
 
-def _time_violations(rows: Iterable[Any], head: Any) -> Iterator[Violation]:
-    largest_ms = -1
+def _time_violations(rows: Sequence[Any], head: Any) -> Iterator[Violation]:
+    # The largest timestamp may be that of a deleted record.
+    is_cut = bool(rows and rows[0].base_offset > 0)
+    largest_ms = rows[0].running_max_timestamp_ms if is_cut else -1
     for row in rows:
         largest_ms = max(largest_ms, row.max_timestamp_ms)
         if row.running_max_timestamp_ms != largest_ms:
@@ -211,7 +219,7 @@ def _time_violations(rows: Iterable[Any], head: Any) -> Iterator[Violation]:
                 f"partition {row.partition_id}, offset {row.base_offset}: {row.running_max_timestamp_ms},"
                 f" the largest so far is {largest_ms}",
             )
-    if head.running_max_timestamp_ms != largest_ms:
+    if head.running_max_timestamp_ms != largest_ms and (rows or head.next_offset == 0):
         yield Violation(
             Invariant.TIMES_RUN,
             f"partition {head.partition_id}: {head.running_max_timestamp_ms} in the head, {largest_ms} in the log",
@@ -224,6 +232,8 @@ def _producer_violations(connection: Connection, replay: _Replay) -> Iterator[Vi
     for producer_id, state in stored.items():
         # When it last wrote, by the store's clock, is not in the log.
         expected = replay.producers.get(producer_id)
+        if replay.first_offset > 0 and not _is_told_by(state, replay):
+            continue
         if expected is None:
             yield Violation(Invariant.PRODUCERS_KNOWN, f"{where}: producer {producer_id} wrote nothing")
         elif replace(state, last_timestamp_ms=0) != expected:
@@ -234,6 +244,17 @@ def _producer_violations(connection: Connection, replay: _Replay) -> Iterator[Vi
             yield Violation(
                 Invariant.PRODUCERS_KNOWN, f"{where}: producer {producer_id} is forgotten, and its transaction open"
             )
+
+
+def _is_told_by(state: ProducerState, replay: _Replay) -> bool:
+    """Return whether all that a partition remembers of a producer follows from what is stored."""
+    expected = replay.producers.get(state.producer_id)
+    return (
+        expected is not None
+        and expected.coordinator_epoch == state.coordinator_epoch
+        and all(batch.base_offset >= replay.first_offset for batch in state.recent_batches)
+        and (state.transaction_first_offset is None or state.transaction_first_offset >= replay.first_offset)
+    )
 
 
 def _index_violations(connection: Connection, replay: _Replay) -> Iterator[Violation]:
@@ -249,6 +270,9 @@ def _index_violations(connection: Connection, replay: _Replay) -> Iterator[Viola
     }
     for marker_offset in sorted(stored.keys() | replay.finished.keys()):
         found, expected = stored.get(marker_offset), replay.finished.get(marker_offset)
+        if found is not None and min(found[2], found[4]) < replay.first_offset:
+            # A record that it depends on, its own first one or that of one that was open then, is deleted.
+            continue
         if found != expected:
             yield Violation(
                 Invariant.INDEX_KNOWN,
@@ -265,7 +289,9 @@ def _visibility_violations(connection: Connection, replay: _Replay) -> Iterator[
         page = fetch(connection, {partition_id: position})[partition_id]
         seen.extend(offset for batch in page.batches for offset in batch.offsets() if offset >= position)
         position = page.next_offset
-    expected = replay.committed_offsets(bounds.last_stable_offset)
+    expected = [
+        offset for offset in replay.committed_offsets(bounds.last_stable_offset) if offset >= bounds.log_start_offset
+    ]
     if seen != expected:
         yield Violation(
             Invariant.COMMITTED_VISIBLE,

@@ -1,0 +1,284 @@
+"""`txnstore produce` and `txnstore consume`: what goes in comes out, in one transaction if wanted."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import threading
+
+import pytest
+
+from txnstore.cli import produce as produce_command
+from txnstore.clients.producer import Producer
+
+
+@pytest.fixture
+def lines(done):
+    """What `consume` prints, as lines; sorted, for partitions come in any order."""
+    return lambda *arguments: sorted(done("consume", "orders", *arguments).splitlines())
+
+
+def test_lines_become_records(run, done, lines):
+    done("topics", "create", "orders")
+    ended = run("produce", "orders", stdin=b"one\n\n two \nlast")
+    assert (ended.code, ended.out, ended.err) == (0, "", "4 records were written to orders\n")
+    assert done("consume", "orders") == "one\n\n two \nlast\n"
+    assert done("consume", "orders", "-f", r"%t-%p %o %S\x7c%K%%\n").splitlines() == [
+        "orders-0 0 3|-1%",
+        "orders-0 1 0|-1%",
+        "orders-0 2 5|-1%",
+        "orders-0 3 4|-1%",
+    ]
+    assert lines("--count", "2") == ["", "one"]
+    assert lines("--offset", "2") == [" two ", "last"]
+    assert lines("--offset", "-1") == ["last"]
+    assert lines("--offset", "end") == []
+    assert lines("--offset", "beginning", "--count", "1") == ["one"]
+    assert lines("--since", "1h") == lines("--since", "2020-01-01") == lines()
+    assert lines("--since", "2100-01-01T00:00:00+01:00") == []
+
+
+def test_a_topic_that_is_made_by_its_first_record_is_told_of(run):
+    assert run("produce", "ordesr", stdin=b"a\n").err.startswith("there is no topic ordesr yet; ")
+    assert run("produce", "ordesr", stdin=b"a\n").err == "1 record was written to ordesr\n"
+
+
+def test_keys_and_headers_of_lines(done):
+    done("produce", "orders", "-K", r"\t", "-H", "source=test", "-H", "empty=", stdin=b"k\tv\tw\nno key\n\tx\n")
+    assert done("consume", "orders", "-f", r"[%k|%K]=%s %h\n") == (
+        "[k|1]=v\tw source=test,empty=\n[|-1]=no key source=test,empty=\n[|0]=x source=test,empty=\n"
+    )
+
+
+def test_json_lines_go_in_and_come_out_the_same(done):
+    done("topics", "create", "orders", "-p", "3")
+    records: list[dict[str, object]] = [
+        {
+            "key": "k",
+            "value": "v",
+            "headers": [["h", "1"], ["h", None]],
+            "partition": 2,
+            "timestamp": 1_600_000_000_000,
+        },
+        {"key": None, "value": None, "headers": [], "partition": 1, "timestamp": 5},
+        {"key": {"base64": "/w=="}, "value": "\u00e9\x00\x1b", "headers": [["h", {"base64": "gA=="}]], "partition": 0},
+        {"value": "in headers as an object", "headers": {"a": "b"}, "partition": 0},
+    ]
+    done("produce", "orders", "--json-lines", stdin="\n".join(map(json.dumps, records)).encode())
+    out = done("consume", "orders", "--json")
+    found = {(line["partition"], line["offset"]): line for line in map(json.loads, out.splitlines())}
+    assert {key: found[2, 0][key] for key in records[0]} == records[0]
+    assert {key: found[1, 0][key] for key in records[1]} == records[1]
+    assert {key: found[0, 0][key] for key in records[2]} == records[2]
+    assert found[0, 1]["headers"] == [["a", "b"]]
+    assert found[0, 1]["timestamp"] > 1_600_000_000_000
+    done(
+        "produce",
+        "copies",
+        "--json-lines",
+        stdin=out.replace('"partition": ', '"partition": null, "offset": ').encode(),
+    )
+    assert done("consume", "copies", "-f", r"%s\n").splitlines() == [
+        json.loads(o)["value"] or "" for o in out.splitlines()
+    ]
+
+
+BAD_LINES = [
+    ("nonsense", "not JSON"),
+    ("[1]", "not a JSON object"),
+    ("[" * 100_000, "not JSON"),
+    ('{"valeu": "v"}', "'valeu'"),
+    ('{"value": 1}', "its value is neither"),
+    ('{"value": {"a": 1}}', "its value is neither"),
+    ('{"value": {"base64": "?"}}', "not base64"),
+    ('{"key": "\\ud800"}', "half of a surrogate pair"),
+    ('{"headers": [["a"]]}', "its headers are neither"),
+    ('{"headers": {"a": 1}}', "its header is neither"),
+    ('{"partition": -1}', "its partition"),
+    ('{"partition": true}', "its partition"),
+    ('{"partition": 7}', "nknown partition"),
+    ('{"timestamp": 1.5}', "its timestamp"),
+    ('{"timestamp": 9223372036854775808}', "its timestamp"),
+    ('{"timestamp": NaN}', "its timestamp"),
+]
+
+
+def test_a_bad_line_ends_the_run_and_aborts_the_transaction(run, done):
+    done("topics", "create", "orders")
+    for line, what in BAD_LINES:
+        ended = run("produce", "orders", "-j", "-t", "load", stdin=f'{{"value": "secret"}}\n{line}\n'.encode())
+        assert ended.code == 1
+        assert ended.err.startswith("txnstore: standard input, line 2: "), ended
+        assert ended.err.count("\n") == 1
+        assert what in ended.err
+        assert "secret" not in ended.err
+        assert ended.err.endswith("; nothing of it was committed\n")
+    assert done("consume", "orders") == ""
+    without = run("produce", "orders", "-j", stdin=b'{"value": "before"}\nnonsense')
+    assert without.err.endswith("; 1 record was written before\n")
+    assert done("consume", "orders") == "before\n"
+
+
+def test_a_transaction_is_seen_as_a_whole(run, done):
+    done("produce", "orders", "-t", "load", stdin=b"a\nb\n")
+    done("produce", "orders", "-t", "load", stdin=b"c\n")
+    assert done("consume", "orders") == "a\nb\nc\n"
+    # The offsets behind the records are their markers'.
+    assert done("consume", "orders", "-f", "%o ") == "0 1 3 "
+    assert done("consume", "orders", "-o", "-2") == "b\nc\n"
+
+
+def test_what_is_open_is_not_shown_and_told_of(url, run, done):
+    done("produce", "orders", stdin=b"before\n")
+    with Producer({"bootstrap.servers": url, "transactional.id": "open"}) as producer:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce("orders", b"open")
+        assert producer.flush(30) == 0
+        ended = run("consume", "orders")
+        assert ended.out == "before\n"
+        assert "orders-0: the offsets 1 to 1 wait for an open transaction" in ended.err
+        assert done("consume", "orders", "--isolation", "read_uncommitted") == "before\nopen\n"
+        producer.abort_transaction(30)
+    assert run("consume", "orders") == (0, "before\n", "")
+    assert done("consume", "orders", "--isolation", "read_uncommitted") == "before\nopen\n"
+    assert done("consume", "orders", "-o", "-1") == "before\n"
+
+
+def test_files_are_read_one_after_the_other(run, done, tmp_path):
+    (tmp_path / "a").write_text("1\n2")
+    (tmp_path / "b").write_text("4\n")
+    done("produce", "orders", tmp_path / "a", "-", tmp_path / "b", stdin=b"3\n")
+    assert done("consume", "orders") == "1\n2\n3\n4\n"
+    for name, why in (("missing", "No such file"), (".", "Is a directory"), ("a\0b", "no path")):
+        ended = run("produce", "orders", tmp_path / "a", str(tmp_path / name))
+        assert ended.code == 1
+        assert why in ended.err
+    assert done("consume", "orders") == "1\n2\n3\n4\n"
+
+
+def test_a_bar_shows_how_far_a_file_was_read(done, tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    (tmp_path / "a").write_text("record\n" * 1000)
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    done("produce", "orders", tmp_path / "a")
+    assert "writing" in terminal.getvalue()
+    assert "7.0/7.0 kB" in terminal.getvalue()
+    assert len(done("consume", "orders").splitlines()) == 1000
+
+
+def test_a_group_goes_on_where_it_was(run, done, lines):
+    done("produce", "orders", stdin=b"a\nb\nc\n")
+    assert lines("-g", "billing", "-c", "2") == ["a", "b"]
+    assert lines("-g", "billing") == ["c"]
+    assert lines("-g", "billing") == []
+    assert lines("-g", "billing", "--from-beginning", "-c", "1") == ["a"]
+    assert lines("-g", "billing") == ["b", "c"]
+    assert lines() == ["a", "b", "c"]
+
+
+def test_following_ends_with_ctrl_c(start, done):
+    done("produce", "orders", stdin=b"old\n")
+    process = start("consume", "orders", "--follow", "-o", "-1")
+    assert process.stdout.readline() == "old\n"
+    done("produce", "orders", stdin=b"new\n")
+    assert process.stdout.readline() == "new\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_ctrl_c_aborts_the_transaction(done, run, monkeypatch):
+    class Interrupted(io.RawIOBase):
+        def __iter__(self):
+            yield b"a\n"
+            raise KeyboardInterrupt
+
+    done("topics", "create", "orders")
+    monkeypatch.setattr(produce_command, "_sources", lambda *_: [("standard input", Interrupted(), None)])
+    for option, told in (["-t", "load"], "nothing of it was committed\n"), ([], "1 record was written before\n"):
+        ended = run("produce", "orders", *option)
+        assert (ended.code, ended.out, ended.err) == (130, "", told)
+    assert done("consume", "orders") == "a\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(start, done):
+    done("produce", "orders", stdin=b"record\n" * 50_000)
+    process = start("consume", "orders")
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=20)
+    assert "Traceback" not in err
+
+
+def test_a_call_that_cannot_be_meant_is_refused_with_2(run, done):
+    done("topics", "create", "orders")
+    for arguments in (
+        ["consume"],
+        ["consume", "orders", "--from-beginning", "--offset", "1"],
+        ["consume", "orders", "--offset", "1", "--since", "1h"],
+        ["consume", "orders", "--offset", "1.5"],
+        ["consume", "orders", "--offset", "9" * 20],
+        ["consume", "orders", "--since", "yesterday"],
+        ["consume", "orders", "--since", "-5"],
+        ["consume", "orders", "--since", "9" * 19],
+        ["consume", "orders", "--partition", "-1"],
+        ["consume", "orders", "--group", "g", "--partition", "0"],
+        ["consume", "orders", "--count", "0"],
+        ["consume", "orders", "--isolation", "READ_COMMITTED"],
+        ["consume", "orders", "-f", "%z"],
+        ["consume", "orders", "-f", "50%"],
+        ["consume", "orders", "-X", "nonsense"],
+        ["produce"],
+        ["produce", "orders", "-K", ""],
+        ["produce", "orders", "-K", r"\n"],
+        ["produce", "orders", "-H", "nonsense"],
+        ["produce", "orders", "--json-lines", "-K", ":"],
+        ["produce", "orders", "-p", "-1"],
+        ["produce", "orders", "-p", str(2**31)],
+        ["produce", "orders", "--transaction-timeout", "0"],
+    ):
+        ended = run(*arguments, stdin=b"x\n")
+        assert ended.code == 2, (arguments, ended)
+        assert "Traceback" not in ended.err
+    assert done("consume", "orders") == ""
+
+
+def test_what_the_store_refuses_is_one_line(run, done, answer):
+    done("topics", "create", "orders")
+    for arguments, what in (
+        (["consume", "nothing"], "there is no topic 'nothing'"),
+        (["consume", "orders", "-p", "1"], "partitions 0 to 0"),
+        (["consume", "orders", "-o", "1"], "the offsets 0 to 0"),
+        (["consume", "orders", "-o", str(2**63 - 1)], "the offsets 0 to 0"),
+        (["consume", "orders", "-g", "g", "-X", "no.such=1"], "no.such"),
+        (["consume", "orders", "-g", ""], "group"),
+        (["consume", "orders", "-g", "\ud800"], "group"),
+        (["produce", "a b"], "characters"),
+        (["produce", ""], "empty"),
+        (["produce", "orders", "-p", "1"], "nknown partition"),
+        (["produce", "orders", "-X", "compression.type=soon"], "compression.codec"),
+        (["produce", "orders", "-t", "\ud800"], "transactional"),
+        (["produce", "orders", "-t", "x", "--transaction-timeout", "901"], "transaction"),
+        (["produce", "orders", "-X", "message.max.bytes=1000"], "too large"),
+    ):
+        ended = run(*arguments, stdin=b"x" * 2000)
+        assert (ended.code, ended.err.count("\n")) == (1, 1), (arguments, ended)
+        assert what in ended.err, (arguments, ended)
+    assert done("consume", "orders") == ""
+    assert [row["topic"] for row in answer("topics", "list")] == ["orders"]
+    assert answer("info")["counts"]["open_transactions"] == 0
+
+
+def test_no_thread_is_left(run, done):
+    done("produce", "orders", "-t", "load", stdin=b"a\n")
+    done("consume", "orders", "-g", "g")
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("txnstore")] == []

@@ -1,0 +1,117 @@
+"""`txnstore transactions`: shows who holds up readers, and ends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from txnstore.clients.kafka_error import KafkaException
+from txnstore.clients.producer import Producer
+
+
+@pytest.fixture
+def opened(url, done):
+    """A producer in the middle of a transaction that has written to orders-1."""
+    done("topics", "create", "orders", "-p", "2")
+    with Producer({"bootstrap.servers": url, "transactional.id": "load"}) as producer:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce("orders", b"open", partition=1)
+        assert producer.flush(30) == 0
+        yield producer
+
+
+def test_transactions_are_listed_and_described(opened, done, answer):
+    done("produce", "orders", "-t", "done", stdin=b"x\n")
+    listed = answer("transactions", "list")
+    assert [(row["transactional_id"], row["state"]) for row in listed] == [
+        ("done", "CompleteCommit"),
+        ("load", "Ongoing"),
+    ]
+    assert [row["transactional_id"] for row in answer("transactions", "list", "--state", "Ongoing")] == ["load"]
+    assert [row["transactional_id"] for row in answer("transactions", "list", "--pattern", "d.*")] == ["done"]
+    by_id = answer("transactions", "list", "--producer-id", listed[1]["producer_id"])
+    assert [row["transactional_id"] for row in by_id] == ["load"]
+    assert answer("transactions", "list", "--longer-than", "3600000") == []
+    assert done("transactions", "list").splitlines()[0].split("  ") == [
+        "TRANSACTIONAL ID",
+        "COORDINATOR",
+        "PRODUCER ID",
+        "STATE",
+    ]
+    (described,) = answer("transactions", "describe", "load")
+    assert described["partitions"] == ["orders-1"]
+    assert described["duration_ms"] >= 0
+    assert described["timeout_ms"] == 60_000
+    assert "CompleteCommit" in done("transactions", "describe", "load", "done")
+
+
+def test_the_producers_of_a_partition_are_described(opened, answer, done):
+    (row,) = answer("transactions", "describe-producers", "orders")
+    assert (row["partition"], row["transaction_start_offset"], row["last_sequence"]) == (1, 0, 0)
+    assert answer("transactions", "describe-producers", "orders", "-p", "0") == []
+    assert done("transactions", "describe-producers", "orders").splitlines()[0].split()[0] == "PARTITION"
+
+
+def test_a_transaction_is_aborted_by_its_id(opened, run, done, answer):
+    refused = run("transactions", "abort", "load", stdin=b"n\n")
+    assert refused.code == 1
+    assert "orders-1" in refused.out
+    assert answer("transactions", "list")[0]["state"] == "Ongoing"
+    assert "was aborted" in done("transactions", "abort", "load", "--yes")
+    assert "nothing was changed" in done("transactions", "abort", "load", "--yes")
+    with pytest.raises(KafkaException):
+        opened.commit_transaction(30)
+    assert done("consume", "orders") == ""
+
+
+@pytest.mark.parametrize("by", ["offset", "producer"])
+def test_a_transaction_is_aborted_by_where_it_holds_up(opened, run, done, answer, by):
+    (row,) = answer("transactions", "describe-producers", "orders")
+    where = ["transactions", "abort", "--topic", "orders", "-p", "1", "--yes"]
+    assert run(*where, "--start-offset", "7").code == 1
+    assert run(*where, "--producer-id", "99", "--producer-epoch", "0").code == 1
+    assert answer("info")["counts"]["open_transactions"] == 1
+    if by == "offset":
+        done(*where, "--start-offset", row["transaction_start_offset"])
+    else:
+        done(*where, "--producer-id", row["producer_id"], "--producer-epoch", row["producer_epoch"])
+    assert answer("info")["counts"]["open_transactions"] == 0
+    assert "endTxnMarker: ABORT" in done("dump", "log", "orders", "-p", "1")
+    with pytest.raises(KafkaException):
+        opened.commit_transaction(30)
+
+
+def test_nothing_hangs_that_a_coordinator_knows(opened, answer, done):
+    assert answer("transactions", "find-hanging", "--max-transaction-timeout", "0") == []
+    assert answer("transactions", "find-hanging", "--topic", "orders", "-p", "1") == []
+    assert done("transactions", "find-hanging").split()[0] == "TOPIC"
+
+
+def test_bad_calls_change_nothing(opened, run, answer):
+    for arguments, code in (
+        (["list", "--state", "ongoing"], 2),
+        (["list", "--pattern", "("], 2),
+        (["list", "--longer-than", "-1"], 2),
+        (["describe"], 2),
+        (["describe", "nobody"], 1),
+        (["describe", ""], 1),
+        (["describe", "\ud800"], 1),
+        (["describe", "a\0b"], 1),
+        (["describe-producers", "nothing"], 1),
+        (["describe-producers", "orders", "-p", "2"], 1),
+        (["abort"], 2),
+        (["abort", "load", "--topic", "orders"], 2),
+        (["abort", "--topic", "orders"], 2),
+        (["abort", "--topic", "orders", "-p", "1"], 2),
+        (["abort", "--topic", "orders", "-p", "1", "--start-offset", "0", "--producer-id", "1"], 2),
+        (["abort", "--topic", "orders", "-p", "1", "--producer-id", "1"], 2),
+        (["abort", "--topic", "nothing", "-p", "1", "--start-offset", "0"], 1),
+        (["abort", "nobody", "--yes"], 1),
+        (["abort", "load"], 1),  # nobody is there to answer
+        (["find-hanging", "-p", "1"], 2),
+        (["find-hanging", "--topic", "nothing"], 1),
+    ):
+        ended = run("transactions", *arguments)
+        assert ended.code == code, (arguments, ended)
+        assert "Traceback" not in ended.err
+    assert [row["state"] for row in answer("transactions", "list")] == ["Ongoing"]

@@ -1,0 +1,395 @@
+"""The group coordinator over rows: what members are told, what it costs, and which of their commits count."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import event
+
+from tests.groups.group_servers import StoreServer
+from tests.groups.protocol_member import ProtocolMember
+from txnstore.errors import (
+    FencedInstance,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    InvalidGroupId,
+    InvalidRequest,
+    UnknownMember,
+)
+from txnstore.groups import coordinator
+from txnstore.groups.group_image import AnswerStatus, MemberDetails, Report
+from txnstore.groups.group_states import GroupState
+from txnstore.groups.offsets import add_pending_offsets, check_committer, commit_offsets
+from txnstore.log.topics import delete_topic, find_topics
+from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity, TopicPartition
+
+TIMEOUT_MS = 10_000
+ASSIGNORS = pytest.mark.parametrize("assignor", ["range", "roundrobin", "cooperative-sticky"])
+
+
+@pytest.fixture
+def server(shared_store, shared_clock):
+    return StoreServer(shared_store, shared_clock, f"group-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+def topic(server):
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    server.create_topic(name, 4)
+    return name
+
+
+@pytest.fixture
+def member(server, topic):
+    def start(assignor="cooperative-sticky", **options):
+        return ProtocolMember(server, server.group_id, [topic], assignors=(assignor,), timeout_ms=TIMEOUT_MS, **options)
+
+    return start
+
+
+def numbers(member):
+    return sorted(partition.partition for partition in member.owned)
+
+
+def told(member, since=0):
+    """What the application was told: (callback, partition numbers)."""
+    return [(what, [int(name.rsplit("-", 1)[1]) for name in names]) for what, names in member.told[since:]]
+
+
+def settled(*members, rounds=4):
+    for _ in range(rounds):
+        for each in members:
+            each.poll()
+    return members
+
+
+# --- the callbacks in Kafka's order ----------------------------------------------------------------------------------
+
+
+def test_eager_callbacks_come_in_kafkas_order(member):
+    first, second = member("range"), member("range")
+    first.poll()
+    assert told(first) == [("assign", [0, 1, 2, 3])]
+    second.poll()
+    assert told(second) == []
+    settled(first, second)
+    assert told(first)[1:] == [("revoke", [0, 1, 2, 3]), ("assign", [0, 1])]
+    assert told(second) == [("assign", [2, 3])]
+    second.leave()
+    assert told(second)[1:] == [("revoke", [2, 3])]
+    settled(first)
+    assert told(first)[3:] == [("revoke", [0, 1]), ("assign", [0, 1, 2, 3])]
+    first.leave()
+    assert told(first)[5:] == [("revoke", [0, 1, 2, 3])]
+
+
+def test_cooperative_callbacks_name_only_what_moves(member):
+    first, second = member(), member()
+    settled(first)
+    settled(second, first)
+    assert told(first) == [("assign", [0, 1, 2, 3]), ("revoke", [2, 3]), ("assign", [])]
+    assert told(second) == [("assign", []), ("assign", [2, 3])]
+    second.leave()
+    settled(first)
+    assert told(first)[3:] == [("assign", [2, 3])]
+
+
+@ASSIGNORS
+def test_a_clean_join_or_leave_settles_within_two_polls_of_each_member(server, member, assignor):
+    members = [member(assignor) for _ in range(3)]
+    settled(*members)
+    newcomer = member(assignor)
+    newcomer.poll()
+    settled(*members, newcomer, rounds=2)
+    assert sorted(len(each.owned) for each in (*members, newcomer)) == [1, 1, 1, 1]
+    assert server.describe().state is GroupState.STABLE
+    newcomer.leave()
+    settled(*members, rounds=2)
+    assert sorted(len(each.owned) for each in members) == [1, 1, 2]
+    assert server.describe().state is GroupState.STABLE
+
+
+# --- silence and static members --------------------------------------------------------------------------------------
+
+
+def test_a_silent_member_is_replaced_after_its_session_timeout_and_the_next_heartbeat(server, shared_clock, member):
+    first, second = settled(member(), member())
+    shared_clock.advance(TIMEOUT_MS - 1)
+    second.beat()
+    second.poll()
+    assert numbers(second) == [2, 3]
+    shared_clock.advance(1)
+    assert first.believed() == frozenset()
+    second.beat()
+    second.poll()
+    assert numbers(second) == [0, 1, 2, 3]
+    first.send()
+    assert told(first)[-1] == ("lost", [0, 1])
+
+
+def test_a_late_member_that_nobody_has_replaced_keeps_its_place(server, shared_clock, member):
+    (alone,) = settled(member())
+    shared_clock.advance(TIMEOUT_MS * 10)
+    alone.beat()
+    assert numbers(alone) == [0, 1, 2, 3]
+    assert len(alone.believed()) == 4
+
+
+def test_a_group_whose_members_are_all_silent_can_be_emptied(server, shared_clock, member):
+    first, second = settled(member(), member())
+    assert server.expire() == []
+    shared_clock.advance(TIMEOUT_MS)
+    assert sorted(server.expire()) == sorted([first.membership.member_id, second.membership.member_id])
+    assert (server.describe().state, server.describe().members) == (GroupState.EMPTY, ())
+    assert server.expire() == []
+
+
+def test_a_static_member_is_back_without_a_rebalance(server, member):
+    first, second = settled(member(instance_id="one"), member(instance_id="two"))
+    generation = second.membership.generation
+    back = member(instance_id="one")
+    back.poll()
+    second.poll()
+    assert (numbers(back), numbers(second)) == ([0, 1], [2, 3])
+    assert back.membership.generation == second.membership.generation == generation
+    first.send()
+    assert first.is_out
+    assert told(first)[-1] == ("lost", [0, 1])
+
+
+# --- commits ---------------------------------------------------------------------------------------------------------
+
+
+def in_a_transaction(server, membership, partition):
+    def work(connection):
+        (topic,) = find_topics(connection, [partition.topic])
+        check_committer(connection, membership)
+        offsets = {topic.partition_id(partition.partition): OffsetAndMetadata(1)}
+        add_pending_offsets(connection, membership, offsets, ProducerIdentity(1, 0))
+
+    server.store.write(work)
+
+
+def by_itself(server, membership, partition):
+    if not server.commit(membership, partition):
+        raise IllegalGeneration
+
+
+COMMITS = pytest.mark.parametrize("commit", [by_itself, in_a_transaction])
+
+
+@COMMITS
+def test_a_member_commits_what_it_keeps_while_others_come_and_go(server, topic, member, commit):
+    (first,) = settled(member())
+    before = first.membership
+    second = member()
+    second.poll()
+    kept, moved = TopicPartition(topic, 0), TopicPartition(topic, 3)
+    for partition in (kept, moved):
+        commit(server, before, partition)
+    first.send()
+    # It has been told to give back two, and has not done so: the last chance to commit, in the new generation.
+    for membership in (before, replace(before, generation=before.generation + 1)):
+        commit(server, membership, moved)
+    first.poll()
+    commit(server, first.membership, kept)
+    with pytest.raises(IllegalGeneration):
+        commit(server, first.membership, moved)
+    # It has confirmed the new generation, so what it sent in the old one comes too late.
+    with pytest.raises(IllegalGeneration):
+        commit(server, before, kept)
+    with pytest.raises(IllegalGeneration):
+        commit(server, second.membership, moved)
+    second.poll()
+    commit(server, second.membership, moved)
+
+
+@COMMITS
+def test_who_was_removed_or_replaced_commits_nothing(server, topic, shared_clock, member, commit):
+    first, second = settled(member(), member(instance_id="one"))
+    back = member(instance_id="one")
+    back.poll()
+    with pytest.raises(FencedInstance):
+        commit(server, second.membership, TopicPartition(topic, numbers(second)[0]))
+    commit(server, back.membership, TopicPartition(topic, numbers(back)[0]))
+    shared_clock.advance(TIMEOUT_MS)
+    back.beat()
+    with pytest.raises(UnknownMember):
+        commit(server, first.membership, TopicPartition(topic, numbers(first)[0]))
+
+
+def test_a_simple_consumer_commits_only_while_the_group_has_no_members(server, topic, member):
+    simple = GroupMembership(server.group_id)
+    assert server.commit(simple, TopicPartition(topic, 0))
+    (alone,) = settled(member())
+    with pytest.raises(UnknownMember):
+        server.commit(simple, TopicPartition(topic, 0))
+    alone.leave()
+    assert server.commit(simple, TopicPartition(topic, 0))
+
+
+def test_an_empty_commit_is_checked_all_the_same(server, member):
+    (alone,) = settled(member())
+    server.store.write(lambda connection: commit_offsets(connection, alone.membership, {}))
+    with pytest.raises(IllegalGeneration):
+        server.store.write(lambda connection: commit_offsets(connection, replace(alone.membership, generation=9), {}))
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_that_a_topic_grows_by_are_dealt_out_at_the_next_heartbeat(server, topic, member):
+    first, second = settled(member(), member())
+    server.grow_topic(topic, 6)
+    assert server.renew(first.membership)
+    first.send()
+    settled(first, second)
+    assert (numbers(first), numbers(second)) == ([0, 1, 4], [2, 3, 5])
+
+
+def test_a_topic_that_is_not_there_yet_and_one_that_is_gone(server, topic, member):
+    (alone,) = settled(member())
+    later = f"{topic}-later"
+    alone.resubscribe([topic, later])
+    settled(alone)
+    assert len(alone.owned) == 4
+    server.create_topic(later, 1)
+    server.store.write(lambda connection: delete_topic(connection, topic))
+    alone.send()
+    settled(alone)
+    assert alone.owned == {TopicPartition(later, 0)}
+
+
+# --- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_member_costs_one_statement_a_heartbeat(server, member):
+    members = settled(*(member() for _ in range(10)))
+    statements = []
+    this_thread = threading.get_ident()
+
+    def note(connection, cursor, statement, *_):
+        if threading.get_ident() == this_thread:
+            statements.append(statement)
+
+    event.listen(server.store.engine, "before_cursor_execute", note)
+    try:
+        for each in members:
+            each.beat()
+    finally:
+        event.remove(server.store.engine, "before_cursor_execute", note)
+    # BEGIN, UPDATE, COMMIT; every three seconds by default: ten a second for ten members.
+    assert len(statements) == 30
+    assert sum(statement.startswith("UPDATE") for statement in statements) == 10
+
+
+# --- many at once ----------------------------------------------------------------------------------------------------
+
+
+@ASSIGNORS
+def test_many_join_at_once(server, member, assignor):
+    members = [member(assignor) for _ in range(6)]
+    at_once = threading.Barrier(len(members))
+
+    def start(each):
+        at_once.wait(timeout=30)
+        each.send()
+
+    threads = [threading.Thread(target=start, args=(each,)) for each in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    settled(*members)
+    assert sorted(number for each in members for number in numbers(each)) == [0, 1, 2, 3]
+    assert server.describe().state is GroupState.STABLE
+
+
+def test_renewing_and_expiring_at_once_never_gives_a_partition_two_owners(server, shared_clock, member):
+    first, second = settled(member(), member())
+    shared_clock.advance(TIMEOUT_MS - 1)
+    assert server.renew(second.membership)
+    shared_clock.advance(1)
+    outcome = {}
+    at_once = threading.Barrier(2)
+
+    def renew():
+        at_once.wait(timeout=30)
+        outcome["renewed"] = server.renew(first.membership)
+
+    def expire():
+        at_once.wait(timeout=30)
+        outcome["expired"] = server.expire()
+
+    threads = [threading.Thread(target=renew), threading.Thread(target=expire)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert outcome["renewed"] == (outcome["expired"] == [])
+
+
+# --- for people, and what is refused ---------------------------------------------------------------------------------
+
+
+def test_describe(server, topic, shared_clock, member):
+    assert server.describe().state is GroupState.DEAD
+    first, second = settled(member(), member(instance_id="one"))
+    description = server.describe()
+    assert (description.state, description.assignor) == (GroupState.STABLE, "cooperative-sticky")
+    assert description.generation == first.membership.generation
+    by_id = {each.member.member_id: each for each in description.members}
+    static = by_id[second.membership.member_id]
+    assert static.member.group_instance_id == "one"
+    assert static.member.details == MemberDetails(
+        "client", TIMEOUT_MS, (topic,), frozenset({topic}), ("cooperative-sticky",)
+    )
+    assert static.member.owned == static.member.assignment == second.owned
+    assert (static.deadline_ms, static.is_expired) == (shared_clock.now_ms() + TIMEOUT_MS, False)
+    shared_clock.advance(TIMEOUT_MS)
+    assert all(each.is_expired for each in server.describe().members)
+    third = member()
+    third.send()
+    assert server.describe().state is GroupState.STABLE
+    assert third.pending.status is AnswerStatus.OWN
+
+
+REPORT = Report(GroupMembership("g", NO_GENERATION, "m"), 1)
+DETAILS = MemberDetails("client", 10_000, ("t",), frozenset("t"), ("range",))
+WRONG = {
+    "no group": (replace(REPORT, membership=GroupMembership("", member_id="m")), DETAILS, InvalidGroupId),
+    "no member id": (replace(REPORT, membership=GroupMembership("g")), DETAILS, InvalidRequest),
+    "NUL in the member id": (replace(REPORT, membership=GroupMembership("g", -1, "\0")), DETAILS, InvalidRequest),
+    "empty lasting name": (replace(REPORT, membership=GroupMembership("g", -1, "m", "")), DETAILS, InvalidRequest),
+    "half a surrogate pair": (
+        replace(REPORT, membership=GroupMembership("g", -1, "m", "\ud800")),
+        DETAILS,
+        InvalidRequest,
+    ),
+    "no time": (REPORT, replace(DETAILS, session_timeout_ms=0), InvalidRequest),
+    "too much time": (REPORT, replace(DETAILS, session_timeout_ms=3_600_001), InvalidRequest),
+    "time that is none": (REPORT, replace(DETAILS, session_timeout_ms=True), InvalidRequest),
+    "NUL in a topic": (REPORT, replace(DETAILS, topics=frozenset({"t\0"})), InvalidRequest),
+    "no such assignor": (REPORT, replace(DETAILS, assignors=("uniform",)), InconsistentGroupProtocol),
+}
+
+
+@pytest.mark.parametrize(("report", "details", "error"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_refused_and_changes_nothing(shared_store, report, details, error):
+    group_id = f"refused-{uuid.uuid4().hex}"
+    if report.membership.group_id:
+        report = replace(report, membership=replace(report.membership, group_id=group_id))
+    with pytest.raises(error):
+        shared_store.write(lambda connection: coordinator.join(connection, report, details))
+    description = shared_store.read(lambda connection: coordinator.describe(connection, group_id))
+    assert description.state is GroupState.DEAD
+
+
+def test_who_is_no_member_leaves_nothing(server, member):
+    (alone,) = settled(member())
+    assert not server.leave(replace(alone.membership, member_id="somebody else"))
+    assert not server.leave(GroupMembership(f"{server.group_id}-other", 1, "nobody"))
+    assert server.describe().generation == 1

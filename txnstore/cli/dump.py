@@ -1,0 +1,348 @@
+"""This file is the command that prints what the tables hold, in the form of kafka-dump-log, for those who look deep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final
+
+import typer
+from sqlalchemy import Connection, bindparam, select
+
+from txnstore.cli.completion import complete_topic, complete_transactional_id
+from txnstore.cli.options import Schema, Url, examples, opened
+from txnstore.cli.output import json_text
+from txnstore.cli.record_output import as_json as json_bytes
+from txnstore.cli.record_output import headers_as_json
+from txnstore.cli.terminal import CommandFailed, printable
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.schema import record_batches, transaction_log
+from txnstore.db.store import Store
+from txnstore.errors import CorruptBatch
+from txnstore.log.bounds import read_bounds
+from txnstore.log.codec import decode
+from txnstore.log.markers import finished_since
+from txnstore.log.producers import producers_of_partition
+from txnstore.log.record_batch import RecordBatch
+from txnstore.log.topics import get_topic
+from txnstore.model import ControlType, StoredRecord
+from txnstore.transactions.coordinator import check_transactional_id
+from txnstore.transactions.states import TransactionState
+
+app: Final = typer.Typer(
+    name="dump", no_args_is_help=True, help="Print what the tables hold, as kafka-dump-log prints it."
+)
+
+#: How many batches are read in one go; so few that a page with the largest ones fits the memory.
+_PAGE_BATCHES: Final = 50
+_PAGE_ENTRIES: Final = 1_000
+#: Of a control record in Kafka's form: the sizes of its key and value.
+_MARKER_SIZES: Final = "keySize: 4 valueSize: 6"
+_TIMESTAMP_NAMES: Final = ("CreateTime", "LogAppendTime")
+_NO_SEQUENCE: Final = -1
+_SEQUENCES: Final = 2**31
+
+_BATCHES: Final = (
+    select(record_batches)
+    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
+    .where(record_batches.c.last_offset >= bindparam("from_offset"))
+    .order_by(record_batches.c.last_offset)
+    .limit(_PAGE_BATCHES)
+)
+_JOURNAL: Final = (
+    select(transaction_log)
+    .where(transaction_log.c.entry_id > bindparam("after_id"))
+    .order_by(transaction_log.c.entry_id)
+    .limit(_PAGE_ENTRIES)
+)
+_JOURNAL_OF: Final = _JOURNAL.where(transaction_log.c.transactional_id == bindparam("of_transactional_id"))
+
+_Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")]
+_Partition = Annotated[int, typer.Option("--partition", "-p", min=0, help="Which one of the topic.")]
+_FromOffset = Annotated[int, typer.Option("--from", metavar="OFFSET", min=0, max=2**63 - 1, help="Begin there.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each, for programs.")]
+
+
+@app.command(name="log", epilog=examples("txnstore dump log orders", "txnstore dump log orders -p 2 --records"))
+def log(
+    topic: _Topic,
+    *,
+    partition: _Partition = 0,
+    records: Annotated[
+        bool, typer.Option("--records/--batches", help="Every record and what it holds, or only the batches.")
+    ] = True,
+    from_offset: _FromOffset = 0,
+    as_json: _Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Print the log of a partition: its record batches, their records, and the markers that end transactions."""
+    with opened(url, schema) as store:
+        partition_id, bounds = store.read(lambda connection: _found(connection, topic, partition))
+        if not as_json:
+            _print(f"Dumping {topic}-{partition}")
+            _print(f"Log starting offset: {bounds.log_start_offset}")
+        position = 0
+        damaged = 0
+        for row in _batches(store, partition_id, from_offset):
+            try:
+                facts, found = _batch(decode(row), position, records=records)
+            except CorruptBatch as error:
+                damaged += 1
+                facts = {"baseOffset": row.base_offset, "lastOffset": row.last_offset, "position": position}
+                facts |= {"size": row.size_bytes, "crc": row.crc, "isvalid": False, "damage": str(error)}
+                found = []
+            if as_json:
+                _print_json(facts | ({"records": found} if records else {}))
+            else:
+                _print(_joined(facts))
+                for record in found:
+                    _print(f"| {_record_line(record)}")
+            position += row.size_bytes
+    if damaged:
+        raise CommandFailed(f"{topic}-{partition}: {damaged} record batches are damaged")
+
+
+@app.command(name="index", epilog=examples("txnstore dump index orders --partition 1"))
+def index(
+    topic: _Topic,
+    *,
+    partition: _Partition = 0,
+    from_offset: _FromOffset = 0,
+    as_json: _Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Print the index of finished transactions of a partition: Kafka's index of aborted ones, and the committed."""
+
+    def work(connection: Connection) -> list[dict[str, Any]]:
+        partition_id, _ = _found(connection, topic, partition)
+        return [
+            {
+                "version": 0,
+                "producerId": row.producer_id,
+                "producerEpoch": row.producer_epoch,
+                "firstOffset": row.first_offset,
+                "lastOffset": row.marker_offset,
+                "lastStableOffset": row.last_stable_offset,
+                "outcome": ControlType(row.outcome).name,
+            }
+            for row in finished_since(connection, partition_id, from_offset)
+        ]
+
+    _print_all(url, schema, work, as_json=as_json)
+
+
+@app.command(name="producers", epilog=examples("txnstore dump producers orders --partition 1"))
+def producers(
+    topic: _Topic,
+    *,
+    partition: _Partition = 0,
+    as_json: _Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Print what a partition remembers of its producers: Kafka's snapshot of producers."""
+
+    def work(connection: Connection) -> list[dict[str, Any]]:
+        partition_id, _ = _found(connection, topic, partition)
+        return [
+            {
+                "producerId": state.producer_id,
+                "producerEpoch": state.epoch,
+                "coordinatorEpoch": state.coordinator_epoch,
+                "currentTxnFirstOffset": state.transaction_first_offset,
+                "lastTimestamp": state.last_timestamp_ms,
+                "batches": [
+                    {
+                        "firstSequence": batch.first_sequence,
+                        "lastSequence": batch.last_sequence,
+                        "lastOffset": batch.last_offset,
+                        "offsetDelta": batch.last_offset - batch.base_offset,
+                        "timestamp": batch.timestamp_ms,
+                    }
+                    for batch in state.recent_batches
+                ],
+            }
+            for state in producers_of_partition(connection, partition_id)
+        ]
+
+    _print_all(url, schema, work, as_json=as_json)
+
+
+@app.command(
+    name="journal", epilog=examples("txnstore dump journal", "txnstore dump journal --transactional-id load-day")
+)
+def journal(
+    *,
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            "--transactional-id", "-t", metavar="ID", autocompletion=complete_transactional_id, help="Only of this one."
+        ),
+    ] = None,
+    as_json: _Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Print the journal of transactions: every change of their states, in order."""
+    if transactional_id is not None:
+        check_transactional_id(transactional_id)
+    with opened(url, schema) as store:
+        for row in _entries(store, transactional_id):
+            facts = {
+                "producerId": row.producer_id,
+                "producerEpoch": row.producer_epoch,
+                "state": TransactionState(row.state).kafka_name,
+                "txnStartTimestamp": row.start_ms,
+                "txnLastUpdateTimestamp": row.update_ms,
+                "txnTimeoutMs": row.timeout_ms,
+                "transaction": row.transaction_number,
+                "reason": row.reason,
+            }
+            if as_json:
+                _print_json({"transactionalId": row.transactional_id, "entry": row.entry_id} | facts)
+                continue
+            payload = ",".join(f"{name}={_shown(value)}" for name, value in facts.items())
+            _print(
+                f"| offset: {row.entry_id} key: transaction_metadata::transactionalId={row.transactional_id}"
+                f" payload: {payload}"
+            )
+
+
+def _found(connection: Connection, topic: str, partition: int) -> tuple[int, Any]:
+    partition_id = get_topic(connection, topic).partition_id(partition)
+    return partition_id, read_bounds(connection, [partition_id])[partition_id]
+
+
+def _batches(store: Store, partition_id: int, from_offset: int) -> Iterator[Any]:
+    """Return the rows of batches page by page: a reader that takes long holds no snapshot of the database."""
+    while True:
+        page = {"of_partition_id": partition_id, "from_offset": from_offset}
+        rows = store.read(lambda connection, page=page: connection.execute(_BATCHES, page).all())  # type: ignore[misc]
+        yield from rows
+        if len(rows) < _PAGE_BATCHES:
+            return
+        from_offset = rows[-1].last_offset + 1
+
+
+def _entries(store: Store, transactional_id: str | None) -> Iterator[Any]:
+    after_id = 0
+    statement = _JOURNAL if transactional_id is None else _JOURNAL_OF
+    while True:
+        page: dict[str, Any] = {"after_id": after_id}
+        if transactional_id is not None:
+            page["of_transactional_id"] = transactional_id
+        rows = store.read(lambda connection, page=page: connection.execute(statement, page).all())  # type: ignore[misc]
+        yield from rows
+        if len(rows) < _PAGE_ENTRIES:
+            return
+        after_id = rows[-1].entry_id
+
+
+def _batch(batch: RecordBatch, position: int, *, records: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    has_sequence = batch.base_sequence != _NO_SEQUENCE
+    last_sequence = (batch.base_sequence + batch.last_offset - batch.base_offset) % _SEQUENCES
+    facts = {
+        "baseOffset": batch.base_offset,
+        "lastOffset": batch.last_offset,
+        "count": batch.record_count,
+        "baseSequence": batch.base_sequence,
+        "lastSequence": last_sequence if has_sequence else _NO_SEQUENCE,
+        "producerId": batch.producer.producer_id,
+        "producerEpoch": batch.producer.epoch,
+        "partitionLeaderEpoch": 0,
+        "isTransactional": batch.is_transactional,
+        "isControl": batch.is_control,
+        "deleteHorizonMs": None,
+        "position": position,
+        _TIMESTAMP_NAMES[batch.timestamp_type]: batch.max_timestamp_ms,
+        "size": batch.size_bytes,
+        "magic": 2,
+        "compresscodec": batch.codec.name.lower(),
+        "crc": batch._row.crc,  # noqa: SLF001 - only here anybody wants to see it
+        "isvalid": True,
+    }
+    if not records:
+        return facts, []
+    if batch.control_type is not None:
+        return facts, [_marker(batch, batch.control_type)]
+    return facts, [_record(batch, record) for record in batch.records()]
+
+
+def _marker(batch: RecordBatch, control_type: ControlType) -> dict[str, Any]:
+    return {
+        "offset": batch.last_offset,
+        _TIMESTAMP_NAMES[batch.timestamp_type]: batch.max_timestamp_ms,
+        "sequence": _NO_SEQUENCE,
+        "headerKeys": [],
+        "endTxnMarker": control_type.name,
+        "coordinatorEpoch": batch.coordinator_epoch,
+    }
+
+
+def _record(batch: RecordBatch, record: StoredRecord) -> dict[str, Any]:
+    sequence = _NO_SEQUENCE
+    if batch.base_sequence != _NO_SEQUENCE:
+        sequence = (batch.base_sequence + record.offset - batch.base_offset) % _SEQUENCES
+    return {
+        "offset": record.offset,
+        _TIMESTAMP_NAMES[batch.timestamp_type]: record.timestamp_ms,
+        "keySize": -1 if record.key is None else len(record.key),
+        "valueSize": -1 if record.value is None else len(record.value),
+        "sequence": sequence,
+        "headers": headers_as_json(record.headers),
+        "key": json_bytes(record.key),
+        "payload": json_bytes(record.value),
+    }
+
+
+def _record_line(record: dict[str, Any]) -> str:
+    if "endTxnMarker" in record:
+        offset, stamp = list(record.items())[:2]
+        return (
+            f"offset: {offset[1]} {stamp[0]}: {stamp[1]} {_MARKER_SIZES} sequence: {record['sequence']} headerKeys: []"
+            f" endTxnMarker: {record['endTxnMarker']} coordinatorEpoch: {record['coordinatorEpoch']}"
+        )
+    facts = {name: value for name, value in record.items() if name not in {"headers", "key", "payload"}}
+    facts["headerKeys"] = f"[{','.join(name for name, _ in record['headers'])}]"
+    facts |= {name: record[name] for name in ("key", "payload") if record[name] is not None}
+    return _joined(facts)
+
+
+def _print_all(
+    url: str | None, schema: str, work: Callable[[Connection], list[dict[str, Any]]], *, as_json: bool
+) -> None:
+    with opened(url, schema) as store:
+        for facts in store.read(work):
+            if as_json:
+                _print_json(facts)
+                continue
+            flat = dict(facts)
+            # As Kafka does: of what is remembered of a producer's batches, the first and the last.
+            batches = flat.pop("batches", None)
+            if batches:
+                flat |= {"firstSequence": batches[0]["firstSequence"]} | {
+                    name: value for name, value in batches[-1].items() if name != "firstSequence"
+                }
+            _print(_joined(flat))
+
+
+def _joined(facts: dict[str, Any]) -> str:
+    return " ".join(f"{name}: {_shown(value)}" for name, value in facts.items())
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "OptionalLong.empty"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json_text(value) if isinstance(value, dict) else str(value)
+
+
+def _print(line: str) -> None:
+    # Not by rich: a log has very many lines.
+    typer.echo(printable(line))
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    typer.echo(json_text(facts))

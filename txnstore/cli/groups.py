@@ -1,0 +1,274 @@
+"""This file is the commands about consumer groups: which there are, how far they are, and where they go on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import typer
+from sqlalchemy import Connection
+
+from txnstore.cli.completion import complete_group
+from txnstore.cli.group_facts import group_facts, offset_rows, topics_by_name
+from txnstore.cli.options import Json, Schema, Url, examples, opened
+from txnstore.cli.output import Column, list_text, show_facts, show_json, show_rows
+from txnstore.cli.terminal import CommandFailed, hint, say
+from txnstore.cli.times import FORMS, parse_time
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.errors import GroupIdNotFound
+from txnstore.groups.administration import alter_offsets, delete_group
+from txnstore.groups.commit_rules import check_group_id
+from txnstore.groups.listing import ListedGroup, find_group, list_groups, list_offsets
+from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
+from txnstore.log.topics import get_topic
+from txnstore.model import IsolationLevel, OffsetAndMetadata, TopicPartition
+
+app: Final = typer.Typer(name="groups", no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
+
+_COLUMNS: Final = (
+    Column("group", "GROUP"),
+    Column("state", "STATE"),
+    Column("generation", "GENERATION"),
+    Column("assignor", "ASSIGNOR"),
+    Column("members", "MEMBERS", lambda members: str(len(members))),
+)
+_FACTS: Final = (*_COLUMNS[:4],)
+_MEMBER_COLUMNS: Final = (
+    Column("member_id", "MEMBER"),
+    Column("group_instance_id", "INSTANCE"),
+    Column("client_id", "CLIENT"),
+    Column("expired", "EXPIRED"),
+    Column("subscribed", "SUBSCRIBED", list_text),
+    Column("partitions", "PARTITIONS", list_text),
+)
+_OFFSET_COLUMNS: Final = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION"),
+    Column("committed_offset", "COMMITTED"),
+    Column("last_stable_offset", "LAST STABLE"),
+    Column("high_watermark", "HIGH WATERMARK"),
+    Column("lag", "LAG"),
+    Column("open_records", "OPEN"),
+    Column("pending", "PENDING"),
+    Column("member_id", "MEMBER"),
+)
+_RESET_COLUMNS: Final = (
+    Column("group", "GROUP"),
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION"),
+    Column("committed_offset", "COMMITTED"),
+    Column("new_offset", "NEW OFFSET"),
+)
+
+_Group = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete_group, help="The group.")]
+#: Where a partition is to go on: from its bounds and what is committed now; None: it is left as it is.
+_Target = Callable[[Connection, Bounds, "int | None"], "int | None"]
+
+
+@app.command(name="list", epilog=examples("txnstore groups list", "txnstore groups list --json | jq -r '.[].group'"))
+def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
+    """List the groups with their states and members."""
+    with opened(url, schema) as store:
+        rows = [group_facts(group) for group in store.read(list_groups)]
+    show_rows(rows, _COLUMNS, as_json=as_json)
+
+
+@app.command(name="describe", epilog=examples("txnstore groups describe billing"))
+def describe(
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP", autocompletion=complete_group, help="The groups.")],
+    *,
+    as_json: Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Describe groups: their members, and how far they are.
+
+    LAG counts the records that a reader of committed records has yet to read: no markers, nothing aborted, and
+    nothing at or past the last stable offset; OPEN those behind it, of transactions that may still abort.  PENDING:
+    an open transaction holds an offset of the group.
+    """
+
+    def work(connection: Connection) -> list[dict[str, Any]]:
+        return [_described(connection, group_id) for group_id in groups]
+
+    with opened(url, schema) as store:
+        found = store.read(work)
+    if as_json:
+        show_json(found)
+        return
+    for number, facts in enumerate(found):
+        if number:
+            say("")
+        show_facts(facts, [column._replace(heading=column.heading.lower()) for column in _FACTS])
+        if facts["members"]:
+            say("")
+            show_rows(facts["members"], _MEMBER_COLUMNS, as_json=False)
+        say("")
+        show_rows(facts["offsets"], _OFFSET_COLUMNS, as_json=False)
+
+
+@app.command(
+    name="reset-offsets",
+    epilog=examples(
+        "txnstore groups reset-offsets billing --to-earliest",
+        "txnstore groups reset-offsets billing --topic orders:0,2 --to-datetime 2026-01-31T12:00:00 --execute",
+        "txnstore groups reset-offsets billing --shift-by -10 --execute",
+    ),
+)
+def reset_offsets(
+    group: _Group,
+    *,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic", metavar="TOPIC[:N,N]", help="Only there; repeatable. Default: wherever it has committed."
+        ),
+    ] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record there is.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the last stable offset.")] = False,
+    to_datetime: Annotated[
+        int | None,
+        typer.Option("--to-datetime", metavar="TIME", parser=parse_time, help=f"To the first record since {FORMS}."),
+    ] = None,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", metavar="N", min=0, max=2**63 - 1, help="To this one.")
+    ] = None,
+    shift_by: Annotated[
+        int | None,
+        typer.Option("--shift-by", metavar="N", min=-(2**63), max=2**63 - 1, help="So far on, or back if negative."),
+    ] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it; otherwise only show what would be done.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Let a group without members go on somewhere else; without --execute nothing is changed.
+
+    What lies outside a log is brought to its nearest end: its start, or the last stable offset.
+    """
+    given = (to_earliest, to_latest, to_datetime is not None, to_offset is not None, shift_by is not None)
+    if sum(given) != 1:
+        raise typer.BadParameter(
+            "say where to, once: --to-earliest, --to-latest, --to-datetime, --to-offset or --shift-by"
+        )
+    target = _target(to_earliest=to_earliest, to_datetime=to_datetime, to_offset=to_offset, shift_by=shift_by)
+    chosen = dict(_parsed_topic(text) for text in topics or ())
+    check_group_id(group)
+
+    def plan(connection: Connection) -> list[dict[str, Any]]:
+        return _plan(connection, group, chosen, target)
+
+    def change(connection: Connection) -> list[dict[str, Any]]:
+        rows = _plan(connection, group, chosen, target)
+        offsets = {row["partition_id"]: OffsetAndMetadata(row["new_offset"]) for row in rows}
+        if offsets:
+            alter_offsets(connection, group, offsets)
+        return rows
+
+    with opened(url, schema) as store:
+        rows = store.write(change, wakes_readers=True) if execute else store.read(plan)
+    shown = [{name: value for name, value in row.items() if name != "partition_id"} for row in rows]
+    show_rows(shown, _RESET_COLUMNS, as_json=as_json)
+    if not execute:
+        hint("nothing was changed: this is what --execute would do")
+
+
+@app.command(name="delete", epilog=examples("txnstore groups delete billing --yes"))
+def delete(
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP", autocompletion=complete_group, help="The groups.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Delete groups without members, and what they have committed: all of them, or none."""
+    names = sorted(dict.fromkeys(groups))
+    with opened(url, schema) as store:
+        store.read(lambda connection: [_found(connection, name) for name in names])
+        if not yes:
+            typer.confirm(f"Delete {list_text(names)}, with the committed offsets?", abort=True)
+
+        def work(connection: Connection) -> None:
+            for name in names:
+                delete_group(connection, name)
+
+        store.write(work)
+    for name in names:
+        say(f"group {name} was deleted")
+
+
+def _found(connection: Connection, group_id: str) -> ListedGroup:
+    check_group_id(group_id)
+    group = find_group(connection, group_id)
+    if group is None:
+        raise GroupIdNotFound(f"there is no group {group_id[:80]!r}")
+    return group
+
+
+def _described(connection: Connection, group_id: str) -> dict[str, Any]:
+    group = _found(connection, group_id)
+    return {**group_facts(group), "offsets": offset_rows(connection, group)}
+
+
+def _plan(
+    connection: Connection, group_id: str, chosen: dict[str, list[int] | None], target: _Target
+) -> list[dict[str, Any]]:
+    """Return where each partition is to go on; those that stay as they are are left out."""
+    committed = list_offsets(connection, group_id).offsets
+    if chosen:
+        partitions = [
+            TopicPartition(name, number)
+            for name, numbers in chosen.items()
+            for number in numbers or range(len(get_topic(connection, name).partition_ids))
+        ]
+    elif committed:
+        partitions = sorted(committed)
+    else:
+        raise CommandFailed(f"group {group_id} has committed nothing; --topic says where it is to begin")
+    topics = topics_by_name(connection, {partition.topic for partition in partitions})
+    rows = []
+    for partition in partitions:
+        topic = topics.get(partition.topic) or get_topic(connection, partition.topic)
+        partition_id = topic.partition_id(partition.partition)
+        bounds = read_bounds(connection, [partition_id])[partition_id]
+        now = committed.get(partition)
+        wanted = target(connection, bounds, None if now is None else now.offset)
+        if wanted is None:
+            continue
+        rows.append(
+            {
+                "group": group_id,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "partition_id": partition_id,
+                "committed_offset": None if now is None else now.offset,
+                "new_offset": min(max(wanted, bounds.log_start_offset), bounds.last_stable_offset),
+            }
+        )
+    return rows
+
+
+def _target(*, to_earliest: bool, to_datetime: int | None, to_offset: int | None, shift_by: int | None) -> _Target:
+    def target(connection: Connection, bounds: Bounds, committed: int | None) -> int | None:
+        if to_earliest:
+            return bounds.log_start_offset
+        if to_datetime is not None:
+            found = offset_for_time(connection, bounds.partition_id, to_datetime, IsolationLevel.READ_COMMITTED)
+            return bounds.last_stable_offset if found is None else found.offset
+        if to_offset is not None:
+            return to_offset
+        if shift_by is not None:
+            return None if committed is None else committed + shift_by
+        return bounds.last_stable_offset
+
+    return target
+
+
+def _parsed_topic(text: str) -> tuple[str, list[int] | None]:
+    name, colon, numbers = text.partition(":")
+    if not colon:
+        return name, None
+    if not all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers.split(",")):
+        raise typer.BadParameter(f"{text[:80]!r} is not TOPIC or TOPIC:N,N", param_hint="--topic")
+    return name, [int(number) for number in dict.fromkeys(numbers.split(","))]

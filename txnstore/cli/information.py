@@ -1,0 +1,140 @@
+"""This file is the command that says what a store is: its identity, versions, counts, sizes and settings."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from sqlalchemy import Connection, Table, func, select
+
+from txnstore.cli.options import Json, Schema, Url, examples, opened
+from txnstore.cli.output import Column, show_facts, show_json, show_rows, size_text, time_text
+from txnstore.cli.terminal import say
+from txnstore.clients.versions import version
+from txnstore.config import STORE_SETTINGS
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.schema import (
+    group_members,
+    groups,
+    partition_heads,
+    partitions,
+    pending_group_offsets,
+    record_batches,
+    stores,
+    topics,
+    transactions,
+)
+from txnstore.db.settings import read_store_config
+from txnstore.db.store import Store
+from txnstore.transactions.states import DECIDED, TransactionState
+
+EXAMPLES: Final = examples("txnstore info", "txnstore info --json | jq .counts.open_transactions")
+
+_FACTS: Final = (
+    Column("store_uuid", "store"),
+    Column("database", "database"),
+    Column("server", "server"),
+    Column("schema_version", "tables of version"),
+    Column("oldest_writer_version", "writable from version"),
+    Column("txnstore_version", "this txnstore"),
+    Column("created_ms", "created", time_text),
+)
+_COUNTED: Final[tuple[tuple[str, Table], ...]] = (
+    ("topics", topics),
+    ("partitions", partitions),
+    ("record_batches", record_batches),
+    ("transactional_ids", transactions),
+    ("groups", groups),
+    ("group_members", group_members),
+    ("pending_group_offsets", pending_group_offsets),
+)
+_OFFSETS: Final = select(func.sum(partition_heads.c.next_offset - partition_heads.c.log_start_offset))
+_STATES: Final = select(transactions.c.state, func.count()).group_by(transactions.c.state)
+
+
+def info(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
+    """Show what a store is: its identity, versions, counts, sizes and settings."""
+    with opened(url, schema) as store:
+        facts = store.read(lambda connection: _facts(store, connection))
+    if as_json:
+        show_json(facts)
+        return
+    show_facts(facts, _FACTS)
+    say("")
+    counts = [{"what": name.replace("_", " "), "count": count} for name, count in facts["counts"].items()]
+    show_rows(counts, (Column("what", "WHAT"), Column("count", "COUNT")), as_json=False)
+    say("")
+    sizes = [{"what": name.replace("_", " "), "size": size} for name, size in facts["sizes_bytes"].items()]
+    show_rows(sizes, (Column("what", "WHAT"), Column("size", "SIZE", size_text)), as_json=False)
+    say("")
+    show_rows(
+        facts["settings"],
+        (Column("name", "SETTING"), Column("value", "VALUE"), Column("is_default", "DEFAULT")),
+        as_json=False,
+    )
+
+
+def _facts(store: Store, connection: Connection) -> dict[str, Any]:
+    row = connection.execute(select(stores)).one()
+    config = read_store_config(connection)
+    return {
+        "store_uuid": row.store_uuid,
+        "database": str(store.url),
+        "kind": store.backend.name,
+        "server": _server(store, connection),
+        "schema_version": row.schema_version,
+        "oldest_writer_version": row.oldest_writer_version,
+        "txnstore_version": version(),
+        "created_ms": row.created_ms,
+        "counts": _counts(connection),
+        "sizes_bytes": _sizes(store, connection),
+        "settings": [
+            {"name": name, "value": config.get(name, _text(setting.default)), "is_default": name not in config}
+            for name, setting in STORE_SETTINGS.items()
+        ],
+    }
+
+
+def _counts(connection: Connection) -> dict[str, int]:
+    counts = {
+        name: int(connection.execute(select(func.count()).select_from(table)).scalar_one()) for name, table in _COUNTED
+    }
+    counts["offsets"] = int(connection.execute(_OFFSETS).scalar_one() or 0)
+    states = {TransactionState(state): count for state, count in connection.execute(_STATES)}
+    counts["open_transactions"] = states.get(TransactionState.ONGOING, 0)
+    counts["decided_transactions"] = sum(states.get(state, 0) for state in DECIDED)
+    return counts
+
+
+def _server(store: Store, connection: Connection) -> str:
+    if store.backend.name == "postgresql":
+        return f"PostgreSQL {connection.exec_driver_sql('SHOW server_version').scalar_one()}"
+    return f"SQLite {connection.exec_driver_sql('SELECT sqlite_version()').scalar_one()}"
+
+
+def _sizes(store: Store, connection: Connection) -> dict[str, int]:
+    """Return how much room the database takes: on PostgreSQL that of the tables as well, for it may hold more."""
+    if store.backend.name == "postgresql":
+        database, tables = connection.exec_driver_sql(
+            "SELECT pg_database_size(current_database()), sum(pg_total_relation_size(oid))"
+            " FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
+            " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)",
+            (store.schema,),
+        ).one()
+        return {"database": int(database), "tables": int(tables or 0)}
+    path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar_one()
+    sizes = {"file": _file_size(path)}
+    for name in ("wal", "shm"):
+        sizes[f"{name}_file"] = _file_size(f"{path}-{name}")
+    return sizes
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - the text is SQLite's own
+    except OSError:
+        return 0
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,324 @@
+"""This file is the command that writes records: from files or the standard input, in one transaction if wanted."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from txnstore.cli.completion import complete_topic
+from txnstore.cli.options import Schema, Url, examples, opened
+from txnstore.cli.record_input import InputRecord, NotARecord, Parse, line_parser, parse_json_line, unescape
+from txnstore.cli.terminal import CommandFailed, error_text, exit_code, hint
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.message import Message
+from txnstore.clients.producer import Producer
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.log.topics import check_topic_name, find_topics
+from txnstore.model import Header
+
+EXAMPLES: Final = examples(
+    "echo hello | txnstore produce greetings",
+    r"txnstore produce users users.tsv --key-separator '\t'",
+    "txnstore produce orders day.jsonl --json-lines --transactional-id load-day",
+)
+
+#: The name of the standard input among files.
+_STDIN: Final = "-"
+#: How long the queue is waited for before it is looked at again.
+_QUEUE_SECONDS: Final = 0.1
+#: How long the calls of a transaction, and what is queued when the user gives up, may take.
+_CALL_SECONDS: Final = 60.0
+_DELIVERY_MS: Final = 60_000
+_NOTHING_COMMITTED: Final = "nothing of it was committed"
+#: How often, in lines, the bar is moved and delivery reports are served.
+_LINES_BETWEEN_LOOKS: Final = 100
+
+
+class _Place(NamedTuple):
+    """Where a record was read."""
+
+    name: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, line {self.line}"
+
+
+class _Reports:
+    """What became of the records."""
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self._failure: CommandFailed | None = None
+
+    def add(self, place: _Place, error: KafkaError | None, _: Message) -> None:
+        if error is None:
+            self.delivered += 1
+        elif self._failure is None:
+            self._failure = _failed_at(place, KafkaException(error))
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="Where to.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="What to read; -, or none: the standard input.")
+    ] = None,
+    *,
+    json_lines: Annotated[
+        bool,
+        typer.Option(
+            "--json-lines",
+            "-j",
+            help="Each line is a JSON object with key, value, headers, partition and timestamp (milliseconds), all"
+            ' optional; bytes that are no text are {"base64": "..."}. What `consume --json` prints is such a line.',
+        ),
+    ] = False,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help=r"What ends a key and begins a value; \t is a tab."),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of every record; repeatable."),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, max=2**31 - 1, help="Default: the key chooses.")
+    ] = None,
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            "--transactional-id", "-t", metavar="ID", help="All of the input in one transaction, or nothing of it."
+        ),
+    ] = None,
+    transaction_timeout: Annotated[
+        int, typer.Option("--transaction-timeout", metavar="SECONDS", min=1, max=2_147_483, help="Its longest time.")
+    ] = 60,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", "-X", metavar="KEY=VALUE", help="A setting of the producer; repeatable."),
+    ] = None,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Write records: each line is one, as it is, or with a key, or as JSON.
+
+    A record counts as written once it is durable; how many there were is said at the end, on the standard error.
+    Without a transaction the records before an error stay written.
+    """
+    parse = _parser(json_lines=json_lines, key_separator=key_separator, headers=header or [])
+    settings: dict[str, Any] = {"message.timeout.ms": _DELIVERY_MS} | key_values(config or [])
+    settings |= {"bootstrap.servers": url, "txnstore.schema": schema}
+    if transactional_id is not None:
+        settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": transaction_timeout * 1000}
+    check_topic_name(topic)
+    # So that neither a wrong URL nor an empty database gets tables.
+    with opened(url, schema) as store:
+        if not store.read(lambda connection: find_topics(connection, [topic])):
+            # A name that is misspelt makes a topic, as everywhere in Kafka; it should not do so unseen.
+            hint(f"there is no topic {topic} yet; the first record makes it")
+    with ExitStack() as stack:
+        sources = _sources(files or [_STDIN], stack)
+        producer = _producer(settings)
+        try:
+            _Writing(producer, topic, parse, partition, is_transactional=transactional_id is not None).write(sources)
+        finally:
+            producer.close()
+
+
+class _Writing:
+    """One run: reads every line, queues its record, and brings it to an end that the user understands."""
+
+    def __init__(
+        self, producer: Producer, topic: str, parse: Parse, partition: int | None, *, is_transactional: bool
+    ) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._parse = parse
+        self._partition = partition
+        self._is_transactional = is_transactional
+        self._is_committing = False
+        self._reports = _Reports()
+
+    def write(self, sources: list[tuple[str, BinaryIO, int | None]]) -> None:
+        producer = self._producer
+        try:
+            if self._is_transactional:
+                producer.init_transactions(_CALL_SECONDS)
+                producer.begin_transaction()
+            with _progress(sources) as bar:
+                for name, source, _ in sources:
+                    self._read(name, source, bar)
+            self._flush()
+            if self._is_transactional:
+                self._is_committing = True
+                producer.commit_transaction(_CALL_SECONDS)
+        except KeyboardInterrupt:
+            hint(self._given_up())
+            raise
+        except (CommandFailed, KafkaException) as error:
+            raise CommandFailed(f"{error_text(error)}; {self._given_up()}", code=exit_code(error)) from None
+        hint(f"{_records(self._reports.delivered)} written to {self._topic}")
+
+    def _read(self, name: str, source: BinaryIO, bar: tuple[Progress, TaskID]) -> None:
+        progress, task = bar
+        read_bytes = 0
+        try:
+            for number, line in enumerate(source, 1):
+                read_bytes += len(line)
+                self._queue(line.removesuffix(b"\n"), _Place(name, number))
+                if number % _LINES_BETWEEN_LOOKS == 0:
+                    self._look()
+                    progress.advance(task, read_bytes)
+                    read_bytes = 0
+        except OSError as error:
+            raise CommandFailed(f"{name}: {error.strerror}") from None
+        progress.advance(task, read_bytes)
+        self._look()
+
+    def _queue(self, line: bytes, place: _Place) -> None:
+        try:
+            record = self._parse(line)
+        except NotARecord as error:
+            raise CommandFailed(f"{place}: {error}") from None
+        while True:
+            try:
+                self._produce(record, place)
+            except BufferError:
+                self._producer.poll(_QUEUE_SECONDS)
+                self._reports.raise_failure()
+            except KafkaException as error:
+                raise _failed_at(place, error) from None
+            else:
+                return
+
+    def _produce(self, record: InputRecord, place: _Place) -> None:
+        options: dict[str, Any] = {}
+        partition = self._partition if record.partition is None else record.partition
+        if partition is not None:
+            options["partition"] = partition
+        if record.timestamp_ms is not None:
+            options["timestamp"] = record.timestamp_ms
+        self._producer.produce(
+            self._topic,
+            record.value,
+            record.key,
+            on_delivery=functools.partial(self._reports.add, place),
+            headers=list(record.headers) or None,
+            **options,
+        )
+
+    def _look(self) -> None:
+        self._producer.poll(0)
+        self._reports.raise_failure()
+
+    def _flush(self) -> None:
+        while self._producer.flush(1.0):
+            self._reports.raise_failure()
+        self._reports.raise_failure()
+
+    def _given_up(self) -> str:
+        """End what was begun, and say what came of it."""
+        producer = self._producer
+        if self._is_transactional:
+            try:
+                producer.abort_transaction(_CALL_SECONDS)
+            except KafkaException:
+                # It was never begun, times out by itself, or its end was asked for already.
+                return "it is not known whether it was committed" if self._is_committing else _NOTHING_COMMITTED
+            return _NOTHING_COMMITTED
+        producer.flush(_CALL_SECONDS)
+        return f"{_records(self._reports.delivered)} written before"
+
+
+def _failed_at(place: _Place, error: KafkaException) -> CommandFailed:
+    return CommandFailed(f"{place}: {error_text(error)}", code=exit_code(error))
+
+
+def key_values(texts: list[str]) -> dict[str, str]:
+    """Return KEY=VALUE as a dict.
+
+    Raises:
+        typer.BadParameter: a text is of another form.
+    """
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
+        pairs[key] = value
+    return pairs
+
+
+def _parser(*, json_lines: bool, key_separator: str | None, headers: list[str]) -> Parse:
+    if json_lines:
+        if key_separator is not None or headers:
+            raise typer.BadParameter("with --json-lines, key and headers stand in the line", param_hint="--json-lines")
+        return parse_json_line
+    separator = None if key_separator is None else unescape(key_separator)
+    if separator is not None and (not separator or b"\n" in separator):
+        raise typer.BadParameter("a separator is not empty and holds no line break", param_hint="--key-separator")
+    pairs: list[Header] = []
+    for text in headers:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
+        pairs.append((name, value.encode("utf-8", "surrogateescape")))
+    return line_parser(separator, tuple(pairs))
+
+
+def _producer(settings: dict[str, Any]) -> Producer:
+    try:
+        return Producer(settings)
+    except (TypeError, ValueError) as error:
+        raise CommandFailed(str(error)) from None
+
+
+def _sources(files: list[str], stack: ExitStack) -> list[tuple[str, BinaryIO, int | None]]:
+    """Open all of the input before anything is written: name, lines, and size if it is known."""
+    sources: list[tuple[str, BinaryIO, int | None]] = []
+    for name in files:
+        if name == _STDIN:
+            sources.append(("standard input", sys.stdin.buffer, None))
+            continue
+        try:
+            path = Path(name)
+            source = stack.enter_context(path.open("rb"))
+            sources.append((name, source, path.stat().st_size if path.is_file() else None))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "this is no path"
+            raise CommandFailed(f"{name}: {reason}") from None
+    return sources
+
+
+@contextmanager
+def _progress(sources: list[tuple[str, BinaryIO, int | None]]) -> Iterator[tuple[Progress, TaskID]]:
+    """Show how much of the files has been read, if somebody is looking."""
+    sizes = [size for _, _, size in sources if size is not None]
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal or len(sizes) < len(sources),
+    )
+    with progress:
+        yield progress, progress.add_task("writing", total=sum(sizes))
+
+
+def _records(count: int) -> str:
+    return "1 record was" if count == 1 else f"{count} records were"

@@ -1,0 +1,356 @@
+"""This file is the commands about transactions: which there are, who writes, what holds up readers, and its end."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+import typer
+from sqlalchemy import Connection
+
+from txnstore.cli.completion import complete_topic, complete_transactional_id
+from txnstore.cli.options import Json, Schema, Url, examples, opened
+from txnstore.cli.output import Column, duration_text, list_text, show_facts, show_json, show_rows, time_text
+from txnstore.cli.terminal import CommandFailed, say
+from txnstore.clients.broker import BROKER_ID
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.store import Store
+from txnstore.log.producers import producers_of_partition
+from txnstore.log.sequences import ProducerState
+from txnstore.log.topics import get_topic
+from txnstore.model import ProducerIdentity
+from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
+from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
+from txnstore.transactions.listing import (
+    TransactionFilter,
+    describe_transaction,
+    hanging_transactions,
+    list_transactions,
+)
+from txnstore.transactions.states import STORED, TransactionState
+
+app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
+
+_MINUTE_MS: Final = 60_000
+#: As Kafka's: the timeout is for a producer that will never write.
+_FENCING_TIMEOUT_MS: Final = 1
+_STATES: Final = {state.kafka_name: state for state in sorted(STORED)}
+
+# The columns of kafka-transactions.sh.
+_COLUMNS: Final = (
+    Column("transactional_id", "TRANSACTIONAL ID"),
+    Column("coordinator", "COORDINATOR"),
+    Column("producer_id", "PRODUCER ID"),
+    Column("state", "STATE"),
+)
+_FACTS: Final = (
+    Column("coordinator", "coordinator"),
+    Column("transactional_id", "transactional id"),
+    Column("producer_id", "producer id"),
+    Column("producer_epoch", "producer epoch"),
+    Column("state", "state"),
+    Column("timeout_ms", "timeout", duration_text),
+    Column("start_ms", "started", time_text),
+    Column("duration_ms", "open for", duration_text),
+    Column("partitions", "partitions", list_text),
+    Column("groups", "groups", list_text),
+    Column("fenced", "fenced"),
+)
+_PRODUCER_COLUMNS: Final = (
+    Column("partition", "PARTITION"),
+    Column("producer_id", "PRODUCER ID"),
+    Column("producer_epoch", "PRODUCER EPOCH"),
+    Column("coordinator_epoch", "COORDINATOR EPOCH"),
+    Column("last_sequence", "LAST SEQUENCE"),
+    Column("last_timestamp_ms", "LAST TIMESTAMP", time_text),
+    Column("transaction_start_offset", "OPEN SINCE OFFSET"),
+)
+_HANGING_COLUMNS: Final = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION"),
+    Column("producer_id", "PRODUCER ID"),
+    Column("producer_epoch", "PRODUCER EPOCH"),
+    Column("coordinator_epoch", "COORDINATOR EPOCH"),
+    Column("start_offset", "START OFFSET"),
+    Column("last_timestamp_ms", "LAST TIMESTAMP", time_text),
+    Column("duration_ms", "OPEN FOR", duration_text),
+)
+
+_Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
+
+
+@app.command(
+    name="list",
+    epilog=examples("txnstore transactions list --state Ongoing", "txnstore transactions list --longer-than 60000"),
+)
+def list_(
+    *,
+    states: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help=f"Only in this state: {', '.join(_STATES)}; repeatable."),
+    ] = None,
+    producer_ids: Annotated[
+        list[int] | None, typer.Option("--producer-id", metavar="ID", min=0, help="Only of this one; repeatable.")
+    ] = None,
+    longer_than: Annotated[
+        int | None, typer.Option("--longer-than", metavar="MS", min=0, help="Only what is open for longer than this.")
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--pattern", metavar="REGEX", help="Only transactional ids that match it as a whole.")
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """List the transactional ids, each with the state of its newest transaction."""
+    wanted = TransactionFilter(_parsed_states(states or []), producer_ids or (), longer_than, _compiled(pattern))
+    with opened(url, schema) as store:
+        found = store.read(lambda connection: list_transactions(connection, wanted))
+    rows = [
+        {
+            "transactional_id": row.transactional_id,
+            "coordinator": BROKER_ID,
+            "producer_id": row.producer_id,
+            "producer_epoch": row.producer_epoch,
+            "state": row.state.kafka_name,
+        }
+        for row in found
+    ]
+    show_rows(rows, _COLUMNS, as_json=as_json)
+
+
+@app.command(name="describe", epilog=examples("txnstore transactions describe load-day"))
+def describe(
+    transactional_ids: Annotated[
+        list[str], typer.Argument(metavar="ID", autocompletion=complete_transactional_id, help="Transactional ids.")
+    ],
+    *,
+    as_json: Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Describe the newest transaction of transactional ids."""
+    with opened(url, schema) as store:
+        found = store.read(lambda connection: [_described(connection, name) for name in transactional_ids])
+    if as_json:
+        show_json(found)
+        return
+    for number, facts in enumerate(found):
+        if number:
+            say("")
+        show_facts(facts, _FACTS)
+
+
+@app.command(
+    name="describe-producers",
+    epilog=examples("txnstore transactions describe-producers orders", "... describe-producers orders --partition 0"),
+)
+def describe_producers(
+    topic: _Topic,
+    *,
+    partitions: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one; repeatable.")
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Show which producers the partitions of a topic remember, and since which offset a transaction is open."""
+
+    def work(connection: Connection) -> list[dict[str, Any]]:
+        found = get_topic(connection, topic)
+        numbers = range(len(found.partition_ids)) if partitions is None else dict.fromkeys(partitions)
+        return [
+            {"topic": topic, "partition": number, **_producer(state)}
+            for number in numbers
+            for state in producers_of_partition(connection, found.partition_id(number))
+        ]
+
+    with opened(url, schema) as store:
+        show_rows(store.read(work), _PRODUCER_COLUMNS, as_json=as_json)
+
+
+@app.command(
+    name="abort",
+    epilog=examples(
+        "txnstore transactions abort load-day",
+        "txnstore transactions abort --topic orders --partition 0 --start-offset 17",
+        "... abort --topic orders --partition 0 --producer-id 4 --producer-epoch 2",
+    ),
+)
+def abort(
+    transactional_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", autocompletion=complete_transactional_id, help="A transactional id; or:"),
+    ] = None,
+    *,
+    topic: Annotated[str | None, typer.Option("--topic", autocompletion=complete_topic, help="Where it holds up.")] = (
+        None
+    ),
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Of the topic.")] = None,
+    start_offset: Annotated[
+        int | None, typer.Option("--start-offset", min=0, max=2**63 - 1, help="Where it begins there; or:")
+    ] = None,
+    producer_id: Annotated[int | None, typer.Option("--producer-id", min=0, max=2**63 - 1, help="Whose it is.")] = None,
+    producer_epoch: Annotated[
+        int | None, typer.Option("--producer-epoch", min=0, max=2**15 - 1, help="With the producer's id.")
+    ] = None,
+    coordinator_epoch: Annotated[
+        int, typer.Option("--coordinator-epoch", min=0, max=2**31 - 1, help="With the producer's id.")
+    ] = 0,
+    yes: _Yes = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Abort an open transaction: all of it, wherever it wrote; its producer learns of it with its next request."""
+    by_offset = start_offset is not None
+    by_producer = producer_id is not None or producer_epoch is not None
+    in_partition = topic is not None or partition is not None or by_offset or by_producer
+    if (transactional_id is None) != in_partition:
+        raise typer.BadParameter("name a transactional id, or else --topic and --partition")
+    with opened(url, schema) as store:
+        if transactional_id is not None:
+            _abort_id(store, transactional_id, yes=yes)
+            return
+        if topic is None or partition is None or by_offset == by_producer:
+            raise typer.BadParameter(
+                "it takes --topic, --partition, and --start-offset or --producer-id with --producer-epoch"
+            )
+        if by_producer and (producer_id is None or producer_epoch is None):
+            raise typer.BadParameter("--producer-id and --producer-epoch go together")
+
+        def work(connection: Connection) -> OpenInPartition:
+            partition_id = get_topic(connection, topic).partition_id(partition)
+            if start_offset is not None:
+                return _open_at(connection, partition_id, f"{topic}-{partition}", start_offset)
+            assert producer_id is not None
+            assert producer_epoch is not None
+            return OpenInPartition(partition_id, ProducerIdentity(producer_id, producer_epoch), coordinator_epoch)
+
+        target = store.read(work)
+        _ask(f"the open transaction of producer {target.producer} in {topic}-{partition}", yes=yes)
+        abort_open_transaction(store, target)
+        say(f"the transaction of producer {target.producer} was aborted")
+
+
+@app.command(name="find-hanging", epilog=examples("txnstore transactions find-hanging", "... find-hanging --json"))
+def find_hanging(
+    *,
+    topic: Annotated[str | None, typer.Option("--topic", autocompletion=complete_topic, help="Only there.")] = None,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only there.")] = None,
+    max_timeout: Annotated[
+        int,
+        typer.Option(
+            "--max-transaction-timeout",
+            metavar="MINUTES",
+            min=0,
+            max=2**31 - 1,
+            help="What is open for five minutes longer than this, and unknown to the coordinator, hangs.",
+        ),
+    ] = 15,
+    as_json: Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Find transactions that hold up readers and that nobody will ever end; abort ends them."""
+    if topic is None and partition is not None:
+        raise typer.BadParameter("it goes with --topic", param_hint="--partition")
+
+    def work(connection: Connection) -> list[dict[str, Any]]:
+        ids = None
+        if topic is not None:
+            found = get_topic(connection, topic)
+            ids = list(found.partition_ids) if partition is None else [found.partition_id(partition)]
+        return [
+            {
+                "topic": each.partition.topic,
+                "partition": each.partition.partition,
+                "producer_id": each.producer_id,
+                "producer_epoch": each.producer_epoch,
+                "coordinator_epoch": each.coordinator_epoch,
+                "start_offset": each.start_offset,
+                "last_timestamp_ms": each.last_timestamp_ms,
+                "duration_ms": each.age_ms,
+            }
+            for each in hanging_transactions(connection, max_timeout * _MINUTE_MS, ids)
+        ]
+
+    with opened(url, schema) as store:
+        show_rows(store.read(work), _HANGING_COLUMNS, as_json=as_json)
+
+
+def _described(connection: Connection, transactional_id: str) -> dict[str, Any]:
+    check_transactional_id(transactional_id)
+    found = describe_transaction(connection, transactional_id)
+    row = found.row
+    return {
+        "coordinator": BROKER_ID,
+        "transactional_id": row.transactional_id,
+        "producer_id": row.producer_id,
+        "producer_epoch": row.producer_epoch,
+        "state": row.state.kafka_name,
+        "timeout_ms": row.timeout_ms,
+        "start_ms": row.start_ms if found.is_running else None,
+        "duration_ms": max(0, found.now_ms - row.start_ms) if found.is_running else None,
+        "partitions": [str(partition) for partition in found.partitions] if found.is_running else [],
+        "groups": list(found.group_ids) if found.is_running else [],
+        "fenced": None if row.fence_reason is None else f"{row.fence_reason}: {row.fence_detail or ''}".rstrip(": "),
+    }
+
+
+def _producer(state: ProducerState) -> dict[str, Any]:
+    return {
+        "producer_id": state.producer_id,
+        "producer_epoch": state.epoch,
+        "coordinator_epoch": state.coordinator_epoch,
+        "last_sequence": state.last_sequence,
+        "last_timestamp_ms": state.last_timestamp_ms,
+        "transaction_start_offset": state.transaction_first_offset,
+    }
+
+
+def _abort_id(store: Store, transactional_id: str, *, yes: bool) -> None:
+    check_transactional_id(transactional_id)
+    found = store.read(lambda connection: describe_transaction(connection, transactional_id))
+    if not found.is_running:
+        say(f"{transactional_id} has no open transaction; nothing was changed")
+        return
+    if found.row.state is TransactionState.PREPARE_COMMIT:
+        raise CommandFailed(
+            f"the transaction of {transactional_id} is decided to commit; `txnstore maintain --once` completes it"
+        )
+    _ask(f"the open transaction of {transactional_id}, in {list_text(found.partitions)}", yes=yes)
+    TransactionCoordinator(store).init_producer_id(transactional_id, _FENCING_TIMEOUT_MS)
+    say(f"the transaction of {transactional_id} was aborted, and its producer is fenced")
+
+
+def _open_at(connection: Connection, partition_id: int, name: str, start_offset: int) -> OpenInPartition:
+    for state in producers_of_partition(connection, partition_id):
+        if state.transaction_first_offset == start_offset:
+            identity = ProducerIdentity(state.producer_id, state.epoch)
+            return OpenInPartition(partition_id, identity, max(0, state.coordinator_epoch))
+    raise CommandFailed(
+        f"no open transaction of {name} begins at offset {start_offset}; `describe-producers` shows which there are"
+    )
+
+
+def _ask(what: str, *, yes: bool) -> None:
+    if not yes:
+        typer.confirm(f"Abort {what}?", abort=True)
+
+
+def _parsed_states(names: list[str]) -> list[TransactionState]:
+    unknown = [name for name in names if name not in _STATES]
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0][:40]!r} is none of {', '.join(_STATES)}", param_hint="--state")
+    return [_STATES[name] for name in names]
+
+
+def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+    if pattern is None:
+        return None
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise typer.BadParameter(f"this is no regular expression: {error}", param_hint="--pattern") from None

@@ -1,0 +1,111 @@
+"""This file is what an administrator does about a transaction that holds up the readers of a partition.
+
+Kafka's tool writes an ABORT marker into the one partition, whatever the coordinator knows: that is meant for
+transactions that hang, and tears apart one that does not.  Here a transaction that the coordinator knows is aborted
+as a whole, in all its partitions and groups; only what it does not know gets a marker of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, select
+
+from txnstore.db.schema import transactions
+from txnstore.db.store import Store
+from txnstore.errors import (
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    TransactionCoordinatorFenced,
+)
+from txnstore.log.heads import lock_heads
+from txnstore.log.markers import Marker, write_markers
+from txnstore.log.producers import read_producer_states
+from txnstore.model import ControlType, ProducerIdentity
+from txnstore.transactions import rows
+from txnstore.transactions.metadata import FenceReason
+from txnstore.transactions.states import TransactionState
+from txnstore.transactions.work import TransactionWork
+
+_OWNER: Final = select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInPartition:
+    """A transaction as a partition knows it: DescribeProducers shows these numbers."""
+
+    partition_id: int
+    producer: ProducerIdentity
+    """The producer and the epoch of its records."""
+
+    coordinator_epoch: int = 0
+
+
+def abort_open_transaction(store: Store, target: OpenInPartition, *, retry_timeout_ms: int | None = None) -> None:
+    """Abort the transaction that is open in a partition; its producer learns of it with its next request.
+
+    Raises:
+        UnknownTopicOrPartition: the partition is not in this database.
+        InvalidTransactionState: the producer has no transaction open there, or it is decided to commit.
+        InvalidProducerEpoch: the open transaction is of another epoch.
+        TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
+    """
+    store.write(lambda connection: _abort(connection, target), wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+
+
+def _abort(connection: Connection, target: OpenInPartition) -> None:
+    of_producer = {"of_producer_id": target.producer.producer_id}
+    owner = connection.execute(_OWNER, of_producer).scalars().first()
+    work = None if owner is None else TransactionWork.lock(connection, owner)
+    row = None if work is None else work.row
+    if work is None or row is None or row.begin_identity != target.producer:
+        _end_in_partition(connection, target)
+        return
+    # The lock of the transaction's row keeps its producer away; the heads are locked later, all in their order.
+    _check_open(connection, target)
+    is_listed = target.partition_id in rows.partitions_of(connection, row.transactional_id)
+    if row.state is TransactionState.ONGOING:
+        if not is_listed:
+            # Damage: it is aborted here as everywhere else.
+            rows.add_partitions(connection, row.transactional_id, [target.partition_id])
+        work.fence_and_abort(FenceReason.ADMIN, "by an administrator")
+    elif not is_listed:
+        _end_in_partition(connection, target)
+        return
+    elif row.state is TransactionState.PREPARE_COMMIT:
+        raise InvalidTransactionState(
+            f"the transaction of {row.transactional_id[:80]!r} is decided to commit; recovery will complete it"
+        )
+    else:
+        work.finish()
+    work.save("administrator")
+
+
+def _end_in_partition(connection: Connection, target: OpenInPartition) -> None:
+    """Write the marker that no coordinator will write."""
+    lock_heads(connection, [target.partition_id])
+    _check_open(connection, target)
+    # Above the epoch of the records, as every marker.
+    marker = ProducerIdentity(target.producer.producer_id, target.producer.epoch + 1)
+    write_markers(connection, [Marker(target.partition_id, marker, ControlType.ABORT, target.coordinator_epoch)])
+
+
+def _check_open(connection: Connection, target: OpenInPartition) -> None:
+    key = (target.partition_id, target.producer.producer_id)
+    state = read_producer_states(connection, [key]).get(key)
+    if state is None or state.transaction_first_offset is None:
+        raise InvalidTransactionState(
+            f"producer {target.producer.producer_id} has no open transaction in this partition; describe_producers"
+            " shows who has"
+        )
+    if state.epoch != target.producer.epoch:
+        raise InvalidProducerEpoch(
+            f"the open transaction of producer {state.producer_id} is of epoch {state.epoch}, not"
+            f" {target.producer.epoch}"
+        )
+    if target.coordinator_epoch < state.coordinator_epoch:
+        raise TransactionCoordinatorFenced(
+            f"the partition has a marker of coordinator epoch {state.coordinator_epoch}, newer than"
+            f" {target.coordinator_epoch}"
+        )

@@ -1,0 +1,155 @@
+"""This file is what people ask about transactions: which there are, how one stands, and which ones hang.
+
+Everything here reads; nothing is locked, and an answer is of one snapshot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, exists, select
+
+from txnstore.db.schema import producer_states, transaction_partitions, transactions
+from txnstore.db.server_time import server_now_ms
+from txnstore.errors import TransactionalIdNotFound
+from txnstore.log.partition_names import names_of_partitions
+from txnstore.model import TopicPartition
+from txnstore.transactions import rows
+from txnstore.transactions.metadata import TransactionMetadata
+from txnstore.transactions.states import DECIDED, TransactionState
+
+#: The states in which a transaction holds up readers: it runs until it is complete.
+RUNNING: Final = DECIDED | {TransactionState.ONGOING}
+#: Kafka's tool takes no transaction for hanging before its longest timeout is over by so much.
+HANGING_MARGIN_MS: Final = 5 * 60 * 1000
+
+_ALL: Final = select(transactions, server_now_ms().label("now_ms")).order_by(transactions.c.transactional_id)
+# The partial index on open transactions finds these, however many producers the partitions have seen.  The
+# coordinator lists the partition of a transaction that it will end there: what it does not list hangs.
+_HANGING: Final = (
+    select(producer_states, server_now_ms().label("now_ms"))
+    .where(producer_states.c.transaction_first_offset.is_not(None))
+    .where(producer_states.c.last_timestamp_ms < server_now_ms() - bindparam("age_ms"))
+    .where(
+        ~exists()
+        .where(transactions.c.producer_id == producer_states.c.producer_id)
+        .where(transactions.c.state.in_(sorted(int(state) for state in RUNNING)))
+        .where(transaction_partitions.c.transactional_id == transactions.c.transactional_id)
+        .where(transaction_partitions.c.partition_id == producer_states.c.partition_id)
+    )
+    .order_by(producer_states.c.partition_id, producer_states.c.transaction_first_offset)
+)
+_HANGING_IN: Final = _HANGING.where(producer_states.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionFilter:
+    """Which transactions are asked for: those that meet every condition given."""
+
+    states: Collection[TransactionState] = ()
+    producer_ids: Collection[int] = ()
+    running_longer_than_ms: int | None = None
+    """Only transactions that run, and have for longer than this by the store's clock."""
+
+    transactional_id_pattern: re.Pattern[str] | None = None
+    """The whole transactional id matches it (KIP-1152)."""
+
+    def accepts(self, row: TransactionMetadata, now_ms: int) -> bool:
+        """Return whether the transaction is one of those that are asked for."""
+        pattern, longer_ms = self.transactional_id_pattern, self.running_longer_than_ms
+        return (
+            (not self.states or row.state in self.states)
+            and (not self.producer_ids or row.producer_id in self.producer_ids)
+            and (longer_ms is None or (row.state in RUNNING and now_ms - row.start_ms > longer_ms))
+            and (pattern is None or pattern.fullmatch(row.transactional_id) is not None)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTransaction:
+    """The transaction of one transactional id, with those that take part in it."""
+
+    row: TransactionMetadata
+    now_ms: int
+    """The store's clock at the moment of the snapshot."""
+
+    partitions: tuple[TopicPartition, ...]
+    """What it has written to, while it runs; sorted."""
+
+    group_ids: tuple[str, ...]
+    """The groups whose offsets it holds, while it runs; sorted."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is open, or decided and not complete."""
+        return self.row.state in RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class HangingTransaction:
+    """A transaction that is open in a partition, and that no coordinator will ever end there."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    """Of the last marker; -1 if there was none."""
+
+    start_offset: int
+    last_timestamp_ms: int
+    """When its producer last wrote there, by the store's clock."""
+
+    age_ms: int
+    """How long ago that was."""
+
+
+def list_transactions(connection: Connection, wanted: TransactionFilter) -> list[TransactionMetadata]:
+    """Return the transactional ids that were used and have not expired, each with its newest transaction, by name."""
+    found = connection.execute(_ALL)
+    return [row for entry in found if wanted.accepts(row := rows.metadata_from_row(entry), entry.now_ms)]
+
+
+def describe_transaction(connection: Connection, transactional_id: str) -> DescribedTransaction:
+    """Return how the newest transaction of the transactional id stands.
+
+    Raises:
+        TransactionalIdNotFound: nobody has used it, or it has expired.
+    """
+    found = rows.read_row(connection, transactional_id)
+    if found.row is None:
+        raise TransactionalIdNotFound(f"nobody has used the transactional id {transactional_id[:80]!r}, or it expired")
+    names = names_of_partitions(connection, rows.partitions_of(connection, transactional_id))
+    groups = rows.groups_of(connection, transactional_id)
+    return DescribedTransaction(found.row, found.now_ms, tuple(sorted(names.values())), tuple(groups))
+
+
+def hanging_transactions(
+    connection: Connection, max_timeout_ms: int, partition_ids: Collection[int] | None = None
+) -> list[HangingTransaction]:
+    """Return what hangs, in these partitions or in all.
+
+    Hanging is what is open in a partition for longer than `max_timeout_ms` and five minutes, while no transaction of
+    the coordinator lists the partition.  Nothing of txnstore makes such transactions; damage does.
+    """
+    parameters: dict[str, object] = {"age_ms": max_timeout_ms + HANGING_MARGIN_MS}
+    if partition_ids is None:
+        found = connection.execute(_HANGING, parameters).all()
+    else:
+        found = connection.execute(_HANGING_IN, {**parameters, "partition_ids": list(partition_ids)}).all()
+    names = names_of_partitions(connection, (row.partition_id for row in found))
+    return [
+        HangingTransaction(
+            names[row.partition_id],
+            row.producer_id,
+            row.producer_epoch,
+            row.coordinator_epoch,
+            row.transaction_first_offset,
+            row.last_timestamp_ms,
+            row.now_ms - row.last_timestamp_ms,
+        )
+        for row in found
+        if row.partition_id in names
+    ]
