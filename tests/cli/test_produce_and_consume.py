@@ -209,8 +209,9 @@ def test_ctrl_c_aborts_the_transaction(done, run, monkeypatch):
     assert done("consume", "orders") == "a\n"
 
 
-def test_a_reader_that_goes_away_is_no_error(start, done):
-    done("produce", "orders", stdin=b"record\n" * 50_000)
+def test_a_reader_that_goes_away_is_no_error(start, txnstore, txnstore_sqlite_url, monkeypatch):
+    monkeypatch.setenv("TXNSTORE_URL", txnstore_sqlite_url)
+    assert txnstore("produce", "orders", stdin=b"record\n" * 50_000).code == 0
     process = start("consume", "orders")
     process.stdout.readline()
     process.stdout.close()

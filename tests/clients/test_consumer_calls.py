@@ -302,3 +302,14 @@ def test_a_consumer_that_nobody_holds_ends_its_threads(url, log):
     del consumer
     gc.collect()
     eventually(lambda: not any("forgotten" in thread.name for thread in threading.enumerate()))
+
+
+def test_the_time_minus_one_is_the_end(reader, log):
+    log.write("t", 0, b"5", timestamp_ms=2_000)
+    found = reader.offsets_for_times([TP("t", 0, -1), TP("t", 1, -1)])
+    assert [(tp.partition, tp.offset) for tp in found] == [(0, log_end(reader, 0)), (1, log_end(reader, 1))]
+
+
+def log_end(reader, number):
+    """Return the end as the consumer sees it."""
+    return reader.get_watermark_offsets(TP("t", number), PATIENCE_SECONDS)[1]

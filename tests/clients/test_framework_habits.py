@@ -735,3 +735,19 @@ class TestEndings:
         for call in (consumer.poll, consumer.consume, consumer.commit, lambda: consumer.subscribe(["t"])):
             with pytest.raises(RuntimeError, match="Consumer closed"):
                 call()
+
+
+def test_a_subclass_that_does_not_initialise_its_base_has_a_client_that_is_closed():
+    class ProxiedProducer(Producer):
+        def __init__(self):
+            """Delegate to another producer."""
+
+    class ProxiedConsumer(Consumer):
+        def __init__(self):
+            """Delegate to another consumer."""
+
+    assert len(ProxiedProducer()) == 0
+    with pytest.raises(RuntimeError, match="Producer has been closed"):
+        ProxiedProducer().produce("payments")
+    with pytest.raises(RuntimeError, match="Consumer closed"):
+        ProxiedConsumer().poll(0)

@@ -28,6 +28,9 @@ Result = TypeVar("Result")
 class ConsumerBase:
     """A consumer as far as its groups of calls share it."""
 
+    #: A subclass that does not initialise this class has a consumer that is closed.
+    _closed = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._closed = True
         if not args and not kwargs:

@@ -48,7 +48,7 @@ class ConsumerLookups:
     def offsets_for_times(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Return for each partition, whose offset is a time in milliseconds, the first offset from that time on.
 
-        OFFSET_END: there is no such record yet.
+        OFFSET_END: there is no such record yet.  A time of -1 stands for the end, as in Kafka.
 
         Raises:
             KafkaException: `_UNKNOWN_PARTITION`: one of the partitions is not there.
@@ -59,6 +59,9 @@ class ConsumerLookups:
         def work(connection: Connection) -> list[int]:
             offsets = []
             for partition_id, partition in zip(ids, partitions, strict=True):
+                if partition.offset == OFFSET_END:
+                    offsets.append(read_bounds(connection, [partition_id])[partition_id].end(self._isolation))
+                    continue
                 at_ms = min(partition.offset, TIMESTAMP_MS_MAX)
                 found = offset_for_time(connection, partition_id, at_ms, self._isolation)
                 offsets.append(OFFSET_END if found is None else found.offset)

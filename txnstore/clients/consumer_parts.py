@@ -36,6 +36,7 @@ from txnstore.clients.subscription import Subscription
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
+from txnstore.db.backend import Limits
 from txnstore.errors import StoreClosed, TxnStoreError
 from txnstore.transactions.recovery import recover
 
@@ -45,6 +46,8 @@ LOOK_AFTER_SECONDS: Final = 0.2
 HELP_AFTER_SECONDS: Final = 1.0
 HELP_INTERVAL_SECONDS: Final = 5.0
 
+#: How long one try of the database goes on by itself.
+TRY_TIMEOUT_MS: Final = 500
 _numbers: Final = itertools.count(1)
 
 
@@ -65,7 +68,8 @@ class ConsumerParts:
         self.wanted = threading.Condition(lock)
         """Notified when there is something for the fetching thread."""
         name = f"txnstore-consumer-{options.group_id[:40]}"
-        self.connection = StoreConnection(configuration)
+        # Short tries: what waits for the database looks between them whether it is still wanted.
+        self.connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
         self.directory = TopicDirectory(
             self.connection, refresh_ms=options.metadata_refresh_ms, allow_create=options.creates_topics
         )
@@ -123,6 +127,11 @@ class ConsumerParts:
             kafka_error = KafkaError(KafkaError._FAIL, f"an error within txnstore: {type(error).__name__}: {error}")
         if kafka_error.retriable() or getattr(error, "outcome_unknown", False):
             self.inbox.put_error(kafka_error)
+            if kafka_error.code() == KafkaError._TRANSPORT:
+                # Programs for a cluster wait for the second: here one database is all there is.
+                self.inbox.put_error(
+                    KafkaError(KafkaError._ALL_BROKERS_DOWN, f"1/1 brokers are down: {kafka_error.str()}")
+                )
         else:
             self.inbox.put_message(error_message(kafka_error))
 

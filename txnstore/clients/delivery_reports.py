@@ -8,7 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from txnstore.clients.accumulator import CALLBACK, SIZE_BYTES, Accumulator, DeliveryCallback, QueuedRecord
+from txnstore.clients.accumulator import (
+    CALLBACK,
+    PARTITION_UNASSIGNED,
+    SIZE_BYTES,
+    Accumulator,
+    DeliveryCallback,
+    QueuedRecord,
+)
 from txnstore.clients.constants import OFFSET_INVALID, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import Message
@@ -30,11 +37,12 @@ class DeliveryReport:
 
     def message(self, index: int) -> Message:
         """Return one record as its producer's callback gets it: without headers, and without an offset if it failed."""
-        value, key, timestamp_ms, _, _, queued_seconds, _, _ = self.records[index]
+        value, key, timestamp_ms, _, _, queued_seconds, _, asked_for = self.records[index]
         stamped = self.log_append_time_ms != NO_TIMESTAMP_MS
         return Message.delivered(
             self.topic,
-            self.partition,
+            # What was never given a partition has the one that was asked for.
+            asked_for if self.partition == PARTITION_UNASSIGNED else self.partition,
             self.base_offset + index if self.error is None else OFFSET_INVALID,
             key,
             value,

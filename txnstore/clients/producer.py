@@ -56,6 +56,9 @@ class Producer:
     thread, in the order of delivery within each partition.  Delivered means durable in the database.
     """
 
+    #: A subclass that does not initialise this class has a producer that is closed.
+    _is_closed = True
+
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         """Make a producer from a configuration in `confluent_kafka`'s form; nothing is connected yet.
 

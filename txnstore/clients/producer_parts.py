@@ -22,7 +22,8 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.trouble import Trouble
 from txnstore.clients.unassigned_topics import UnassignedTopics
 from txnstore.db.backend import Limits
-from txnstore.log.compression import Codec
+from txnstore.errors import UnsupportedCompression
+from txnstore.log.compression import Codec, require_codec
 
 _numbers: Final = itertools.count(1)
 
@@ -126,7 +127,7 @@ def _make_sender(  # noqa: PLR0917 - the parts that it is put together from
         connection,
         is_idempotent=configuration["enable.idempotence"],
         transactional_id=configuration["transactional.id"] or None,
-        codec=Codec[configuration["compression.type"].upper()],
+        codec=_usable_codec(configuration),
     )
     settings = SenderSettings(
         linger_seconds=configuration["linger.ms"] / 1000,
@@ -160,3 +161,14 @@ def _make_transactions(
     )
     sender.listener = transactions
     return transactions
+
+
+def _usable_codec(configuration: Configuration) -> Codec:
+    """Return the configured codec, or none where its package is missing: the records are the same."""
+    codec = Codec[configuration["compression.type"].upper()]
+    try:
+        require_codec(codec)
+    except UnsupportedCompression as error:
+        configuration.logger.warning("compression.type=%s: %s; records are not compressed", codec.label, error)
+        return Codec.NONE
+    return codec

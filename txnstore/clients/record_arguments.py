@@ -87,7 +87,10 @@ def check_batch_message(message: object, index: int) -> None:
     if message.get("headers") is not None:
         for _ in packed_headers(message["headers"]):
             pass
-    whole_number(message.get("partition", 0), PARTITION_MAX, "signed integer is greater than maximum")
+    partition = message.get("partition", 0)
+    if isinstance(partition, float) or not hasattr(partition, "__index__"):
+        raise TypeError(f"Message partition at index {index} must be int")
+    whole_number(partition, PARTITION_MAX, "signed integer is greater than maximum")
     whole_number(message.get("timestamp", 0), TIMESTAMP_MAX, "int too big to convert")
 
 
@@ -99,7 +102,6 @@ def check_topic_text(topic: str) -> None:
     """
     if not topic.isascii():
         topic.encode()
-
 
 
 def whole_number(number: object, most: int, too_large: str) -> int:
