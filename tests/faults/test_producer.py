@@ -37,6 +37,7 @@ def make_producer(proxy, postgresql_url, direct):
 
     def make(error_cb=None, **configuration):
         settings = {name.replace("_", "."): value for name, value in configuration.items()}
+        settings["retry.backoff.ms"] = 1
         if error_cb is not None:
             settings["error_cb"] = error_cb
         producers.append(Producer({"bootstrap.servers": proxy.url(postgresql_url), "linger.ms": 0, **settings}))
