@@ -272,8 +272,8 @@ class Model:
         return late
 
     def abort_from_outside(self, transactional_id: str) -> bool:
-        id_ = self._known(transactional_id)
-        if id_.state != "Ongoing":
+        id_ = self.ids.get(transactional_id)
+        if id_ is None or id_.state != "Ongoing":
             return False
         self._fence(id_)
         id_.aborted_from_outside = True
