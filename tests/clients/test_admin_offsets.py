@@ -169,7 +169,6 @@ def test_what_is_no_timestamp_is_refused(admin, log, timestamp):
             "^isolation_level argument should be an IsolationLevel$",
         ),
     ],
-    ids=ascii,
 )
 def test_list_offsets_refuses_wrong_arguments(tmp_path, offsets, keywords, error, text):
     with AdminClient({"bootstrap.servers": f"sqlite:///{tmp_path}/log.db"}) as admin:

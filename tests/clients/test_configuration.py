@@ -544,7 +544,6 @@ def test_keys_of_brokers_are_accepted_dropped_and_logged_in_one_line(caplog):
         (producer, "group.id", "g", "group.id is a consumer property and is ignored by this producer"),
         (consumer, "transactional.id", "t", "transactional.id is a producer property and is ignored by this consumer"),
     ],
-    ids=ascii,
 )
 def test_a_key_of_the_other_client_is_accepted_with_a_warning(make, name, value, text, caplog):
     make(**{name: value})
