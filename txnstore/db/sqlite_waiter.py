@@ -63,6 +63,7 @@ class DataVersionWaiter:
         self._path = path
         self._lock = threading.RLock()
         self._woken = threading.Event()
+        self._pause_ms = float(POLL_FIRST_MS)
         self._connection: sqlite3.Connection | None = None
         self._seen = self._data_version()
         _waiting.add(path, self)
@@ -71,22 +72,24 @@ class DataVersionWaiter:
     def wait(self, timeout_ms: int) -> bool:
         """Return True once something was committed since the last call, False after `timeout_ms`."""
         deadline = time.monotonic() + timeout_ms / 1000
-        pause_ms = float(POLL_FIRST_MS)
         while True:
             version = self._data_version()
             if version != self._seen:
                 self._seen = version
+                self._pause_ms = float(POLL_FIRST_MS)
                 # Whoever committed may have said so too.
                 self._woken.clear()
                 return True
             left_seconds = deadline - time.monotonic()
             if left_seconds <= 0 and not self._woken.is_set():
                 return False
-            if self._woken.wait(min(pause_ms / 1000, max(0.0, left_seconds))):
+            if self._woken.wait(min(self._pause_ms / 1000, max(0.0, left_seconds))):
+                self._pause_ms = float(POLL_FIRST_MS)
                 self._woken.clear()
                 self._seen = self._data_version()
                 return True
-            pause_ms = min(pause_ms * 1.5, POLL_LAST_MS)
+            # Kept from wait to wait: nothing has happened for that long.
+            self._pause_ms = min(self._pause_ms * 1.5, POLL_LAST_MS)
 
     def wake(self) -> None:
         """Let the wait that is under way, or else the next one, return True at once."""

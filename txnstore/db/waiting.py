@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 #: A reader that nobody wakes looks again after this long at first, then ever more rarely.
 POLL_FIRST_MS: Final = 1
-POLL_LAST_MS: Final = 20
+POLL_LAST_MS: Final = 40
 
 
 class Waiter(Protocol):
