@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from txnstore.clients.accumulator import (
     CALLBACK,
@@ -20,6 +21,9 @@ from txnstore.clients.constants import OFFSET_INVALID, TIMESTAMP_CREATE_TIME, TI
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import Message
 from txnstore.model import NO_TIMESTAMP_MS
+
+#: A base offset so far below zero that no record of the batch gets an offset.
+NOWHERE: Final = -(2**62)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from txnstore.clients.accumulator import (
     Accumulator,
     Batch,
 )
-from txnstore.clients.delivery_reports import DeliveryReport, DeliveryReports
+from txnstore.clients.delivery_reports import NOWHERE, DeliveryReport, DeliveryReports
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.produce_requests import ProduceRequest, ProducerSession
@@ -276,8 +276,15 @@ class Sender:
         return bool(self._in_flight) or not self._accumulator.is_empty
 
     def report(self, request: ProduceRequest, appended: Sequence[Appended]) -> None:
-        """Report the records of a request as delivered."""
+        """Report the records of a request as delivered.
+
+        After a lost answer some of them may have been deleted since: where those were is not known any more.
+        """
         self.thread.succeeded()
+        if len(appended) != len(request.batches):
+            for batch in request.batches:
+                self._reports.add(DeliveryReport(batch.topic, batch.partition, batch.records, base_offset=NOWHERE))
+            return
         for batch, place in zip(request.batches, appended, strict=True):
             self._reports.add(
                 DeliveryReport(
@@ -312,7 +319,8 @@ class Sender:
         if isinstance(error, StoreClosed):
             self._fail(in_flight, KafkaError(KafkaError._PURGE_INFLIGHT))
         elif error.retriable or (error.outcome_unknown and self._settings.retries_unknown):
-            in_flight.is_uncertain |= error.outcome_unknown
+            # What came before the write, a new identity for example, leaves no record in the log.
+            in_flight.is_uncertain |= error.outcome_unknown and in_flight.request is not None
             self.thread.retry_later(error)
         elif isinstance(error, RECORD_ERRORS) and not in_flight.is_uncertain:
             self._isolate(in_flight, error)
