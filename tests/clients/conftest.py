@@ -11,6 +11,7 @@ import warnings
 import psycopg
 import pytest
 
+from tests.clients.group_steps import Crew
 from tests.clients.log_writer import LogWriter
 from txnstore import Consumer, Producer
 from txnstore.db.store import open_store
@@ -32,6 +33,12 @@ def make_consumer(url):
     usual = {"bootstrap.servers": url, "group.id": "readers", "auto.offset.reset": "earliest"}
     with _closing() as opened:
         yield lambda configuration=(), /: _add(opened, Consumer({**usual, **dict(configuration)}))
+
+
+@pytest.fixture
+def crew(make_consumer):
+    """The members of one group, polled by the test in turns."""
+    return Crew(make_consumer)
 
 
 @pytest.fixture

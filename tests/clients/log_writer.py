@@ -9,7 +9,7 @@ from collections.abc import Callable
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import Message
 from txnstore.db.store import Store
-from txnstore.groups.membership import GroupMember, read_members
+from txnstore.groups.listing import ListedGroup, ListedMember, find_group
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.topics import Topic, create_topic, get_topic, grow_topic
@@ -48,8 +48,13 @@ class LogWriter:
     def transaction(self, timeout_ms: int = 60_000) -> OpenTransaction:
         return OpenTransaction(self, f"writer-{next(_numbers)}", timeout_ms)
 
-    def members(self, group_id: str) -> list[GroupMember]:
-        return self.store.read(lambda connection: read_members(connection, group_id))
+    def group(self, group_id: str = "readers") -> ListedGroup | None:
+        return self.store.read(lambda connection: find_group(connection, group_id))
+
+    def members(self, group_id: str = "readers") -> list[ListedMember]:
+        """Return the group's members, those too that were silent for too long."""
+        group = self.group(group_id)
+        return [] if group is None else list(group.members)
 
 
 class OpenTransaction:

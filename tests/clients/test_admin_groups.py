@@ -48,8 +48,11 @@ class Groups(LogWriter):
         self.store.write(lambda connection: commit_offsets(connection, committer, committed))
 
     def join_alone(self, group_id, *, subscription=("t",), assignment=None, instance=None):
-        """Be the one member of a group; its row is the plain one of a member that shares with nobody."""
+        """Be the one member of a group, whatever the group would have given it."""
         given = {"t": [0, 1]} if assignment is None else assignment
+        topics = [name for name in subscription if not name.startswith("^")]
+        owned_ids = [self.partition_id(topic, number) for topic in given.keys() & {"t"} for number in given[topic]]
+        stored = {"subscribed": subscription, "topics": topics, "owned": given, "owned_ids": owned_ids}
         member = GroupMembership(group_id, 1, f"{group_id}-1", instance)
         group = upsert(groups).values(group_id=group_id, generation=1, assignor="range", commit_number=0)
         group = group.values(last_update_ms=server_now_ms()).on_conflict_do_update(
@@ -63,7 +66,7 @@ class Groups(LogWriter):
             generation=1,
             session_timeout_ms=SESSION_TIMEOUT_MS,
             deadline_ms=server_now_ms() + SESSION_TIMEOUT_MS,
-            subscription=json.dumps(subscription),
+            subscription=json.dumps(stored),
             assignment=json.dumps(given),
         )
         self.store.write(lambda connection: [connection.execute(statement) for statement in (group, row)])

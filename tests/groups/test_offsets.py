@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,8 +93,8 @@ class Group:
                     generation=generation,
                     session_timeout_ms=45_000,
                     deadline_ms=0,
-                    subscription="[]",
-                    assignment="[]",
+                    subscription=json.dumps({"owned_ids": self.partition_ids}),
+                    assignment="{}",
                 )
             )
 

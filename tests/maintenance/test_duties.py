@@ -8,20 +8,24 @@ import psycopg
 import pytest
 from sqlalchemy import func, select
 
-from txnstore.db.schema import producer_states, transaction_log, transactions
+from txnstore.db.schema import group_offsets, groups, producer_states, transaction_log, transactions
 from txnstore.db.store import open_store
+from txnstore.groups import coordinator
+from txnstore.groups.group_image import MemberDetails, Report
+from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.loop import Maintenance
-from txnstore.model import ProducerIdentity, Record
+from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions import recovery
 from txnstore.transactions.coordinator import TransactionCoordinator
 
-COMPLETED, ABORTED, FORGOTTEN, SILENT, TRIMMED = (duty.name for duty in DUTIES)
+NAMES = [duty.name for duty in DUTIES]
+COMPLETED, ABORTED, FORGOTTEN, SILENT, TRIMMED, LEFT, UNUSED = NAMES
 DAY_MS = 86_400_000
 
 
@@ -102,7 +106,7 @@ def test_what_has_expired_is_forgotten(store, clock, partition_id):
     clock.advance(DAY_MS - 1)
     assert set(maintenance.run_once().values()) == {0}
     clock.advance(1)
-    assert maintenance.run_once() == {COMPLETED: 0, ABORTED: 0, FORGOTTEN: 0, SILENT: 2, TRIMMED: 0}
+    assert maintenance.run_once() == dict.fromkeys(NAMES, 0) | {SILENT: 2}
     assert count(store, producer_states) == 0
     clock.advance(6 * DAY_MS + 1)
     done = maintenance.run_once()
@@ -112,6 +116,27 @@ def test_what_has_expired_is_forgotten(store, clock, partition_id):
     # The entry that says so is as old as the expiry itself.
     assert count(store, transaction_log) == 1
     assert committed(store, partition_id) == [b"worker", b"idempotent"]
+
+
+def test_a_group_whose_members_are_silent_is_empty_and_loses_its_offsets_in_time(store, clock, partition_id):
+    group_id, joining = "readers", GroupMembership("readers", member_id="member")
+    details = MemberDetails("client", 10_000, ("orders",), frozenset({"orders"}), ("range",))
+
+    def join_and_commit(connection):
+        answer = coordinator.join(connection, Report(joining, 1), details)
+        commit_offsets(connection, answer.membership, {partition_id: OffsetAndMetadata(3)})
+
+    store.write(join_and_commit)
+    maintenance = Maintenance(store)
+    clock.advance(7 * DAY_MS)
+    done = maintenance.run_once()
+    assert (done[LEFT], done[UNUSED]) == (1, 0)
+    clock.advance(7 * DAY_MS - 1)
+    assert maintenance.run_once()[UNUSED] == 0
+    assert store.read(lambda connection: read_offsets(connection, group_id, [partition_id])).offsets
+    clock.advance(1)
+    assert maintenance.run_once()[UNUSED] == 1
+    assert count(store, group_offsets) == count(store, groups) == 0
 
 
 def test_several_loops_at_once_do_everything_once(store, url, clock, partition_id):

@@ -33,10 +33,10 @@ class Processes:
         self._started.append(process)
         return process
 
-    def start_with_pipe(self, program, job):
+    def start_with_pipe(self, program, job, *arguments):
         """Start a program that talks over a pipe, and return our end of it too."""
         ours, theirs = self._context.Pipe()
-        process = self.start(program, job, theirs)
+        process = self.start(program, job, theirs, *arguments)
         theirs.close()
         self._pipes.append(ours)
         return process, ours

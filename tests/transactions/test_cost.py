@@ -60,8 +60,8 @@ def give_a_member_to(bench, producer, sent: SentOffsets) -> None:
         "generation": 0,
         "session_timeout_ms": 45_000,
         "deadline_ms": 0,
-        "subscription": "[]",
-        "assignment": "[]",
+        "subscription": "{}",
+        "assignment": "{}",
     }
     bench.store.write(lambda connection: connection.execute(insert(group_members), member))
 

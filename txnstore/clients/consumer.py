@@ -21,6 +21,7 @@ from txnstore.clients.consumer_asking import AskingCalls
 from txnstore.clients.consumer_assigning import AssigningCalls
 from txnstore.clients.consumer_committing import CommittingCalls
 from txnstore.clients.consumer_events import (
+    AnswerEvent,
     CommitEvent,
     ErrorEvent,
     MessageEvent,
@@ -28,7 +29,7 @@ from txnstore.clients.consumer_events import (
     RebalanceKind,
     StatisticsEvent,
 )
-from txnstore.clients.group_member import Stage
+from txnstore.clients.group_state import Stage
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.message import Message
 from txnstore.clients.topic_partition import TopicPartition
@@ -44,8 +45,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
 
     Records are read ahead in the background; `poll()` hands them out and serves the callbacks.  Every call keeps its
     timeout, in seconds, whatever the database does; a negative one means for ever.  A consumer may be used by several
-    threads, but only in the process that made it.  A group has one member for now: a consumer that subscribes takes
-    the group over.
+    threads, but only in the process that made it.
 
     Args:
         config: the configuration, as a dict or as keywords; `bootstrap.servers` is the database's URL, and `group.id`
@@ -82,9 +82,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         parts = self._parts
         # The short way, for it is taken for each record: nothing is created, called or asked that can be left out.
         with parts.lock:
-            if parts.group.stage is not Stage.OUT:
-                parts.group.polled()
-            if not parts.inbox.events:
+            if (parts.group.stage is Stage.OUT or parts.group.polled()) and not parts.inbox.events:
                 message = parts.subscription.next_message()
                 if message is not None:
                     if parts.subscription.wants_more:
@@ -160,7 +158,8 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
             if self._closed:
                 raise RuntimeError("Consumer closed")
             before = len(messages)
-            parts.subscription.take(messages, count)
+            if parts.group.may_deliver:
+                parts.subscription.take(messages, count)
             parts.read_on()
             if len(messages) > before or parts.inbox.events:
                 return True
@@ -182,7 +181,11 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         event = self._parts.inbox.pop()
         if isinstance(event, MessageEvent):
             return event.message
-        if isinstance(event, RebalanceEvent):
+        if isinstance(event, AnswerEvent):
+            rebalance = self._parts.group.take_answer(event)
+            if rebalance is not None:
+                self._rebalance(rebalance)
+        elif isinstance(event, RebalanceEvent):
             self._rebalance(event)
         elif isinstance(event, CommitEvent):
             self._call_back("on_commit", event.error, list(event.partitions))
@@ -199,10 +202,6 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
 
     def _rebalance(self, event: RebalanceEvent) -> None:
         """Ask the application, and do what it does not do itself."""
-        group = self._parts.group
-        if group.is_stale(event):
-            return
-        group.begin_serving(event)
         callback = event.listener.callback(event.kind)
         self._assignment_changed = False
         self._losing = event.kind is RebalanceKind.LOST
@@ -213,7 +212,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
             if not self._assignment_changed:
                 self._change_assignment(event)
             self._losing = False
-            group.served(event)
+            self._parts.group.served(event)
 
     def _change_assignment(self, event: RebalanceEvent) -> None:
         parts = self._parts
@@ -262,7 +261,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         """Serve what is left of rebalances, and revoke what is owned."""
         parts = self._parts
         while (event := parts.inbox.pop()) is not None:
-            if isinstance(event, RebalanceEvent) and event.kind is not RebalanceKind.ASSIGN:
+            if isinstance(event, RebalanceEvent):
                 self._rebalance(event)
             elif isinstance(event, CommitEvent):
                 self._call_back("on_commit", event.error, list(event.partitions))
@@ -281,6 +280,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
             self._closed = True
             parts.arrived.notify_all()
             parts.fetcher.stop()
+            parts.group_thread.stop()
         # The worker does what it was given in this order: when it comes to the last, all is written.
         try:
             _wait_for(parts.worker.submit(_nothing), deadline)

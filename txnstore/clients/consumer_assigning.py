@@ -60,6 +60,7 @@ class AssigningCalls(ConsumerBase):
         listener = Listener(*map(callbacks.weakly, ("on_assign", "on_revoke", "on_lost")))
         with self._parts.arrived:
             self._parts.group.subscribe(names, listener)
+            self._parts.group_thread.start()
             self._parts.fetcher.start()
 
     def unsubscribe(self) -> None:

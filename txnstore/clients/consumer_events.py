@@ -55,8 +55,16 @@ class RebalanceEvent:
     kind: RebalanceKind
     partitions: tuple[tuple[str, int], ...]
     listener: Listener
-    join_number: int
-    """Which joining it belongs to; an assignment of an earlier one is not made any more."""
+    life: int
+    """Under which of the consumer's member ids it happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEvent:
+    """The group has answered; what there is to do is found out when it is served."""
+
+    life: int
+    """Which of the consumer's member ids it was an answer to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,7 @@ class MessageEvent:
     message: Message
 
 
-Event = RebalanceEvent | CommitEvent | ErrorEvent | StatisticsEvent | MessageEvent
+Event = RebalanceEvent | AnswerEvent | CommitEvent | ErrorEvent | StatisticsEvent | MessageEvent
 
 
 class Inbox:

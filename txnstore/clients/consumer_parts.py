@@ -28,6 +28,7 @@ from txnstore.clients.error_messages import error_message
 from txnstore.clients.fetcher import Fetcher
 from txnstore.clients.group_member import GroupMember
 from txnstore.clients.group_requests import GroupRequests
+from txnstore.clients.group_thread import GroupThread
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.offset_commits import CommitResult, OffsetCommits
 from txnstore.clients.partition_reader import PartitionReader
@@ -40,8 +41,6 @@ from txnstore.db.backend import Limits
 from txnstore.errors import StoreClosed, TxnStoreError
 from txnstore.transactions.recovery import recover
 
-#: How often the group is looked after: what it does then costs nothing unless something is due.
-LOOK_AFTER_SECONDS: Final = 0.2
 #: A reader that an open transaction holds back helps after this long, and then again at most this often (DESIGN 6.5).
 HELP_AFTER_SECONDS: Final = 1.0
 HELP_INTERVAL_SECONDS: Final = 5.0
@@ -67,6 +66,7 @@ class ConsumerParts:
         """Notified when there is something for the application."""
         self.wanted = threading.Condition(lock)
         """Notified when there is something for the fetching thread."""
+        stirred = threading.Condition(lock)
         name = f"txnstore-consumer-{options.group_id[:40]}"
         # Short tries: what waits for the database looks between them whether it is still wanted.
         self.connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
@@ -83,12 +83,14 @@ class ConsumerParts:
         )
         self.group = GroupMember(
             lock=self.arrived,
+            stirred=stirred,
             inbox=self.inbox,
             worker=self.worker,
             requests=GroupRequests(self.connection, self.directory, options),
             options=options,
             on_error=self.background_error,
         )
+        self.group_thread = GroupThread(f"{name}-group", stirred=stirred, member=self.group, logger=self.logger)
         self.commits = OffsetCommits(
             lock=self.arrived,
             subscription=self.subscription,
@@ -108,6 +110,7 @@ class ConsumerParts:
             reader=PartitionReader(self.connection, self.directory, options),
             connection=self.connection,
             duties=self._duties(),
+            group=self.group,
             look_again_seconds=options.look_again_seconds,
             on_error=self.background_error,
             logger=self.logger,
@@ -169,13 +172,15 @@ class ConsumerParts:
     def close(self, deadline: float) -> bool:
         """End the threads and the connection until `deadline`; return whether they have ended."""
         try:
+            self.group_thread.stop()
             fetcher_ended = self.fetcher.close(deadline - time.monotonic())
+            group_ended = self.group_thread.close(deadline - time.monotonic())
         finally:
             try:
                 worker_ended = self.worker.close(deadline - time.monotonic())
             finally:
                 self.connection.close(deadline - time.monotonic())
-        return fetcher_ended and worker_ended
+        return fetcher_ended and group_ended and worker_ended
 
     def abandon(self) -> None:
         """End without waiting: nobody holds the consumer any more. Nothing is committed, as after a crash."""
@@ -186,8 +191,6 @@ class ConsumerParts:
 
     def _duties(self) -> Duties:
         duties = Duties()
-        duties.add(self.options.heartbeat_seconds, self.group.beat)
-        duties.add(LOOK_AFTER_SECONDS, self.group.look_after)
         duties.add(HELP_AFTER_SECONDS, self._help)
         if self.options.commits_by_itself and self.options.commit_interval_seconds > 0:
             duties.add(self.options.commit_interval_seconds, self._commit_by_itself)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,13 +17,18 @@ from typing import Final
 from txnstore.clients.assigned_partition import Ticket
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.duties import Duties
+from txnstore.clients.group_member import GroupMember
 from txnstore.clients.partition_reader import Delivered, Failed, Outcome, PartitionReader, Resolved
 from txnstore.clients.subscription import Subscription
 from txnstore.db.waiting import Waiter
 from txnstore.errors import StoreClosed, TxnStoreError
 
 #: What hears of nothing for long is looked at by itself this much more rarely.
-LOOK_AGAIN_FACTOR_MAX: Final = 2.0
+LOOK_AGAIN_FACTOR_MAX: Final = 4.0
+#: A group's member looks whether there are news of its group at most this often, when others commit something.
+NEWS_INTERVAL_SECONDS: Final = 0.1
+#: Who listens for nothing else looks up now and then.
+LISTEN_SECONDS_MAX: Final = 60.0
 #: After an error of the database it waits this long at first, and at last.
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 2.0
@@ -41,6 +47,7 @@ class Fetcher:
         reader: PartitionReader,
         connection: StoreConnection,
         duties: Duties,
+        group: GroupMember,
         look_again_seconds: float,
         on_error: Callable[[BaseException], None],
         logger: logging.Logger,
@@ -53,6 +60,9 @@ class Fetcher:
         self._reader = reader
         self._connection = connection
         self._duties = duties
+        self._group = group
+        self._news_looked_at = -math.inf
+        self._news_due_at = math.inf
         self._look_again_seconds = look_again_seconds
         self._on_error = on_error
         self._logger = logger
@@ -115,7 +125,7 @@ class Fetcher:
 
     def _turn(self) -> None:
         """Do what is due, read what is wanted, or wait."""
-        due_seconds = self._duties.run_due()
+        due_seconds = min(self._duties.run_due(), self._look_for_news())
         with self._wanted:
             now = time.monotonic()
             unresolved = self._subscription.to_resolve(now)
@@ -123,33 +133,63 @@ class Fetcher:
             if self._closing:
                 return
             if not unresolved and not tickets:
-                retry_seconds = self._subscription.next_retry(now)
-                self._wanted.wait(min(due_seconds, retry_seconds, threading.TIMEOUT_MAX))
-                return
+                due_seconds = min(due_seconds, self._subscription.next_retry(now))
+                # With news of the group due, it has been woken just now: more of the same tells it nothing.
+                if not self._group.listens or self._news_due_at < math.inf:
+                    self._wanted.wait(min(due_seconds, threading.TIMEOUT_MAX))
+                    return
         if unresolved:
             self._apply(self._reader.resolve(unresolved))
+        elif not tickets:
+            self._listen_for_group(due_seconds)
         elif self._has_news(tickets, due_seconds):
             self._apply(self._reader.read(tickets))
         self._pause_seconds = PAUSE_FIRST_SECONDS
 
+    def _listen_for_group(self, due_seconds: float) -> None:
+        """Wait for commits although there is nothing to read: one may be a rebalance."""
+        if self._waiter is None:
+            self._waiter = self._connection.store().waiter()
+            self._expect_news()
+        elif self._listen(self._waiter, min(due_seconds, LISTEN_SECONDS_MAX)):
+            self._expect_news()
+
+    def _expect_news(self) -> None:
+        """Look for news of the group soon: somebody has committed something."""
+        if self._group.listens:
+            self._news_due_at = min(self._news_due_at, self._news_looked_at + NEWS_INTERVAL_SECONDS)
+
+    def _look_for_news(self) -> float:
+        """Look if it is due; return in how many seconds it is."""
+        now = time.monotonic()
+        if now < self._news_due_at:
+            return self._news_due_at - now
+        self._news_looked_at, self._news_due_at = now, math.inf
+        self._group.look_for_news()
+        return math.inf
+
     def _has_news(self, tickets: list[Ticket], due_seconds: float) -> bool:
         """Return whether there may be something to read; waits a moment if all of it was read up to its end."""
         if not all(ticket.partition.is_at_end for ticket in tickets):
+            # It does not listen meanwhile.
+            self._expect_news()
             return True
         if self._waiter is None:
             self._waiter = self._connection.store().waiter()
             self._read_at = time.monotonic()
+            self._expect_news()
             # What was committed before it began to listen would never be heard of.
             return True
         now = time.monotonic()
         look_again_seconds = self._look_again_seconds * self._look_again_factor - (now - self._read_at)
         if self._listen(self._waiter, min(due_seconds, max(0.0, look_again_seconds))):
             self._look_again_factor = 1.0
+            self._expect_news()
             return True
         # A wake-up may get lost: look from time to time.
         if time.monotonic() - self._read_at < self._look_again_seconds * self._look_again_factor:
             return False
-        self._look_again_factor = LOOK_AGAIN_FACTOR_MAX
+        self._look_again_factor = min(2 * self._look_again_factor, LOOK_AGAIN_FACTOR_MAX)
         return True
 
     def _listen(self, waiter: Waiter, timeout_seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""This file is what a member asks of its group: each request is a database transaction on the consumer's worker."""
+"""This file is what a member asks of its group: each request is one database transaction, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from txnstore.clients.consumer_options import ConsumerOptions
 from txnstore.clients.group_topics import SubscribedTopics, read_subscribed_topics
 from txnstore.clients.repeating import write_repeatable
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.groups import membership as members
-from txnstore.model import GroupMembership
+from txnstore.groups import coordinator
+from txnstore.groups.commit_rules import is_storable_text
+from txnstore.groups.group_image import Answer, MemberDetails, Report
+from txnstore.model import NO_GENERATION, GroupMembership
 
 #: How long a request to the group may take; the next one comes anyway.
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
+#: A look for news is one of many.
+LOOK_TIMEOUT_MS: Final = 200
 
 
 class GroupRequests:
-    """The requests of one consumer; all of them may raise TxnStoreError."""
+    """The requests of one consumer; all of them may raise TxnStoreError, and repeating one does no harm."""
 
     def __init__(self, connection: StoreConnection, directory: TopicDirectory, options: ConsumerOptions) -> None:
         """Ask with these settings."""
@@ -27,44 +31,60 @@ class GroupRequests:
         self._directory = directory
         self._options = options
 
+    def new_seat(self) -> GroupMembership:
+        """Return a membership that nobody had before, to join with."""
+        member_id = f"{self._options.client_id}-{uuid.uuid4()}"
+        return GroupMembership(self._options.group_id, NO_GENERATION, member_id, self._options.group_instance_id)
+
     def find(self, topics: Sequence[str]) -> SubscribedTopics:
         """Return the partitions that the subscription comes to now."""
         return read_subscribed_topics(self._directory, topics, creates_topics=self._options.creates_topics)
 
-    def join(self, topics: Sequence[str], found: SubscribedTopics, member_id: str) -> GroupMembership:
-        """Become the group's member, by a name of its own if it has none yet."""
-        assignment: dict[str, list[int]] = {}
-        for topic, number in found.partitions:
-            assignment.setdefault(topic, []).append(number)
-        request = members.JoinRequest(
-            group_id=self._options.group_id,
-            member_id=member_id or f"{self._options.client_id}-{uuid.uuid4()}",
-            group_instance_id=self._options.group_instance_id,
+    def join(self, topics: Sequence[str], found: SubscribedTopics, report: Report) -> Answer:
+        """Enter the group, or tell it of another subscription."""
+        details = MemberDetails(
             client_id=self._options.client_id,
             session_timeout_ms=self._options.session_timeout_ms,
-            assignor=self._options.assignors[0],
-            subscription=topics,
-            assignment=assignment,
+            # What no database stores is no topic's name and matches none.
+            subscription=tuple(filter(is_storable_text, topics)),
+            topics=frozenset(filter(is_storable_text, found.names)),
+            assignors=self._options.assignors,
         )
-        joined = write_repeatable(
+        return write_repeatable(
             self._connection.store(),
-            lambda connection: members.join(connection, request),
+            lambda connection: coordinator.join(connection, report, details),
             timeout_seconds=REQUEST_TIMEOUT_SECONDS,
+            wakes_readers=True,
         )
-        return joined.membership
 
-    def heartbeat(self, membership: GroupMembership) -> None:
-        """Say that the member is alive."""
-        write_repeatable(
+    def heartbeat(self, report: Report, *, wakes_readers: bool) -> Answer:
+        """Say what the member owns and hear what it may have; with `wakes_readers` the other members hear of it."""
+        return write_repeatable(
             self._connection.store(),
-            lambda connection: members.heartbeat(connection, membership),
+            lambda connection: coordinator.heartbeat(connection, report),
             timeout_seconds=REQUEST_TIMEOUT_SECONDS,
+            wakes_readers=wakes_readers,
+        )
+
+    def renew(self, membership: GroupMembership) -> bool:
+        """Say that the member is alive; False, and nothing was said: there is news."""
+        return write_repeatable(
+            self._connection.store(),
+            lambda connection: coordinator.renew(connection, membership),
+            timeout_seconds=REQUEST_TIMEOUT_SECONDS,
+        )
+
+    def has_news(self, membership: GroupMembership) -> bool:
+        """Return whether the group has rebalanced since the member was told its generation."""
+        return self._connection.store().read(
+            lambda connection: coordinator.has_news(connection, membership), retry_timeout_ms=LOOK_TIMEOUT_MS
         )
 
     def leave(self, membership: GroupMembership) -> None:
         """Be the group's member no more."""
         write_repeatable(
             self._connection.store(),
-            lambda connection: members.leave(connection, membership),
+            lambda connection: coordinator.leave(connection, membership),
             timeout_seconds=REQUEST_TIMEOUT_SECONDS,
+            wakes_readers=True,
         )

@@ -15,6 +15,8 @@ class SubscribedTopics:
 
     partitions: tuple[tuple[str, int], ...]
     missing: frozenset[str]
+    names: frozenset[str]
+    """All topics, those that there are not included: their partitions count once there are some."""
 
 
 def read_subscribed_topics(
@@ -38,4 +40,4 @@ def read_subscribed_topics(
         except (UnknownTopicOrPartition, InvalidTopic):
             continue
     partitions = tuple((name, number) for name in sorted(topics) for number in range(len(topics[name].partition_ids)))
-    return SubscribedTopics(partitions, frozenset(names - topics.keys()))
+    return SubscribedTopics(partitions, frozenset(names - topics.keys()), frozenset(names | topics.keys()))

@@ -21,7 +21,7 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
 from txnstore.errors import TxnStoreError, UnknownMember
-from txnstore.groups.membership import remove_expired_members
+from txnstore.groups.coordinator import expire_members
 from txnstore.groups.offsets import CommittedOffsets, commit_offsets, read_offsets, read_stable_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata
 
@@ -122,7 +122,7 @@ class OffsetCommits:
             commit_offsets(connection, membership, offsets)
 
         def after_expiry(connection: Connection) -> None:
-            remove_expired_members(connection, membership.group_id)
+            expire_members(connection, membership.group_id)
             work(connection)
 
         store, timeout_seconds = self._connection.store(), self._options.request_timeout_seconds

@@ -19,8 +19,12 @@ _PAUSE_SECONDS: Final = 0.05
 _AGAIN: Final = (OutcomeUnknown, StoreBusy, StoreUnavailable, WriteConflict)
 
 
-def write_repeatable(store: Store, work: Callable[[Connection], Result], *, timeout_seconds: float) -> Result:
+def write_repeatable(
+    store: Store, work: Callable[[Connection], Result], *, timeout_seconds: float, wakes_readers: bool = False
+) -> Result:
     """Run `work`, which may run twice, in one database transaction; again if nobody knows whether it was committed.
+
+    With `wakes_readers`, waiting readers are told afterwards.
 
     Raises:
         TxnStoreError: the database refused, or could not be reached in time; OutcomeUnknown only if the last try ended
@@ -30,7 +34,8 @@ def write_repeatable(store: Store, work: Callable[[Connection], Result], *, time
     while True:
         left_seconds = deadline - time.monotonic()
         try:
-            return store.write(work, retry_timeout_ms=int(max(0.0, min(left_seconds, _TRY_SECONDS)) * 1000))
+            retry_timeout_ms = int(max(0.0, min(left_seconds, _TRY_SECONDS)) * 1000)
+            return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
         except _AGAIN:
             if left_seconds <= _TRY_SECONDS:
                 raise

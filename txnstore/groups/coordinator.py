@@ -15,11 +15,12 @@ counts up with every request but `renew`.  It has ONE request under way at a tim
      under WAIT (some are free already), and once in each generation even if there are none; eager: at OWN, all at once,
      even none.  Not `is_settled`: send `heartbeat` at once if anything changed, else after 50 to 100 ms.
    An answer that has not been acted on is replaced by the next one.
-3. While settled: `renew` every heartbeat.interval.ms, from the background.  False: there is news, send `heartbeat`.
+3. While settled: `has_news` every heartbeat.interval.ms, from the background, and `renew` in its place often enough
+   within session.timeout.ms.  There is news: send `heartbeat`.
    Not settled, or poll() is late: `heartbeat` from the background keeps the place; its answer waits for poll().
-   When a database wake-up comes, at most once a second, or within a read that is made anyway: `has_news`; True:
-   `heartbeat`.  The directory shows other partition counts: `heartbeat`.  Write `join`, `leave`, and `heartbeat` after
-   a revoke with `wakes_readers=True`, and idle members hear at once.
+   When a database wake-up comes, now and then: `has_news`; True: `heartbeat`.  The directory shows other partition
+   counts: `heartbeat`.  Write `join`, `leave`, and `heartbeat` after a revoke with `wakes_readers=True`, and idle
+   members hear at once.
 4. From `join` and `heartbeat`: UnknownMember, IllegalGeneration: the place is lost: on_lost(owned) (on_revoke if there
    is none), owned := nothing, a new member id, `join` anew.  FencedInstance: the same lasting name lives elsewhere:
    on_lost, and a fatal error.  InconsistentGroupProtocol: an error for the application; the configuration is wrong.
@@ -55,6 +56,11 @@ from txnstore.model import GroupMembership
 SESSION_TIMEOUT_MS_MAX: Final = 3_600_000
 
 _others: Final = group_members.alias("others")
+_NOBODY_ELSE_EXPIRED: Final = ~exists().where(
+    _others.c.group_id == bindparam("of_group_id"),
+    _others.c.member_id != bindparam("of_member_id"),
+    _others.c.deadline_ms <= server_now_ms(),
+)
 # Without the group's lock, in one statement: a heartbeat of a group in which nothing happens waits for nobody.
 _RENEW: Final = (
     update(group_members)
@@ -65,11 +71,7 @@ _RENEW: Final = (
         exists().where(
             groups.c.group_id == bindparam("of_group_id"), groups.c.generation == bindparam("of_generation")
         ),
-        ~exists().where(
-            _others.c.group_id == bindparam("of_group_id"),
-            _others.c.member_id != bindparam("of_member_id"),
-            _others.c.deadline_ms <= server_now_ms(),
-        ),
+        _NOBODY_ELSE_EXPIRED,
     )
     .values(deadline_ms=server_now_ms() + group_members.c.session_timeout_ms)
 )
@@ -80,6 +82,7 @@ _IS_CURRENT: Final = (
         groups.c.group_id == bindparam("of_group_id"),
         groups.c.generation == bindparam("of_generation"),
         group_members.c.member_id == bindparam("of_member_id"),
+        _NOBODY_ELSE_EXPIRED,
     )
 )
 
@@ -135,7 +138,10 @@ def renew(connection: Connection, membership: GroupMembership) -> bool:
 
 
 def has_news(connection: Connection, membership: GroupMembership) -> bool:
-    """Return whether the group has rebalanced, or removed the member, since it was told its generation."""
+    """Return whether the group has rebalanced or removed the member since it was told its generation, or has to.
+
+    It has to if another member was silent for longer than its session timeout.
+    """
     return connection.execute(_IS_CURRENT, _of(membership)).one_or_none() is None
 
 

@@ -57,8 +57,8 @@ class ListedMember:
     subscribed: tuple[str, ...]
     """Topics and patterns, as the application gave them."""
 
-    topics: frozenset[str] | None
-    """The topics that these come to; None if the row does not tell."""
+    topics: frozenset[str]
+    """The topics that these come to."""
 
     assignment: frozenset[TopicPartition]
     """What it is to have."""
@@ -70,7 +70,7 @@ class ListedMember:
         """Return whether the member wants, or has, partitions of the topic."""
         if any(partition.topic == topic for partition in (*self.assignment, *self.owned)):
             return True
-        if self.topics is not None and topic in self.topics:
+        if topic in self.topics:
             return True
         return any(_matches(wanted, topic) for wanted in self.subscribed)
 
@@ -150,13 +150,7 @@ def _group(row: Row[Any], members: Iterable[Row[Any]]) -> ListedGroup:
 
 
 def _member(row: Row[Any]) -> ListedMember:
-    # A member that is the whole group has a plain list of what it subscribed to, and what it has is what it is to have.
     stored = json.loads(row.subscription)
-    assignment = _partitions(json.loads(row.assignment))
-    is_plain = not isinstance(stored, dict)
-    subscribed: Sequence[str] = stored if is_plain else stored.get("subscribed", ())
-    topics = None if is_plain or stored.get("topics") is None else frozenset(stored["topics"])
-    owned = assignment if is_plain or stored.get("owned") is None else _partitions(stored["owned"])
     return ListedMember(
         row.member_id,
         row.group_instance_id,
@@ -165,10 +159,10 @@ def _member(row: Row[Any]) -> ListedMember:
         row.session_timeout_ms,
         row.deadline_ms,
         bool(row.is_expired),
-        tuple(subscribed),
-        topics,
-        assignment,
-        owned,
+        tuple(stored["subscribed"]),
+        frozenset(stored["topics"]),
+        _partitions(json.loads(row.assignment)),
+        _partitions(stored["owned"]),
     )
 
 

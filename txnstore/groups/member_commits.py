@@ -48,16 +48,9 @@ def check_member_commit(
     check_commit(view, committer, is_transactional=is_transactional)
     if own is None or own.subscription is None:
         return
-    owned = _owned_partition_ids(own.subscription)
-    if owned is not None and not owned.issuperset(partition_ids):
+    owned = frozenset(json.loads(own.subscription)["owned_ids"])
+    if not owned.issuperset(partition_ids):
         raise IllegalGeneration(
             f"the member does not own {len(set(partition_ids) - owned)} of the {len(partition_ids)} partitions that it"
             " commits offsets of: the group has given them to others, or nobody has given them to it"
         )
-
-
-def _owned_partition_ids(subscription: str) -> frozenset[int] | None:
-    """Return the ids of the partitions that the member owns, as `group_rows` stores them; None if it does not tell."""
-    stored = json.loads(subscription)
-    ids = stored.get("owned_ids") if isinstance(stored, dict) else None
-    return None if ids is None else frozenset(ids)

@@ -108,7 +108,8 @@ _COUNT_IN_SOURCE: Final = upsert(group_offsets).from_select(
         pending_group_offsets.c.pending_offset,
         pending_group_offsets.c.leader_epoch,
         pending_group_offsets.c.offset_metadata,
-        pending_group_offsets.c.commit_ms,
+        # Their retention begins now: the transaction may have been open for longer than that.
+        server_now_ms(),
         pending_group_offsets.c.commit_number,
         pending_group_offsets.c.producer_id,
         pending_group_offsets.c.producer_epoch,

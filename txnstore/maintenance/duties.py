@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from txnstore.db.store import Store
+from txnstore.groups import expiration
 from txnstore.transactions import recovery
+from txnstore.transactions.recovery import FOUND_MAX
 
-#: Kafka's names for the two intervals.
+#: Kafka's names for the intervals.
 ABORT_INTERVAL: Final = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
 REMOVE_INTERVAL: Final = "transaction.remove.expired.transaction.cleanup.interval.ms"
+RETENTION_INTERVAL: Final = "offsets.retention.check.interval.ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +41,15 @@ DUTIES: Final = (
     ),
     Duty("silent producers forgotten", REMOVE_INTERVAL, recovery.expire_producers),
     Duty("journal entries deleted", REMOVE_INTERVAL, recovery.trim_journal),
+    # In this order: offsets expire once the group has no members any more.
+    Duty(
+        "silent members of groups removed",
+        RETENTION_INTERVAL,
+        lambda store: expiration.expire_silent_members(store, groups_max=FOUND_MAX),
+    ),
+    Duty(
+        "groups rid of expired offsets",
+        RETENTION_INTERVAL,
+        lambda store: expiration.expire_offsets(store, groups_max=FOUND_MAX),
+    ),
 )

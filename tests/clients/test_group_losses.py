@@ -1,0 +1,230 @@
+"""Members that lost their place: silent for too long, or late in polling; nothing is theirs, and they come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clients.group_steps import (
+    EAGER_AND_COOPERATIVE,
+    RARE_HEARTBEATS,
+    SHORT_SESSION,
+    STRATEGY_NAMES,
+    TP,
+    assigned,
+    lost,
+    revoked,
+)
+from tests.clients.log_writer import PATIENCE_SECONDS, eventually
+from txnstore import KafkaError, KafkaException
+from txnstore.testing.manual_clock import ManualClock
+
+both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
+RECORDS = 5
+SESSION_MS = RARE_HEARTBEATS["session.timeout.ms"]
+LATE = {"max.poll.interval.ms": 600, **SHORT_SESSION}
+
+
+@pytest.fixture
+def four(log):
+    log.topic(partition_count=4)
+    for number in range(4):
+        log.write("t", number, *(b"%d-%d" % (number, offset) for offset in range(RECORDS)))
+
+
+@pytest.fixture
+def crew(crew):
+    # Who is late does not know yet that others have his partitions.
+    crew.may_be_late = True
+    return crew
+
+
+@pytest.fixture
+def expired(four, crew):
+    """Make a member that the group has expired and that does not know of it, and one that has everything now."""
+
+    def make(strategy=(), **callbacks):
+        clock = ManualClock()
+        settings = {"txnstore.clock": clock, "enable.auto.commit": False, **dict(strategy)}
+        a = crew.member("a", settings).subscribe("t", **callbacks)
+        crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+        clock.advance(SESSION_MS)
+        b = crew.member("b", settings).subscribe("t")
+        # All at once: it waits for nobody.
+        crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+        return a, b
+
+    return make
+
+
+@both_strategies
+def test_a_member_that_was_expired_is_told_that_all_is_lost_and_joins_anew(expired, crew, strategy):
+    a, b = expired(strategy)
+    former_id, former_generation = a.consumer.memberid(), a.generation
+    assert a.taken() == [assigned(0, 1, 2, 3)]
+    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    assert a.moves == [lost(0, 1, 2, 3), assigned(*a.partitions)]
+    assert a.consumer.memberid() not in (None, former_id)
+    assert a.generation == b.generation > former_generation
+    assert sorted(a.partitions + b.partitions) == [0, 1, 2, 3]
+
+
+@both_strategies
+def test_without_on_lost_what_is_lost_is_revoked(expired, crew, strategy):
+    a, b = expired(strategy, on_lost=None)
+    a.taken()
+    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    assert a.moves[0] == revoked(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", ["lost", "revoke"])
+def test_nothing_can_be_committed_of_what_is_lost(expired, crew, kind):
+    errors = []
+
+    def commit(consumer, partitions):
+        for call in (
+            lambda: consumer.commit(asynchronous=False),
+            lambda: consumer.commit(offsets=[TP("t", 0, 4)], asynchronous=False),
+        ):
+            with pytest.raises(KafkaException) as caught:
+                call()
+            errors.append(caught.value.args[0].code())
+
+    a, b = expired(on_lost=None) if kind == "revoke" else expired()
+    a.actions[kind] = commit
+    b.consumer.commit(offsets=[TP("t", 0, 2)], asynchronous=False)
+    crew.until([a, b], lambda: errors)
+    assert errors == [KafkaError.UNKNOWN_MEMBER_ID] * 2
+    assert [tp.offset for tp in b.consumer.committed([TP("t", 0), TP("t", 1)])] == [2, -1001]
+
+
+def test_what_is_stored_of_lost_partitions_is_not_committed_by_itself(four, crew):
+    clock = ManualClock()
+    settings = {"txnstore.clock": clock, "enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000}
+    a, b = crew.member("a", settings).subscribe(), crew.member("b", settings)
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    clock.advance(SESSION_MS)
+    b.subscribe()
+    crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+    crew.until([a], lambda: lost(0, 1, 2, 3) in a.calls)
+    b.consumer.pause([TP("t", number) for number in range(4)])
+    assert [tp.offset for tp in b.consumer.committed([TP("t", number) for number in range(4)])] == [-1001] * 4
+
+
+def test_a_commit_of_a_member_that_was_expired_is_refused_before_it_knows(expired, crew):
+    a, b = expired()
+    assert a.refused("commit", asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+    assert a.refused("commit", offsets=[TP("t", 0, 1)], asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    assert a.moves[1] == lost(0, 1, 2, 3)
+
+
+def test_what_on_lost_raises_comes_out_of_poll_and_the_member_joins_anew(expired, crew):
+    def fail(consumer, partitions):
+        raise ZeroDivisionError
+
+    a, b = expired()
+    a.actions["lost"] = fail
+    with pytest.raises(ZeroDivisionError):
+        crew.until([a, b], lambda: len(a.partitions) == 2)
+    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+
+
+def test_closing_a_member_that_was_expired_disturbs_nobody(expired, crew):
+    a, b = expired()
+    crew.until([b], lambda: len(b.records) == 4 * RECORDS)
+    a.close()
+    assert b.poll(0.3) is None
+    assert b.calls == [assigned(0, 1, 2, 3)]
+    b.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
+
+
+# --- max.poll.interval.ms -----------------------------------------------------------------------------------------
+
+
+@both_strategies
+def test_others_take_over_from_an_application_that_does_not_poll_and_its_next_poll_rejoins(four, crew, strategy):
+    (a,) = crew.members("a", **LATE, **strategy)
+    crew.until_shared([a], [0, 1, 2, 3])
+    (b,) = crew.members("b", **strategy)
+    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    had = a.partitions
+    first_id = a.consumer.memberid()
+    a.taken()
+    b.taken()
+    # Nobody polls `a`: a clean leave, of which the other hears at once.
+    crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+    assert a.calls == []
+    assert a.refused("commit", offsets=[TP("t", had[0], 1)], asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    assert a.error_codes == [KafkaError._MAX_POLL_EXCEEDED]
+    assert a.errors[0].str().startswith("Application maximum poll interval (600ms) exceeded by ")
+    assert not a.errors[0].fatal()
+    assert a.moves == [lost(*had), assigned(*a.partitions)]
+    assert a.consumer.memberid() not in (None, first_id)
+
+
+def test_a_heartbeat_is_sent_while_the_application_computes(four, crew, log):
+    """Longer than the session, and shorter than max.poll.interval.ms: it keeps its place."""
+    a, b = crew.members("ab", **SHORT_SESSION)
+    crew.until_shared([a, b], [0, 1], [2, 3])
+    generation = a.generation
+    (began,) = [member.deadline_ms for member in log.members() if member.member_id == a.consumer.memberid()]
+
+    def has_kept_its_place():
+        (now,) = [member for member in log.members() if member.member_id == a.consumer.memberid()]
+        return now.deadline_ms >= began + 2 * SHORT_SESSION["session.timeout.ms"]
+
+    a.taken()
+    crew.until([b], has_kept_its_place)
+    a.poll(0)
+    assert (a.calls, a.partitions, a.generation) == ([], [0, 1], generation)
+    a.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
+
+
+def test_a_place_is_kept_through_a_rebalance_that_the_application_has_no_time_for(four, crew, log):
+    """Others wait for it, and for nobody else; its commits count all the while."""
+    (a,) = crew.members("a", enable_auto_commit=False, **SHORT_SESSION)
+    crew.until_shared([a], [0, 1, 2, 3])
+    (b,) = crew.members("b")
+    crew.until([b], lambda: len(log.members()) == 2)
+    (began,) = [member.deadline_ms for member in log.members() if member.client_id == "a"]
+
+    def has_kept_its_place():
+        (now,) = [member for member in log.members() if member.client_id == "a"]
+        return now.deadline_ms >= began + 2 * SHORT_SESSION["session.timeout.ms"]
+
+    crew.until([b], has_kept_its_place)
+    assert b.partitions == []
+    a.consumer.commit(offsets=[TP("t", 2, 4)], asynchronous=False)
+    crew.until_shared([a, b], [0, 1], [2, 3])
+    assert a.calls == [assigned(0, 1, 2, 3), revoked(0, 1, 2, 3), assigned(0, 1)]
+    crew.until([b], lambda: ("t", 2, 4) in b.places())
+    assert ("t", 2, 3) not in b.places()
+
+
+def test_a_late_application_with_a_static_name_is_told_too(four, crew):
+    (a,) = crew.members("a", group_instance_id="one", **LATE)
+    # It keeps its name until its session ends, which others see at their heartbeats.
+    (b,) = crew.members("b", group_instance_id="two", **SHORT_SESSION)
+    crew.until_shared([a, b], [0, 1], [2, 3])
+    a.taken()
+    crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    assert a.error_codes == [KafkaError._MAX_POLL_EXCEEDED]
+    assert a.moves == [lost(0, 1), assigned(0, 1)]
+
+
+def test_an_application_that_waits_in_consume_is_not_late(four, crew, log):
+    (a,) = crew.members("a", **LATE)
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    assert a.consumer.consume(1, 3 * LATE["max.poll.interval.ms"] / 1000) == []
+    assert [member.client_id for member in log.members()] == ["a"]
+    assert a.calls == [assigned(0, 1, 2, 3)]
+
+
+def test_a_late_application_that_closes_is_told_that_all_is_lost(four, crew, log):
+    (a,) = crew.members("a", **LATE)
+    crew.until_shared([a], [0, 1, 2, 3])
+    eventually(lambda: log.members() == [], PATIENCE_SECONDS)
+    a.close()
+    assert a.calls == [assigned(0, 1, 2, 3), lost(0, 1, 2, 3)]

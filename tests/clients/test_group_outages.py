@@ -1,0 +1,274 @@
+"""A group whose database does not answer for a while: shorter and longer than its members' sessions.
+
+Nothing is handed out once the local deadline is past and the group has not answered; nothing is lost; and once it
+answers, nobody hands out what another has been given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+
+import psycopg
+import pytest
+
+from tests.clients.group_steps import EAGER_AND_COOPERATIVE, RARE_HEARTBEATS, STRATEGY_NAMES, TP, TURN_SECONDS, Crew
+from tests.clients.log_writer import LogWriter
+from txnstore import Consumer
+from txnstore.db.store import open_store
+from txnstore.testing.postgres_server import connection_string
+from txnstore.testing.private_cluster import PrivateCluster
+from txnstore.testing.server_programs import NoServerProgramsError
+
+both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
+RECORDS = 1_000
+PARTITIONS = 4
+SESSION_SECONDS = 1.5
+SETTINGS = {
+    "heartbeat.interval.ms": 200,
+    "session.timeout.ms": int(SESSION_SECONDS * 1000),
+    "enable.auto.commit": False,
+}
+WORK_SECONDS = 0.005
+#: Between the moment at which a member looks at its deadline and that at which the test sees what it was handed.
+SLACK_SECONDS = 0.3
+#: What comes about within a second or two takes longer on a machine that is busy.
+PATIENCE_SECONDS = 40.0
+
+
+def fill(log, name="t"):
+    log.topic(name, partition_count=PARTITIONS)
+    for number in range(PARTITIONS):
+        log.write(name, number, *(b"%d-%d" % (number, offset) for offset in range(RECORDS)))
+
+
+@contextlib.contextmanager
+def deaf_group(url):
+    """Let nobody write to the group while the context lasts: readers go on."""
+    connection: sqlite3.Connection | psycopg.Connection
+    if url.startswith("sqlite"):
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+    else:
+        connection = psycopg.connect(connection_string(url))
+        connection.execute("LOCK TABLE txnstore.groups, txnstore.group_members IN EXCLUSIVE MODE")
+    try:
+        yield
+    finally:
+        connection.rollback()
+        connection.close()
+
+
+class Reading:
+    """Members that read record by record, and when each record came."""
+
+    def __init__(self, crew, strategy, names="ab"):
+        self.crew = crew
+        self.members = [crew.member(name, {**SETTINGS, **strategy}).subscribe() for name in names]
+        self.came_at = []
+        self.works_slowly = True
+        """Whether there is always something left to read: each record takes a moment."""
+        self._pause = threading.Event()
+        for member in self.members:
+            member.actions["revoke"] = commit_position
+
+    def turn(self):
+        for member in self.members:
+            for number in range(1 if self.works_slowly else 100):
+                if member.poll(0 if number else TURN_SECONDS) is None:
+                    break
+                self.came_at.append(time.monotonic())
+                if self.works_slowly:
+                    self._pause.wait(WORK_SECONDS)
+            # The database may be away: that is said as a message too.
+            assert not any(error.fatal() for error in member.errors), member
+            del member.errors[:]
+
+    def until(self, found, seconds=PATIENCE_SECONDS):
+        deadline = time.monotonic() + seconds
+        while not found():
+            assert time.monotonic() < deadline, f"it did not happen: {self.members}"
+            self.turn()
+
+    def is_shared(self):
+        return [len(member.partitions) for member in self.members] == [2, 2]
+
+    def seen(self):
+        return [place for member in self.members for place in member.places()]
+
+
+def commit_position(consumer, partitions):
+    positions = [position for position in consumer.position(partitions) if position.offset >= 0]
+    with contextlib.suppress(Exception):
+        consumer.commit(offsets=positions, asynchronous=False)
+
+
+def positions_of(member):
+    return [tp for tp in member.consumer.position(member.consumer.assignment()) if tp.offset >= 0]
+
+
+def has_all(reading):
+    return len(set(reading.seen())) == PARTITIONS * RECORDS
+
+
+def kinds(reading):
+    return {kind for member in reading.members for kind, _ in member.moves}
+
+
+@both_strategies
+def test_a_group_that_does_not_answer_for_less_than_a_session_loses_nobody(url, crew, log, strategy):
+    fill(log)
+    reading = Reading(crew, strategy)
+    reading.until(reading.is_shared)
+    for member in reading.members:
+        member.taken()
+    generation = reading.members[0].generation
+    count = len(reading.came_at)
+    with deaf_group(url):
+        until = time.monotonic() + SESSION_SECONDS / 3
+        reading.until(lambda: time.monotonic() > until)
+    assert len(reading.came_at) > count
+    until = time.monotonic() + SESSION_SECONDS
+    reading.until(lambda: time.monotonic() > until)
+    assert kinds(reading) == set()
+    assert reading.is_shared()
+    assert {member.generation for member in reading.members} == {generation}
+
+
+@both_strategies
+def test_nothing_is_handed_out_past_the_local_deadline_until_the_group_has_answered(url, crew, log, strategy):
+    fill(log)
+    crew.may_be_late = True
+    reading = Reading(crew, strategy)
+    reading.until(reading.is_shared)
+    reading.until(lambda: all(len(member.records) > 10 for member in reading.members))
+    with deaf_group(url):
+        began = time.monotonic()
+        reading.until(lambda: time.monotonic() > began + 2 * SESSION_SECONDS)
+        # Readers were not hindered, and records were at hand.
+        assert not has_all(reading)
+        assert max(reading.came_at) < began + SESSION_SECONDS + SLACK_SECONDS
+        count = len(reading.came_at)
+    reading.until(lambda: len(reading.came_at) > count)
+    reading.until(reading.is_shared)
+    # The commits of their new places count.
+    for member in reading.members:
+        reading.until(lambda member=member: positions_of(member))
+        assert member.consumer.commit(offsets=positions_of(member), asynchronous=False)
+
+
+@both_strategies
+def test_a_member_alone_keeps_its_place_if_nobody_took_it(url, crew, log, strategy):
+    """The one that is late is not removed by itself: what it had is still its own."""
+    fill(log)
+    reading = Reading(crew, strategy, "a")
+    (a,) = reading.members
+    reading.until(lambda: len(a.records) > 10)
+    member_id = a.consumer.memberid()
+    with deaf_group(url):
+        began = time.monotonic()
+        reading.until(lambda: time.monotonic() > began + 2 * SESSION_SECONDS)
+        count = len(a.records)
+    reading.until(lambda: len(a.records) > count + 10)
+    assert [kind for kind, _ in a.moves] == ["assign"]
+    assert a.consumer.memberid() == member_id
+    a.consumer.commit(asynchronous=False)
+    assert len(set(a.places())) == len(a.places())
+
+
+# --- a server that is killed --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    try:
+        cluster = PrivateCluster(fsync=False)
+    except NoServerProgramsError as error:
+        pytest.skip(str(error))
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(params=EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
+def killed(request, cluster):
+    """The store of a server that can be killed, and two members on it that read."""
+    name = f"group_{len(cluster_databases)}"
+    cluster_databases.append(name)
+    cluster.create_database(name)
+    opened = []
+
+    def make(configuration):
+        usual = {"bootstrap.servers": cluster.url(name), "group.id": "readers", "auto.offset.reset": "earliest"}
+        opened.append(Consumer({**usual, "error_cb": lambda error: None, **configuration}))
+        return opened[-1]
+
+    with open_store(cluster.url(name)) as store:
+        fill(LogWriter(store))
+    try:
+        yield lambda **settings: make_reading(make, {**request.param, **settings})
+    finally:
+        for consumer in opened:
+            with contextlib.suppress(Exception):
+                consumer.close()
+
+
+cluster_databases: list[str] = []
+
+
+def make_reading(make, settings):
+    crew = Crew(make)
+    crew.may_be_late = True
+    reading = Reading(crew, settings)
+    reading.until(reading.is_shared)
+    reading.until(lambda: all(len(member.records) > 10 for member in reading.members))
+    return reading
+
+
+def test_a_server_that_is_back_within_the_session_costs_nobody_his_place(cluster, killed):
+    reading = killed(**{**RARE_HEARTBEATS, "heartbeat.interval.ms": 200})
+    for member in reading.members:
+        member.taken()
+    generation = reading.members[0].generation
+    cluster.kill()
+    try:
+        reading.turn()
+    finally:
+        cluster.start()
+    reading.works_slowly = False
+    reading.until(lambda: has_all(reading))
+    assert kinds(reading) == set()
+    assert {member.generation for member in reading.members} == {generation}
+    assert len(reading.seen()) == PARTITIONS * RECORDS
+    for member in reading.members:
+        assert member.consumer.commit(asynchronous=False)
+
+
+def test_a_server_that_is_away_for_longer_than_the_session(cluster, killed):
+    reading = killed()
+    for member in reading.members:
+        member.consumer.commit(asynchronous=False)
+    began = time.monotonic()
+    cluster.kill()
+    try:
+        reading.until(lambda: time.monotonic() > began + 2 * SESSION_SECONDS)
+        assert not has_all(reading)
+        assert max(reading.came_at) < began + SESSION_SECONDS + SLACK_SECONDS
+    finally:
+        cluster.start()
+    reading.works_slowly = False
+    reading.until(lambda: has_all(reading))
+    reading.until(reading.is_shared)
+    # What one was handed and had not committed came again to the other; the commits of their new places count.
+    for member in reading.members:
+        reading.until(lambda member=member: positions_of(member) or has_read_to_the_end(member))
+        if positions_of(member):
+            member.consumer.commit(offsets=positions_of(member), asynchronous=False)
+    committed = reading.members[0].consumer.committed([TP("t", number) for number in range(PARTITIONS)], 20)
+    assert all(tp.offset <= RECORDS for tp in committed)
+
+
+def has_read_to_the_end(member):
+    """Whether the group had committed all of what the member has now, so that nothing is left to read."""
+    return all(tp.offset == RECORDS for tp in member.consumer.committed(member.consumer.assignment(), 20))

@@ -1,0 +1,257 @@
+"""Groups that nobody uses lose their members, then their offsets, then themselves; whoever uses one loses nothing."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from sqlalchemy import event, select
+
+from txnstore.db.schema import groups
+from txnstore.db.settings import change_store_settings
+from txnstore.groups import coordinator
+from txnstore.groups.expiration import OFFSETS_AT_ONCE, expire_offsets, expire_silent_members
+from txnstore.groups.group_image import MemberDetails, Report
+from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
+from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
+
+MINUTE_MS = 60_000
+DAY_MS = 24 * 60 * MINUTE_MS
+RETENTION_MS = 7 * DAY_MS
+SESSION_TIMEOUT_MS = 10_000
+PRODUCER = ProducerIdentity(1_000, 0)
+#: Offsets are kept by numbers of partitions, whether there are such partitions or not.
+FIRST, SECOND = 1, 2
+
+
+class ExpiringGroup:
+    """A group of a store, and what the maintenance does to it."""
+
+    def __init__(self, store, name="g"):
+        self._store = store
+        self.group_id = name
+        self.membership = GroupMembership(name)
+
+    def commit(self, partition_id=FIRST, offset=5):
+        offsets = {partition_id: OffsetAndMetadata(offset)}
+        self._store.write(lambda connection: commit_offsets(connection, self.membership, offsets))
+
+    def send(self, partition_id=FIRST, offset=9):
+        offsets = {partition_id: OffsetAndMetadata(offset)}
+        self._store.write(lambda connection: add_pending_offsets(connection, self.membership, offsets, PRODUCER))
+
+    def end(self, *, commit):
+        self._store.write(
+            lambda connection: finish_pending_offsets(connection, [self.group_id], PRODUCER.producer_id, commit=commit)
+        )
+
+    def join(self):
+        joining = GroupMembership(self.group_id, NO_GENERATION, f"member-{uuid.uuid4().hex[:8]}")
+        details = MemberDetails("client", SESSION_TIMEOUT_MS, ("t",), frozenset({"t"}), ("range",))
+        answer = self._store.write(lambda connection: coordinator.join(connection, Report(joining, 1), details))
+        # It owns nothing, so that its commits are a simple consumer's, sent as one that knows its membership.
+        self.membership = answer.membership
+
+    def leave(self):
+        assert self._store.write(lambda connection: coordinator.leave(connection, self.membership))
+        self.membership = GroupMembership(self.group_id)
+
+    def committed(self):
+        found = self._store.read(lambda connection: read_offsets(connection, self.group_id, range(10)))
+        return {partition_id: offset.offset for partition_id, offset in found.offsets.items()}
+
+    def is_there(self):
+        statement = select(groups.c.group_id).where(groups.c.group_id == self.group_id)
+        return self._store.read(lambda connection: connection.execute(statement).one_or_none()) is not None
+
+    def expire(self):
+        return expire_offsets(self._store, groups_max=100)
+
+    def expire_members(self):
+        return expire_silent_members(self._store, groups_max=100)
+
+
+@pytest.fixture
+def group(store):
+    return ExpiringGroup(store)
+
+
+def test_a_group_that_is_empty_for_as_long_as_the_retention_loses_its_offsets_and_is_gone(group, clock):
+    group.join()
+    group.leave()
+    group.commit()
+    clock.advance(RETENTION_MS - 1)
+    assert group.expire() == 0
+    assert group.committed() == {FIRST: 5}
+    clock.advance(1)
+    assert group.expire() == 1
+    assert group.committed() == {}
+    assert not group.is_there()
+    assert group.expire() == 0
+
+
+def test_the_time_counts_from_when_the_last_member_left_not_from_its_commit(group, clock):
+    group.commit()
+    group.join()
+    clock.advance(RETENTION_MS)
+    group.leave()
+    clock.advance(RETENTION_MS - 1)
+    assert group.expire() == 0
+    assert group.committed() == {FIRST: 5}
+    clock.advance(1)
+    assert group.expire() == 1
+
+
+def test_members_keep_the_offsets_and_silent_ones_are_removed_first(group, clock):
+    group.commit()
+    group.join()
+    clock.advance(RETENTION_MS + SESSION_TIMEOUT_MS)
+    assert group.expire() == 0
+    assert group.expire_members() == 1
+    # Empty from here on.
+    assert group.expire() == 0
+    clock.advance(RETENTION_MS - 1)
+    assert group.expire() == 0
+    assert group.committed() == {FIRST: 5}
+    clock.advance(1)
+    assert group.expire() == 1
+    assert not group.is_there()
+
+
+def test_a_member_that_is_heard_of_is_not_removed(group, clock):
+    group.join()
+    clock.advance(SESSION_TIMEOUT_MS - 1)
+    assert group.expire_members() == 0
+    clock.advance(1)
+    assert group.expire_members() == 1
+    assert group.expire_members() == 0
+
+
+def test_of_a_group_that_never_had_members_each_offset_expires_by_itself(group, clock):
+    group.commit(FIRST)
+    clock.advance(DAY_MS)
+    group.commit(SECOND)
+    clock.advance(RETENTION_MS - DAY_MS - 1)
+    assert group.expire() == 0
+    clock.advance(1)
+    assert group.expire() == 1
+    assert group.committed() == {SECOND: 5}
+    clock.advance(DAY_MS - 1)
+    assert group.expire() == 0
+    clock.advance(1)
+    assert group.expire() == 1
+    assert not group.is_there()
+
+
+def test_an_offset_that_is_committed_anew_has_all_of_its_time_again(group, clock):
+    group.commit()
+    clock.advance(RETENTION_MS - 1)
+    group.commit(offset=6)
+    clock.advance(RETENTION_MS - 1)
+    assert group.expire() == 0
+    assert group.committed() == {FIRST: 6}
+
+
+@pytest.mark.parametrize("had_members", [True, False])
+@pytest.mark.parametrize("commit", [True, False])
+def test_while_a_transaction_holds_offsets_nothing_expires(group, clock, had_members, commit):
+    group.commit(FIRST)
+    group.commit(SECOND)
+    if had_members:
+        group.join()
+        group.leave()
+    group.send(FIRST)
+    clock.advance(2 * RETENTION_MS)
+    assert group.expire() == 0
+    assert group.committed() == {FIRST: 5, SECOND: 5}
+    group.end(commit=commit)
+    assert group.expire() == 1
+    # What the transaction has committed begins its time now.
+    assert group.committed() == ({FIRST: 9} if commit else {})
+    assert group.is_there() is commit
+    clock.advance(RETENTION_MS)
+    assert group.expire() == commit
+    assert not group.is_there()
+
+
+def test_a_group_that_has_only_offsets_of_an_open_transaction_stays(group):
+    group.send()
+    assert group.expire() == 0
+    group.end(commit=False)
+    assert group.expire() == 1
+    assert not group.is_there()
+
+
+def test_a_group_without_offsets_and_members_is_removed_at_once(group):
+    group.join()
+    assert group.expire() == 0
+    group.leave()
+    assert group.is_there()
+    assert group.expire() == 1
+    assert not group.is_there()
+
+
+def test_the_retention_is_a_setting_of_the_store(store, group, clock):
+    group.commit()
+    clock.advance(2 * MINUTE_MS)
+    store.write(lambda connection: change_store_settings(connection, {"offsets.retention.minutes": "3"}))
+    assert group.expire() == 0
+    clock.advance(MINUTE_MS)
+    assert group.expire() == 1
+
+
+def test_other_groups_keep_what_they_have(store, group, clock):
+    others = [ExpiringGroup(store, name) for name in ("f", "h")]
+    group.commit()
+    clock.advance(1)
+    for other in others:
+        other.commit()
+    clock.advance(RETENTION_MS - 1)
+    assert group.expire() == 1
+    assert group.committed() == {}
+    assert [other.committed() for other in others] == [{FIRST: 5}] * 2
+
+
+def test_only_so_many_groups_are_looked_at_in_one_go(store, clock):
+    several = [ExpiringGroup(store, name) for name in "cabed"]
+    for each in several:
+        each.commit()
+        each.join()
+    clock.advance(SESSION_TIMEOUT_MS)
+    assert [expire_silent_members(store, groups_max=3) for _ in range(3)] == [3, 2, 0]
+    clock.advance(RETENTION_MS)
+    assert [expire_offsets(store, groups_max=2) for _ in range(4)] == [2, 2, 1, 0]
+    assert not any(each.is_there() for each in several)
+
+
+def test_the_group_that_is_unused_for_longest_goes_first(store, clock):
+    several = [ExpiringGroup(store, name) for name in "cabed"]
+    for each in several:
+        each.commit()
+        clock.advance(1)
+    clock.advance(RETENTION_MS)
+    assert expire_offsets(store, groups_max=2) == 2
+    assert [each.group_id for each in several if each.is_there()] == ["b", "e", "d"]
+
+
+def test_many_offsets_are_deleted_in_database_transactions_of_a_bounded_size(store, group, clock):
+    many = 2 * OFFSETS_AT_ONCE + 1
+    offsets = {partition_id: OffsetAndMetadata(1) for partition_id in range(many)}
+    store.write(lambda connection: commit_offsets(connection, group.membership, offsets))
+    clock.advance(RETENTION_MS)
+    deleted = []
+
+    def see(connection, cursor, statement, *_):
+        if statement.startswith("DELETE") and "group_offsets" in statement.split("WHERE")[0]:
+            deleted.append(cursor.rowcount)
+        if statement.startswith("COMMIT"):
+            deleted.append(None)
+
+    event.listen(store.engine, "after_cursor_execute", see)
+    try:
+        assert group.expire() == 1
+    finally:
+        event.remove(store.engine, "after_cursor_execute", see)
+    assert [count for count in deleted if count is not None] == [OFFSETS_AT_ONCE, OFFSETS_AT_ONCE, 1]
+    assert group.committed() == {}
+    assert not group.is_there()

@@ -1,0 +1,42 @@
+"""This file is how long a member of a group may still take its partitions for its own, by its own clock."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+
+def _awake_and_asleep_seconds() -> Callable[[], float]:
+    """Return the clock that goes on while the machine sleeps, where there is one: the group's does too."""
+    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
+    if boot_time is None:
+        return time.monotonic
+    return functools.partial(time.clock_gettime, boot_time)
+
+
+#: Seconds by a clock that only moves forward; its zero means nothing.
+lease_seconds: Final = _awake_and_asleep_seconds()
+
+
+class Lease:
+    """The time that a member has left unless its group hears from it again.
+
+    It counts from the moment at which a request was *sent*, so it ends before the group's own patience does.
+    """
+
+    def __init__(self, duration_seconds: float) -> None:
+        """Begin without one."""
+        self.duration_seconds = duration_seconds
+        self.ends_at = math.inf
+        """From when on the group may have given the partitions to somebody else, by `lease_seconds`."""
+
+    def renew(self, sent_at: float) -> None:
+        """Count from `sent_at` on, when a request was sent that the group has answered since."""
+        self.ends_at = sent_at + self.duration_seconds
+
+    def drop(self) -> None:
+        """Have none: there is nothing to lose."""
+        self.ends_at = math.inf
