@@ -17,12 +17,12 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from scripts import bench_clients, bench_log
+from scripts import bench_clients, bench_groups, bench_log
 from scripts.bench_support import MANY, Bench, Raw, Result
 from txnstore.db.store import open_store
 from txnstore.testing.servers import choose_server
 
-BENCHES = (*bench_log.BENCHES, *bench_clients.BENCHES)
+BENCHES = (*bench_log.BENCHES, *bench_clients.BENCHES, *bench_groups.BENCHES)
 
 
 @contextmanager

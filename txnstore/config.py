@@ -107,6 +107,12 @@ STORE_SETTINGS: Final = _table(
         "How long the offsets of an empty group are kept.",
     ),
     Setting(
+        "offsets.retention.check.interval.ms",
+        600_000,
+        _integer(1, _INT32_MAX),
+        "How often groups are searched for silent members and expired offsets.",
+    ),
+    Setting(
         "txnstore.transaction.log.retention.ms",
         604_800_000,
         _integer(1, _INT64_MAX),

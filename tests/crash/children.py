@@ -6,7 +6,9 @@ from typing import Final
 
 from tests.crash.afterlives import start_producer
 from tests.crash.scenarios import ALL, FIRST, SENT, Scenario
+from tests.crash.sinking import SINKING_BY_NAME
 from tests.crash.worlds import Place, Victim, World
+from tests.crash.writing_together import TOGETHER_BY_NAME
 from txnstore.db.store import Store, open_store
 from txnstore.model import ControlType
 from txnstore.testing.manual_clock import ManualClock
@@ -34,6 +36,13 @@ def open_victim(task: Task) -> tuple[str, Victim]:
 def call(subject: tuple[str, Victim]) -> None:
     name, victim = subject
     BY_NAME[name].call(victim.world, victim.store)
+    victim.store.close()
+
+
+def call_together(subject: tuple[str, Victim]) -> None:
+    name, victim = subject
+    case = TOGETHER_BY_NAME[name] if name in TOGETHER_BY_NAME else SINKING_BY_NAME[name]
+    case.call(victim.world, victim.store)
     victim.store.close()
 
 

@@ -24,9 +24,15 @@ from txnstore.db.schema import (
     pending_group_offsets,
     producer_states,
     record_batches,
+    sink_batches,
+    sink_inputs,
+    sink_positions,
+    sink_runs,
     transaction_groups,
     transaction_log,
     transaction_partitions,
+    transaction_writer_partitions,
+    transaction_writers,
     transactions,
 )
 from txnstore.db.store import Store, open_store
@@ -51,6 +57,7 @@ from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.states import TransactionState
 from txnstore.transactions.work import SentOffsets
+from txnstore.transactions.writers import TransactionWriter
 
 TIMEOUT_MS: Final = 60_000
 PARTITIONS: Final = 2
@@ -83,6 +90,8 @@ class World:
     #: How many transactions of the transactional id were decided before.
     decisions: int = 0
     name: str = "id"
+    #: Further writers of its transaction.
+    writers: tuple[TransactionWriter, ...] = ()
 
     @property
     def transactional_id(self) -> str:
@@ -272,8 +281,8 @@ def _state_of(world: World, connection: Connection) -> Hashable:
     )
 
 
-_PRODUCER_IDS: Final = frozenset({"producer_id", "previous_producer_id", "next_producer_id"})
-_OWN_NAMES: Final = frozenset({"transactional_id", "group_id"})
+_PRODUCER_IDS: Final = frozenset({"producer_id", "previous_producer_id", "next_producer_id", "writer_producer_id"})
+_OWN_NAMES: Final = frozenset({"transactional_id", "group_id", "sink_id"})
 #: What follows from the clock, from the other columns, or from how many worlds there were before.
 _LEFT_OUT: Final = frozenset({"entry_id", "crc"})
 _TABLES_OF_WORLD: Final = (
@@ -285,9 +294,15 @@ _TABLES_OF_WORLD: Final = (
     transaction_log,
     transaction_partitions,
     transaction_groups,
+    transaction_writers,
+    transaction_writer_partitions,
     marker_outbox,
     group_offsets,
     pending_group_offsets,
+    sink_runs,
+    sink_batches,
+    sink_inputs,
+    sink_positions,
 )
 
 

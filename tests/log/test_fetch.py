@@ -450,3 +450,17 @@ def test_a_transaction_of_many_batches_over_several_pages_is_all_there(log: Log)
         log.write("A", b"%d" % number)
     log.commit("A")
     assert [value for _, value in log.read_all(records_max=7)] == [b"%d" % number for number in range(30)]
+
+
+@LEVELS
+def test_a_page_ends_before_the_offset_that_is_given(log: Log, isolation: IsolationLevel) -> None:
+    log.plain(b"a")
+    log.plain(b"b", b"c")
+    log.plain(b"d")
+    ends = {log.id: 2}
+    page = log.page(0, isolation, end_offsets=ends)
+    # The batch with the last wanted record comes whole.
+    assert (values_of(page), page.next_offset) == ([b"a", b"b", b"c"], 2)
+    assert log.page(2, isolation, end_offsets=ends).batches == ()
+    assert log.page(2, isolation, end_offsets=ends).next_offset == 2
+    assert log.page(0, isolation, end_offsets={log.id: 99}).next_offset == 4

@@ -22,6 +22,8 @@ from txnstore.model import Record
 from txnstore.testing.postgres_server import connection_string
 
 NEXT_VERSION = SCHEMA_VERSION + 1
+OUTDATED = rf"of version {SCHEMA_VERSION}, this txnstore needs {NEXT_VERSION}; run `txnstore migrate`"
+TOO_NEW = rf"of version {NEXT_VERSION}, this txnstore knows {SCHEMA_VERSION}; upgrade the package"
 MIGRATION = '''"""This file is a version of the tables that there is in tests only."""
 
 from alembic import op
@@ -129,7 +131,7 @@ def test_the_way_back_to_nothing_leaves_an_empty_database_that_can_be_used_again
 
 def test_tables_of_an_older_version_are_refused_with_the_command_that_upgrades_them(store, url, next_version):
     next_version()
-    with pytest.raises(SchemaOutdated, match=r"of version 1, this txnstore needs 2; run `txnstore migrate`"):
+    with pytest.raises(SchemaOutdated, match=OUTDATED):
         open_store(url)
 
 
@@ -138,7 +140,7 @@ def test_tables_of_a_newer_version_are_refused(store, url, next_version, monkeyp
     with connect_store(url) as newer:
         opening.upgrade(newer)
     monkeypatch.setattr(opening, "SCHEMA_VERSION", SCHEMA_VERSION)
-    with pytest.raises(SchemaTooNew, match=r"of version 2, this txnstore knows 1; upgrade the package"):
+    with pytest.raises(SchemaTooNew, match=TOO_NEW):
         open_store(url)
     with connect_store(url) as older, pytest.raises(SchemaTooNew):
         opening.upgrade(older)

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
@@ -160,10 +160,19 @@ class AIOProducer:
         """As `Producer.send_offsets_to_transaction`."""
         await self._call(self._producer.send_offsets_to_transaction, positions, group_metadata, timeout)
 
-    async def commit_transaction(self, timeout: float = -1) -> None:
+    async def commit_transaction(self, timeout: float = -1, *, writers: Collection[int] | None = None) -> None:
         """Deliver what was produced, so that the futures are done, then as `Producer.commit_transaction`."""
         await self.flush(timeout)
-        await self._call(self._producer.commit_transaction, timeout)
+        await self._call(functools.partial(self._producer.commit_transaction, writers=writers), timeout)
+
+    async def transaction_token(self, timeout: float = -1) -> bytes:
+        """As `Producer.transaction_token`."""
+        return await self._call(self._producer.transaction_token, timeout)
+
+    async def report_writer(self, timeout: float = -1) -> int:
+        """Deliver what was produced, so that the futures are done, then as `Producer.report_writer`."""
+        await self.flush(timeout)
+        return await self._call(self._producer.report_writer, timeout)
 
     async def abort_transaction(self, timeout: float = -1) -> None:
         """Deliver what was produced, so that the futures are done, then as `Producer.abort_transaction`."""

@@ -25,6 +25,7 @@ from txnstore.clients.configuration_values import (
     Names,
     Refused,
     Text,
+    Token,
 )
 from txnstore.clients.ignored_configuration_keys import IGNORED
 from txnstore.clients.partitioners import PARTITIONERS
@@ -124,6 +125,7 @@ _MEANINGFUL: Final = (
     # The producer
     Key("transactional.id", Text(_ID_LENGTH_MAX), None, _P),
     Key("transaction.timeout.ms", Integer(1_000, _INT32_MAX), 60_000, _P),
+    Key("txnstore.transaction.token", Token(), None, _P, only_user=True),
     Key("enable.idempotence", Boolean(), None, _P),
     Key("enable.gapless.guarantee", Boolean(), False, _P),
     Key("acks", Integer(-1, 1_000, {"all": -1}), -1, _P, "request.required.acks"),

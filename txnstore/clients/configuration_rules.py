@@ -30,7 +30,13 @@ def apply_producer_rules(values: Values, given: Mapping[str, Any], logger: loggi
         ConfigurationError: they do not go together.
     """
     _default(values, "allow.auto.create.topics", True)
-    if values["transactional.id"]:
+    if values["txnstore.transaction.token"] is not None:
+        if values["transactional.id"]:
+            raise _refusal("`transactional.id` and `txnstore.transaction.token` are of different producers: set one")
+        if given.get("enable.idempotence") is False:
+            raise _refusal("`txnstore.transaction.token` requires `enable.idempotence=true`")
+        values["enable.idempotence"] = True
+    elif values["transactional.id"]:
         if given.get("enable.idempotence") is False:
             raise _refusal("`transactional.id` requires `enable.idempotence=true`")
         values["enable.idempotence"] = True

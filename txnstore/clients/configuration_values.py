@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from txnstore.errors import InvalidRequest
+from txnstore.transactions.tokens import TransactionToken
+
 #: At most so much of somebody else's text is repeated in an error.
 _SHOWN_CHARACTERS_MAX: Final = 80
 
@@ -231,6 +234,20 @@ class Instance:
         if value is not None and not callable(getattr(value, self.method, None)):
             raise TypeError(f"{key} takes {self.about}, not {type(value).__name__}")
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What `Producer.transaction_token()` returned."""
+
+    def parse(self, key: str, value: object) -> TransactionToken:
+        """Return what the token says."""
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise TypeError(f"{key} takes the bytes that transaction_token() returned, not {type(value).__name__}")
+        try:
+            return TransactionToken.parse(bytes(value))
+        except InvalidRequest as error:
+            raise ConfigurationError(f'Invalid value for configuration property "{key}": {error}') from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import random
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -31,7 +31,7 @@ def murmur2(key: bytes, partition_count: int) -> int:
         ValueError: there are no partitions to choose from.
     """
     _check(key, partition_count)
-    return (_murmur2_hash(key) & _INT32_MAX) % partition_count
+    return _positive_murmur2_hash(key) % partition_count
 
 
 def consistent(key: bytes, partition_count: int) -> int:
@@ -51,11 +51,19 @@ def fnv1a(key: bytes, partition_count: int) -> int:
         TypeError, ValueError: as `murmur2`.
     """
     _check(key, partition_count)
-    value = _FNV1A_BASIS
-    for byte in key:
-        value = ((value ^ byte) * _FNV1A_PRIME) & _UINT32
-    # The hash is taken for a signed number, and its sign dropped.
-    return (value if value <= _INT32_MAX else 2**32 - value) % partition_count
+    return _fnv1a_hash(key) % partition_count
+
+
+def partitions_of_keys(partitioner: str, keys: Iterable[bytes], partition_count: int) -> list[int]:
+    """Return the partition of each key, as the partitioner of this name hashes them: any but "random".
+
+    Raises:
+        TypeError: a key is no bytes, or the count no integer.
+        ValueError: there are no partitions to choose from.
+    """
+    _check(b"", partition_count)
+    hash_ = _HASHES[partitioner.removesuffix("_random")]
+    return [hash_(key) % partition_count for key in keys]
 
 
 def _check(key: object, partition_count: int) -> None:
@@ -76,6 +84,23 @@ def _murmur2_hash(key: bytes) -> int:
         value = ((value ^ int.from_bytes(key[whole:], "little")) * _MURMUR2_FACTOR) & _UINT32
     value = ((value ^ (value >> 13)) * _MURMUR2_FACTOR) & _UINT32
     return value ^ (value >> 15)
+
+
+def _positive_murmur2_hash(key: bytes) -> int:
+    return _murmur2_hash(key) & _INT32_MAX
+
+
+def _fnv1a_hash(key: bytes) -> int:
+    value = _FNV1A_BASIS
+    for byte in key:
+        value = ((value ^ byte) * _FNV1A_PRIME) & _UINT32
+    # The hash is taken for a signed number, and its sign dropped.
+    return value if value <= _INT32_MAX else 2**32 - value
+
+
+_HASHES: Final[Mapping[str, Callable[[bytes], int]]] = MappingProxyType(
+    {"consistent": zlib.crc32, "murmur2": _positive_murmur2_hash, "fnv1a": _fnv1a_hash}
+)
 
 
 def _at_random(key: bytes | None, partition_count: int, random_: random.Random) -> int:

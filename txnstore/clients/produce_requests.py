@@ -14,11 +14,13 @@ from txnstore.clients.accumulator import HEADERS, KEY, TIMESTAMP_MS, VALUE, Batc
 from txnstore.clients.connection import StoreConnection
 from txnstore.log.append import Append, Appended, append
 from txnstore.log.codec import RecordColumns, encode_columns
-from txnstore.log.compression import Codec
+from txnstore.log.compression import Codec, codec_for_topic
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic
 from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.tokens import TransactionToken
+from txnstore.transactions.writers import TransactionWriter, append_as_writer, join_transaction
 
 #: How long one try of the database goes on by itself; then the sender looks whether it is still wanted.
 TRY_TIMEOUT_MS: Final = 500
@@ -36,10 +38,21 @@ class ProducerSession:
     """Who a producer is to the log; for the sender's thread only."""
 
     def __init__(
-        self, connection: StoreConnection, *, is_idempotent: bool, transactional_id: str | None, codec: Codec
+        self,
+        connection: StoreConnection,
+        *,
+        is_idempotent: bool,
+        transactional_id: str | None,
+        codec: Codec,
+        token: TransactionToken | None = None,
     ) -> None:
-        """Begin without an identity: it is asked for with the first request, or by `init_transactions`."""
+        """Begin without an identity: it is asked for with the first request, or by `init_transactions`.
+
+        With a `token` it is that of a further writer in the transaction of another producer.
+        """
         self.connection = connection
+        self.writer: TransactionWriter | None = None
+        self._token = token
         self.is_idempotent = is_idempotent
         self.transactional_id = transactional_id
         self.identity = NO_PRODUCER
@@ -57,11 +70,16 @@ class ProducerSession:
         self.become(NO_PRODUCER)
 
     def obtain_identity(self) -> None:
-        """Ask for a producer id if one is needed and there is none.
+        """Ask for a producer id if one is needed and there is none; with a token, join its transaction.
 
         Raises:
-            TxnStoreError: the database refused or cannot be reached.
+            TxnStoreError: the database refused or cannot be reached, or the transaction is over.
         """
+        if self._token is not None:
+            if self.writer is None:
+                self.writer = self._join(self._token)
+                self.become(self.writer.identity)
+            return
         if self.is_idempotent and self.identity == NO_PRODUCER and self.transactional_id is None:
             coordinator = TransactionCoordinator(self.connection.store())
             self.become(coordinator.init_producer_id(None, retry_timeout_ms=TRY_TIMEOUT_MS).identity)
@@ -91,6 +109,8 @@ class ProducerSession:
             TxnStoreError: they are not.
         """
         store = self.connection.store()
+        if self.writer is not None:
+            return append_as_writer(store, self.writer, request.appends, retry_timeout_ms=TRY_TIMEOUT_MS)
         if self.transactional_id is not None:
             return TransactionCoordinator(store).append(
                 self.transactional_id, self.identity, request.appends, retry_timeout_ms=TRY_TIMEOUT_MS
@@ -100,6 +120,11 @@ class ProducerSession:
             wakes_readers=True,
             retry_timeout_ms=TRY_TIMEOUT_MS,
         )
+
+    def _join(self, token: TransactionToken) -> TransactionWriter:
+        store = self.connection.store()
+        token.check_store(store)
+        return join_transaction(store, token.transactional_id, token.transaction, retry_timeout_ms=TRY_TIMEOUT_MS)
 
     def _prepare(self, batch: Batch, topic: Topic, sequences: dict[int, int]) -> Append:
         partition_id = topic.partition_id(batch.partition)
@@ -116,16 +141,9 @@ class ProducerSession:
                 [record[TIMESTAMP_MS] for record in records],
                 [record[HEADERS] for record in records],
             ),
-            codec=self._codec_for(topic),
+            codec=codec_for_topic(topic.settings["compression.type"], self._codec),
             producer=self.identity,
             base_sequence=base_sequence,
-            is_transactional=self.transactional_id is not None,
+            is_transactional=self.transactional_id is not None or self._token is not None,
         )
         return Append(partition_id, encoded, topic.settings)
-
-    def _codec_for(self, topic: Topic) -> Codec:
-        """Return the topic's codec, if it has one of its own."""
-        name = topic.settings["compression.type"]
-        if name == "producer":
-            return self._codec
-        return Codec.NONE if name == "uncompressed" else Codec[name.upper()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import getpid
 from types import TracebackType
@@ -16,6 +16,7 @@ from txnstore.clients.cluster_metadata import ClusterMetadata
 from txnstore.clients.configuration import producer_configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.error_mapping import kafka_exception_of
+from txnstore.clients.joined_transaction import JoinedTransaction
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.producer_parts import make_producer_parts
 from txnstore.clients.producer_transactions import CLOSED_TEXT, ProducerTransactions
@@ -28,6 +29,7 @@ from txnstore.clients.record_arguments import (
     packed_headers,
     timeout_seconds_of,
     whole_number,
+    writer_ids_of,
 )
 from txnstore.clients.sender_thread import SenderStopped, SenderThread
 from txnstore.clients.topic_partition import TopicPartition
@@ -38,6 +40,8 @@ from txnstore.model import Header
 
 #: How long `close` tries to send what is queued, and to abort what is open.
 CLOSE_TIMEOUT_SECONDS: Final = 30.0
+#: How long a report takes at most where messages may take for ever.
+REPORT_TIMEOUT_SECONDS: Final = 300.0
 #: How long it then waits for the thread: one try of the database.
 STOP_TIMEOUT_SECONDS: Final = 5.0
 #: How long an interrupted block waits for its abort, and an interrupted `close` for its thread: Ctrl-C is to be felt.
@@ -311,16 +315,24 @@ class Producer:
             raise TypeError(f"expected bytes, {type(group_metadata).__name__} found")
         transactions.send_offsets(positions, bytes(group_metadata), timeout_seconds_of(timeout))
 
-    def commit_transaction(self, timeout: float = -1) -> None:
+    def commit_transaction(self, timeout: float = -1, *, writers: Collection[int] | None = None) -> None:
         """Send what is queued and commit; when it returns, every reader of committed records sees all of it.
 
         Delivery reports are served here.  Without an answer in time the commit goes on in the background.
 
+        Args:
+            timeout: seconds; at most, and by default, `transaction.timeout.ms`.
+            writers: which of the writers count that joined by `transaction_token()`, as `report_writer()` returned
+                their ids; by default all that have reported.  The same decision aborts the records of all others.
+
         Raises:
+            TypeError: the writers are no collection of whole numbers.
             KafkaException: `_TIMED_OUT` (retriable: call again to resume), an error that takes an abort
-                (`_INCONSISTENT` if a record was not delivered), or a fatal one.
+                (`_INCONSISTENT` if a record was not delivered, `INVALID_REQUEST` if a writer is named that is not in
+                the transaction or has not reported), or a fatal one.
         """
-        self._transactional().commit(timeout_seconds_of(timeout))
+        transactions = self._transactional()
+        transactions.commit(timeout_seconds_of(timeout), None if writers is None else writer_ids_of(writers))
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort: records that wait are given up (`_PURGE_QUEUE`), and nobody sees the others as committed.
@@ -329,6 +341,52 @@ class Producer:
             KafkaException: `_TIMED_OUT` (retriable: call again to resume), or fatal.
         """
         self._transactional().abort(timeout_seconds_of(timeout))
+
+    def transaction_token(self, timeout: float = -1) -> bytes:
+        """Open the transaction in the database, and return a token by which other processes can join it as writers.
+
+            token = producer.transaction_token()
+            # in any process, thread or machine:
+            writer = Producer({"bootstrap.servers": url, "txnstore.transaction.token": token})
+            writer.produce("accounts", ...)
+            writer_id = writer.report_writer()
+            # and here again:
+            producer.commit_transaction(writers=[writer_id])
+
+        The token is opaque, holds no credentials, and is good until this transaction ends: whoever comes later, or is
+        still writing then, gets `_FENCED`.  Any number of writers may join, also several by one token; what they
+        write becomes visible with the transaction's end, at once and in all partitions, or never.
+
+        Args:
+            timeout: seconds; at most, and by default, `transaction.timeout.ms`, which runs from now on.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED`, `_STATE` outside of a transaction, `_TIMED_OUT` (retriable), or an
+                error that takes an abort.
+        """
+        return self._transactional().token(timeout_seconds_of(timeout))
+
+    def report_writer(self, timeout: float = -1) -> int:
+        """Send what is queued, and report durably that this writer wrote everything; return its id for the commit.
+
+        For a producer that joined a transaction by `txnstore.transaction.token`: without this call its records never
+        count.  Afterwards it produces no more.  Delivery reports are served here; a second call returns the same.
+
+        Args:
+            timeout: seconds; at most, and by default, `message.timeout.ms`.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED` without a token, `_TIMED_OUT` (retriable: call again to resume), or fatal:
+                `_INCONSISTENT` if a record was not delivered, `_FENCED` if the transaction is over.
+            RuntimeError: the producer has been closed.
+        """
+        self._check_open()
+        joined = self._transactions
+        if not isinstance(joined, JoinedTransaction):
+            reason = "report_writer() is for a producer that joined a transaction by txnstore.transaction.token"
+            raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, reason))
+        longest_seconds = self._configuration["message.timeout.ms"] / 1000
+        return joined.report(timeout_seconds_of(timeout), longest_seconds or REPORT_TIMEOUT_SECONDS)
 
     @contextmanager
     def transaction(self, timeout: float = -1) -> Iterator[Self]:
@@ -466,6 +524,8 @@ class Producer:
         if self._transactions is None:
             reason = "The Transactional API requires transactional.id to be configured"
             raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, reason))
+        if isinstance(self._transactions, JoinedTransaction):
+            self._transactions.refuse_call()
         return self._transactions
 
     def _wait_for(self, is_there: Callable[[], bool], timeout_seconds: float) -> None:
@@ -515,8 +575,7 @@ class Producer:
 
     def _end_open_transaction(self, deadline: float) -> None:
         """Abort what is open, or let a commit or abort come to its end that its caller has not waited for."""
-        transactions = self._transactions
-        assert transactions is not None
+        transactions = self._transactional()
         try:
             transactions.finish(max(0.0, deadline - time.monotonic()))
         except (KafkaException, RuntimeError) as error:

@@ -12,9 +12,10 @@ from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.delivery_reports import DeliveryReports
+from txnstore.clients.joined_transaction import JoinedTransaction
 from txnstore.clients.partition_choice import PartitionChoice
 from txnstore.clients.produce_requests import TRY_TIMEOUT_MS, ProducerSession
-from txnstore.clients.producer_transactions import ProducerTransactions
+from txnstore.clients.producer_transactions import CLOSED_TEXT, ProducerTransactions
 from txnstore.clients.sender import Sender, SenderSettings
 from txnstore.clients.sender_thread import DelayedJob, SenderThread
 from txnstore.clients.statistics import Statistics
@@ -41,7 +42,7 @@ class ProducerParts:
     directory: TopicDirectory
     thread: SenderThread
     sender: Sender
-    transactions: ProducerTransactions | None
+    transactions: ProducerTransactions | JoinedTransaction | None
     has_statistics: bool
     callbacks: Callbacks
     """For the producer to hold: its parts know them weakly."""
@@ -128,6 +129,7 @@ def _make_sender(  # noqa: PLR0917 - the parts that it is put together from
         is_idempotent=configuration["enable.idempotence"],
         transactional_id=configuration["transactional.id"] or None,
         codec=_usable_codec(configuration),
+        token=configuration["txnstore.transaction.token"],
     )
     settings = SenderSettings(
         linger_seconds=configuration["linger.ms"] / 1000,
@@ -144,7 +146,11 @@ def _make_transactions(
     sender: Sender,
     directory: TopicDirectory,
     reports: DeliveryReports,
-) -> ProducerTransactions | None:
+) -> ProducerTransactions | JoinedTransaction | None:
+    if configuration["txnstore.transaction.token"] is not None:
+        joined = JoinedTransaction(changed, sender, reports.serve_reports, CLOSED_TEXT)
+        sender.listener = joined
+        return joined
     transactional_id = configuration["transactional.id"]
     if not transactional_id:
         return None

@@ -7,11 +7,12 @@ background, and the same call takes it up again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
-from typing import Final, NoReturn
+from functools import partial
+from typing import Final, NoReturn, TypeVar
 
 from txnstore.clients.group_metadata import parse_group_metadata
 from txnstore.clients.kafka_error import KafkaError, KafkaException
@@ -32,7 +33,11 @@ from txnstore.errors import TransactionAbortable, TxnStoreError, UnknownTopicOrP
 from txnstore.groups.offsets import check_committer
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions.coordinator import Ended, TransactionCoordinator
+from txnstore.transactions.tokens import TransactionToken
 from txnstore.transactions.work import SentOffsets
+from txnstore.transactions.writers import begin_transaction
+
+Result = TypeVar("Result")
 
 _S = ProducerState
 _C = TransactionCall
@@ -69,6 +74,8 @@ class ProducerTransactions:
         self._work: Future[None] | None = None
         #: Whether the transaction may be open in the store.
         self._is_written = False
+        #: Whether other processes may have joined it.
+        self._has_token = False
         self._failed_count = 0
         #: Offsets that go with the commit, or when they have lingered.
         self._offsets: dict[str, SentOffsets] = {}
@@ -92,7 +99,7 @@ class ProducerTransactions:
         """
         with self._in_call(_C.BEGIN), self._changed:
             self._enter(_S.IN_TRANSACTION)
-            self._is_written = False
+            self._is_written = self._has_token = False
             self._failed_count = 0
 
     def send_offsets(self, positions: Sequence[TopicPartition], group_metadata: bytes, timeout_seconds: float) -> None:
@@ -121,13 +128,37 @@ class ProducerTransactions:
                 is_cancelled.set()
                 work.cancel()
 
-    def commit(self, timeout_seconds: float) -> None:
-        """Commit the transaction: afterwards every reader of committed records sees it.
+    def token(self, timeout_seconds: float) -> bytes:
+        """Make the transaction open in the store, and return what lets other processes join it.
 
         Raises:
             KafkaException: see the class's tables.
         """
-        self._call(_C.COMMIT, timeout_seconds, self._timeout_ms / 1000, self._commit_work, _S.BEGIN_COMMIT)
+        with self._in_call(_C.TOKEN):
+            is_cancelled = threading.Event()
+            work = self._submit(lambda: self._token_work(is_cancelled))
+            try:
+                return self._wait(work, timeout_seconds, self._timeout_ms / 1000, resumable=False)
+            finally:
+                # Never later: it could begin another transaction by then.
+                is_cancelled.set()
+                work.cancel()
+
+    def commit(self, timeout_seconds: float, writers: Collection[int] | None = None) -> None:
+        """Commit the transaction: afterwards every reader of committed records sees it.
+
+        Of further writers those count that are named, by default all that have reported.
+
+        Raises:
+            KafkaException: see the class's tables.
+        """
+        if writers and not self._has_token:
+            reason = (
+                "no writer has joined this transaction: transaction_token() lets others join; nothing was committed"
+            )
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+        work = partial(self._commit_work, writers)
+        self._call(_C.COMMIT, timeout_seconds, self._timeout_ms / 1000, work, _S.BEGIN_COMMIT)
 
     def abort(self, timeout_seconds: float) -> None:
         """Abort the transaction: nobody will see its records as committed.
@@ -242,17 +273,17 @@ class ProducerTransactions:
                 raise KafkaException(self._error)
             raise KafkaException(KafkaError(KafkaError._STATE, f"Operation not valid in state {self.state.value}"))
 
-    def _submit(self, work: Callable[[], None]) -> Future[None]:
+    def _submit(self, work: Callable[[], Result]) -> Future[Result]:
         try:
             return self._sender.thread.submit(work)
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
 
     @staticmethod
-    def _wait(work: Future[None], timeout_seconds: float, longest_seconds: float, *, resumable: bool) -> None:
+    def _wait(work: Future[Result], timeout_seconds: float, longest_seconds: float, *, resumable: bool) -> Result:
         bounded = timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
         try:
-            work.result(bounded)
+            return work.result(bounded)
         except FutureTimeoutError:
             hint = "retry call to resume" if resumable else "nothing of it is done later; repeat the call"
             reason = f"Timed out waiting for operation to finish, {hint}"
@@ -301,6 +332,19 @@ class ProducerTransactions:
             self._fail_and_raise(transaction_error_of(error, _C.INIT))
         with self._changed:
             self._enter(_S.READY_NOT_ACKED)
+
+    def _token_work(self, is_cancelled: threading.Event) -> bytes:
+        def request() -> bytes:
+            store, identity = self._sender.session.connection.store(), self._sender.session.identity
+            if not is_cancelled.is_set():
+                self._is_written = self._has_token = True
+                begin_transaction(store, self.transactional_id, identity, retry_timeout_ms=TRY_TIMEOUT_MS)
+            return bytes(TransactionToken(store.store_uuid, self.transactional_id, identity))
+
+        try:
+            return self._sender.thread.until_answered(request)
+        except TxnStoreError as error:
+            self._fail_and_raise(transaction_error_of(error, _C.TOKEN))
 
     def _send_offsets_work(
         self, committer: GroupMembership, positions: Sequence[TopicPartition], is_cancelled: threading.Event
@@ -363,14 +407,14 @@ class ProducerTransactions:
             self.transactional_id, self._sender.session.identity, sent, retry_timeout_ms=TRY_TIMEOUT_MS
         )
 
-    def _commit_work(self) -> None:
+    def _commit_work(self, writers: Collection[int] | None) -> None:
         self._delayed.forget()
         request = self._sender.last_request()
         self._check_delivered(request)
         if self._is_written or request is not None or self._offsets:
             with self._changed:
                 self._enter(_S.COMMITTING)
-            self._commit_in_store(request)
+            self._commit_in_store(request, writers)
         self._reset()
         with self._changed:
             self._enter(_S.COMMIT_NOT_ACKED)
@@ -385,7 +429,7 @@ class ProducerTransactions:
             reason = f"{self._failed_count} message(s) failed delivery (see individual delivery reports)"
             self._fail_and_raise(KafkaError(KafkaError._INCONSISTENT, reason, txn_requires_abort=True))
 
-    def _commit_in_store(self, request: ProduceRequest | None) -> None:
+    def _commit_in_store(self, request: ProduceRequest | None, writers: Collection[int] | None) -> None:
         is_uncertain = False
 
         def end() -> Ended:
@@ -398,6 +442,7 @@ class ProducerTransactions:
                     commit=True,
                     appends=request.appends if request is not None else (),
                     offsets=list(self._offsets.values()),
+                    writers=writers,
                     retry_timeout_ms=TRY_TIMEOUT_MS,
                 )
             except TxnStoreError as error:
@@ -469,6 +514,6 @@ class ProducerTransactions:
 
     def _reset(self) -> None:
         with self._changed:
-            self._is_written = False
+            self._is_written = self._has_token = False
             self._failed_count = 0
             self._offsets.clear()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import operator
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from txnstore.model import Header
+from txnstore.model import OFFSET_MAX, Header
 
 PARTITION_MAX: Final = 2**31 - 1
 TIMESTAMP_MAX: Final = 2**63 - 1
@@ -117,6 +117,17 @@ def whole_number(number: object, most: int, too_large: str) -> int:
     if abs(whole) > most:
         raise OverflowError(too_large)
     return whole
+
+
+def writer_ids_of(writers: object) -> frozenset[int]:
+    """Return the ids of writers that a commit names.
+
+    Raises:
+        TypeError: they are no collection of whole numbers.
+    """
+    if isinstance(writers, (str, bytes)) or not isinstance(writers, Collection):
+        raise TypeError(f"writers is a collection of what report_writer() returned, not {type(writers).__name__}")
+    return frozenset(whole_number(writer, OFFSET_MAX, "int too big to convert") for writer in writers)
 
 
 def timeout_seconds_of(timeout: Any) -> float:

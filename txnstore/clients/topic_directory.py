@@ -15,6 +15,7 @@ from txnstore.clients.cluster_metadata import ClusterMetadata, PartitionMetadata
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.db.settings import read_store_settings
+from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, InvalidTopic, TxnStoreError, UnknownTopicOrPartition
 from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topics, list_topics
 
@@ -100,7 +101,7 @@ class TopicDirectory:
         if found:
             return found[name]
         read_seconds = self._monotonic_seconds()
-        topic = self._create(name)
+        topic = create_used_topic(self._connection.store(), name, allow_create=self._allow_create)
         self._entries[name] = _Entry(topic, read_seconds)
         return topic
 
@@ -149,18 +150,26 @@ class TopicDirectory:
             metadata.error = kafka_error_of(error)
             return metadata
 
-    def _create(self, name: str) -> Topic:
-        unknown = UnknownTopicOrPartition(f"there is no topic {name!r}")
-        if not self._allow_create:
+
+def create_used_topic(store: Store, name: str, *, allow_create: bool) -> Topic:
+    """Return a topic that is not there yet, created because somebody uses it.
+
+    Raises:
+        InvalidTopic: Kafka does not allow the name.
+        UnknownTopicOrPartition: this client may not create it (`allow_create`), or the store does not allow it.
+    """
+    check_topic_name(name)
+    unknown = UnknownTopicOrPartition(f"there is no topic {name!r}")
+    if not allow_create:
+        raise unknown
+
+    def work(connection: Connection) -> Topic:
+        settings = read_store_settings(connection)
+        if not settings["auto.create.topics.enable"]:
             raise unknown
+        return ensure_topic(connection, name, partition_count=settings["num.partitions"])
 
-        def work(connection: Connection) -> Topic:
-            settings = read_store_settings(connection)
-            if not settings["auto.create.topics.enable"]:
-                raise unknown
-            return ensure_topic(connection, name, partition_count=settings["num.partitions"])
-
-        return self._connection.store().write(work)
+    return store.write(work)
 
 
 _ERRORS_OF_TOPICS: Final = (UnknownTopicOrPartition, InvalidTopic)

@@ -61,6 +61,7 @@ class TransactionCall(enum.Enum):
     SEND_OFFSETS = "send_offsets_to_transaction"
     COMMIT = "commit_transaction"
     ABORT = "abort_transaction"
+    TOKEN = "transaction_token"  # noqa: S105 - the name of a call
 
 
 _C = TransactionCall
@@ -71,6 +72,7 @@ ALLOWED_IN: Final[Mapping[TransactionCall, frozenset[ProducerState]]] = MappingP
         _C.INIT: frozenset({_S.INIT}),
         _C.BEGIN: frozenset({_S.READY}),
         _C.SEND_OFFSETS: frozenset({_S.IN_TRANSACTION}),
+        _C.TOKEN: frozenset({_S.IN_TRANSACTION}),
         _C.COMMIT: frozenset({_S.IN_TRANSACTION}),
         # Aborting: the last try was refused for a reason that may be gone by now.
         _C.ABORT: frozenset({_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING}),

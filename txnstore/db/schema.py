@@ -29,9 +29,9 @@ from txnstore.db.names import CODE_SCHEMA, StoreName
 from txnstore.db.types import Bytes, Flag, Int16, Int32, Int64, String, UuidText
 
 #: The version of the tables that this code reads and writes; the number of the newest migration.
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 #: The oldest version of the code that may write to tables of SCHEMA_VERSION.
-OLDEST_WRITER_VERSION: Final = 1
+OLDEST_WRITER_VERSION: Final = 2
 #: "TXNS": marks an SQLite file that txnstore created (PRAGMA application_id).
 SQLITE_APPLICATION_ID: Final = 0x54584E53
 
@@ -291,6 +291,18 @@ transaction_writers: Final = _table(
     sqlite_with_rowid=False,
 )
 
+transaction_writer_partitions: Final = _table(
+    "transaction_writer_partitions",
+    _column("transactional_id", String, "The transaction."),
+    _column("writer_producer_id", Int64, "The producer id of a further writer in it."),
+    _column("partition_id", Int64, "A partition that the writer wrote to."),
+    PrimaryKeyConstraint(
+        "transactional_id", "writer_producer_id", "partition_id", name="transaction_writer_partitions_pk"
+    ),
+    comment="The partitions of the further writers of open or decided transactions.",
+    sqlite_with_rowid=False,
+)
+
 transaction_groups: Final = _table(
     "transaction_groups",
     _column("transactional_id", String, "The transaction."),
@@ -432,6 +444,50 @@ sink_batches: Final = _table(
     _column("commit_ms", Int64, "When."),
     PrimaryKeyConstraint("sink_id", "batch_id", name="sink_batches_pk"),
     comment="Batches of streaming queries that are committed already: a replay is dropped.",
+    sqlite_with_rowid=False,
+)
+
+sink_runs: Final = _table(
+    "sink_runs",
+    _column("transactional_id", String, "The transactional id that the runs write under."),
+    _column("run_number", Int64, "The order of the runs; only the newest one may write."),
+    _column("run_id", String, "The run of a query, or the job."),
+    _column("sink_id", String, "The query that writes, as in sink_batches."),
+    _column("producer_id", Int64, "The producer id that the run's next transaction has."),
+    _column("producer_epoch", Int32, "The epoch that it has."),
+    _column("begin_ms", Int64, "When the run was first seen."),
+    PrimaryKeyConstraint("transactional_id", "run_number", name="sink_runs_pk"),
+    UniqueConstraint("transactional_id", "run_id", name="sink_runs_run"),
+    comment="Runs of queries that write: a newer one of the same transactional id fences those before it.",
+    sqlite_with_rowid=False,
+)
+
+sink_inputs: Final = _table(
+    "sink_inputs",
+    _column("sink_id", String, "The query that reads and writes, as in sink_batches."),
+    _column("run_id", String, "Its run."),
+    _column("batch_id", Int64, "Its batch."),
+    _column("group_id", String, "The consumer group that the query reads as."),
+    _column("partition_id", Int64, "A partition that the batch reads."),
+    _column("start_offset", Int64, "The first offset of a range that it reads there."),
+    _column("end_offset", Int64, "The offset behind that range."),
+    PrimaryKeyConstraint(
+        "sink_id", "run_id", "batch_id", "group_id", "partition_id", "start_offset", name="sink_inputs_pk"
+    ),
+    _check("sink_inputs_offsets", "0 <= start_offset AND start_offset <= end_offset"),
+    comment="What batches that are not decided read; it is committed for the group together with the batch.",
+    sqlite_with_rowid=False,
+)
+
+sink_positions: Final = _table(
+    "sink_positions",
+    _column("sink_id", String, "The query that reads and writes, as in sink_batches."),
+    _column("group_id", String, "The consumer group that the query reads as."),
+    _column("partition_id", Int64, "A partition that it reads."),
+    _column("next_offset", Int64, "The offset behind what its committed batches have read there."),
+    PrimaryKeyConstraint("sink_id", "group_id", "partition_id", name="sink_positions_pk"),
+    _check("sink_positions_offset", "next_offset >= 0"),
+    comment="How far the committed batches of each query have read.",
     sqlite_with_rowid=False,
 )
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from txnstore.errors import InvalidRecord, InvalidTimestamp
 from txnstore.log.checksum import checksum
-from txnstore.log.columns import pack_bytes, pack_integers
+from txnstore.log.columns import PackedBytes, pack_bytes, pack_integers
 from txnstore.log.compression import Codec, compress, require_codec
 from txnstore.log.encoded_batch import EncodedBatch
 from txnstore.log.headers import pack_headers
@@ -34,6 +34,15 @@ class RecordColumns(NamedTuple):
 
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
+    timestamps_ms: Sequence[int]
+    headers: Sequence[Sequence[Header]]
+
+
+class PackedColumns(NamedTuple):
+    """The same with keys and values packed already."""
+
+    keys: PackedBytes
+    values: PackedBytes
     timestamps_ms: Sequence[int]
     headers: Sequence[Sequence[Header]]
 
@@ -85,13 +94,38 @@ def encode_columns(
         UnsupportedCompression: the package that implements the codec is not installed.
     """
     timestamps_ms = columns.timestamps_ms
-    record_count = len(timestamps_ms)
-    if not record_count:
+    if not timestamps_ms:
         raise InvalidRecord("a record batch needs at least one record")
     require_codec(codec)
+    return encode_packed(
+        PackedColumns(
+            pack_bytes(columns.keys, "key"), pack_bytes(columns.values, "value"), timestamps_ms, columns.headers
+        ),
+        codec=codec,
+        producer=producer,
+        base_sequence=base_sequence,
+        is_transactional=is_transactional,
+        offset_deltas=offset_deltas,
+    )
+
+
+def encode_packed(
+    columns: PackedColumns,
+    *,
+    codec: Codec = Codec.NONE,
+    producer: ProducerIdentity = NO_PRODUCER,
+    base_sequence: int = NO_SEQUENCE,
+    is_transactional: bool = False,
+    offset_deltas: Sequence[int] | None = None,
+) -> EncodedBatch:
+    """Return records, at least one, whose keys and values are packed already as one batch; see `encode_columns`.
+
+    Raises:
+        InvalidRecord, InvalidTimestamp, UnsupportedCompression: as `encode_columns`.
+    """
+    keys, values, timestamps_ms, headers = columns
+    record_count = len(timestamps_ms)
     latest_ms = _check_timestamps(timestamps_ms)
-    keys = pack_bytes(columns.keys, "key")
-    values = pack_bytes(columns.values, "value")
     return EncodedBatch(
         record_count=record_count,
         base_timestamp_ms=timestamps_ms[0],
@@ -107,7 +141,7 @@ def encode_columns(
         null_keys=keys.nulls,
         value_positions=values.positions,
         null_values=values.nulls,
-        headers=pack_headers(columns.headers),
+        headers=pack_headers(headers),
         key_data=None if keys.data is None else compress(codec, keys.data),
         value_data=None if values.data is None else compress(codec, values.data),
     )

@@ -112,6 +112,22 @@ def pack_bytes(cells: Sequence[bytes | None], what: str) -> PackedBytes:
     )
 
 
+def join_bytes(data: bytes, positions: list[int], nulls: Sequence[int]) -> PackedBytes:
+    """Return keys or values as columns that lie behind each other already: an Arrow array, or a part of one.
+
+    `positions` is where each begins and the last one ends, from 0 on; `nulls` names those that are null, ascending,
+    which take no room.
+
+    Raises:
+        RecordTooLarge: together they take more than COLUMN_BYTES_MAX.
+    """
+    if len(nulls) == len(positions) - 1:
+        return _ALL_NULL
+    if positions[-1] > COLUMN_BYTES_MAX:
+        raise RecordTooLarge(f"the batch takes {positions[-1]} bytes in one column; {COLUMN_BYTES_MAX} fit")
+    return PackedBytes(_pack_positions(positions), pack_integers(nulls) if nulls else None, data)
+
+
 def _as_bytes(cell: object, what: str, index: int) -> bytes | None:
     if cell is None:
         return None

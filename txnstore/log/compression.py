@@ -45,6 +45,16 @@ class Codec(enum.IntEnum):
         raise UnsupportedCompression(f"there is no compression codec {label!r}; the codecs are {known}")
 
 
+def codec_for_topic(setting: str, producers: Codec) -> Codec:
+    """Return how a batch for a topic is compressed: `setting` is the topic's compression.type.
+
+    "producer" leaves it to the producer, "uncompressed" is none; the rest are codecs.
+    """
+    if setting == "producer":
+        return producers
+    return Codec.NONE if setting == "uncompressed" else Codec[setting.upper()]
+
+
 class DecompressionFailed(Exception):
     """The data is not what the codec wrote, or not of the size that was said."""
 

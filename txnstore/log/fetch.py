@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import Connection, and_, bindparam, not_, or_, select
@@ -13,7 +14,7 @@ from txnstore.errors import OffsetOutOfRange
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import decode
 from txnstore.log.record_batch import RecordBatch
-from txnstore.model import ControlType, IsolationLevel
+from txnstore.model import OFFSET_MAX, ControlType, IsolationLevel
 
 #: The bounds of a page; at least one batch comes, however large, so that a reader gets on.
 PAGE_RECORDS_MAX: Final = 10_000
@@ -80,9 +81,11 @@ def fetch(
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     records_max: int = PAGE_RECORDS_MAX,
     bytes_max: int = PAGE_BYTES_MAX,
+    end_offsets: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, Page]:
     """Return a page of each partition from the offset in `positions` on, all of one snapshot.
 
+    A page ends before the partition's offset in `end_offsets`, if it is there; a batch that goes past it comes whole.
     The whole page, over all partitions, holds about `records_max` records and `bytes_max` bytes of payload; a
     partition that comes after the page is full gets an empty page and its position back.
 
@@ -98,7 +101,8 @@ def fetch(
         _check_position(bounds, position)
         page = Page(bounds, (), position)
         if room.records > 0 and room.size_bytes > 0:
-            page = _page(connection, bounds, position, isolation, room)
+            end_offset = min(bounds.end(isolation), end_offsets.get(partition_id, OFFSET_MAX))
+            page = _page(connection, bounds, position, end_offset, isolation=isolation, room=room)
         room = _Room(
             room.records - sum(batch.record_count for batch in page.batches),
             room.size_bytes - sum(batch.size_bytes for batch in page.batches),
@@ -115,8 +119,9 @@ def _check_position(bounds: Bounds, position: int) -> None:
         )
 
 
-def _page(connection: Connection, bounds: Bounds, position: int, isolation: IsolationLevel, room: _Room) -> Page:
-    end_offset = bounds.end(isolation)
+def _page(
+    connection: Connection, bounds: Bounds, position: int, end_offset: int, *, isolation: IsolationLevel, room: _Room
+) -> Page:
     if position >= end_offset:
         return Page(bounds, (), position)
     sizes_statement, batches_statement = _STATEMENTS[isolation]

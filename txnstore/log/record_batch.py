@@ -66,6 +66,11 @@ class RecordBatch:
     _row: RecordBatchRow = field(repr=False, compare=False)
 
     @property
+    def row(self) -> RecordBatchRow:
+        """The row itself, for readers that build columns of their own from its columns."""
+        return self._row
+
+    @property
     def is_control(self) -> bool:
         """Whether this is a marker; a marker has an offset but no records."""
         return self.control_type is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, union_all
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.config import TOPIC_SETTINGS, Settings
@@ -24,6 +24,7 @@ from txnstore.db.schema import (
     topic_configs,
     topics,
     transaction_partitions,
+    transaction_writer_partitions,
 )
 from txnstore.db.server_time import server_now_ms
 from txnstore.errors import (
@@ -92,11 +93,14 @@ _INSERT: Final = (
 )
 # Creators and deleters of a topic's partitions wait for each other here.
 _LOCK: Final = select(topics.c.topic_id).where(topics.c.name == bindparam("of_name")).with_for_update()
-_IN_USE: Final = (
-    select(transaction_partitions.c.transactional_id)
-    .where(transaction_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
-    .limit(1)
-)
+_IN_USE: Final = union_all(
+    select(transaction_partitions.c.transactional_id).where(
+        transaction_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
+    ),
+    select(transaction_writer_partitions.c.transactional_id).where(
+        transaction_writer_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
+    ),
+).limit(1)
 
 
 def check_topic_name(name: object) -> None:

@@ -22,6 +22,8 @@ from txnstore.db.schema import (
     transaction_groups,
     transaction_log,
     transaction_partitions,
+    transaction_writer_partitions,
+    transaction_writers,
     transactions,
 )
 from txnstore.model import NO_PRODUCER_ID, ControlType
@@ -53,6 +55,9 @@ class _Tables:
     transactions: Mapping[str, Row[Any]]
     journal: Mapping[str, list[Row[Any]]]
     partitions: Mapping[str, set[int]]
+    writers: Mapping[str, list[Row[Any]]]
+    #: By transactional id and writer.
+    writer_partitions: Mapping[tuple[str, int], set[int]]
     groups: Mapping[str, set[str]]
     outbox: Mapping[str, list[Row[Any]]]
     open_in_partitions: list[Row[Any]]
@@ -81,7 +86,14 @@ def rest_violations(connection: Connection) -> Iterator[Violation]:
     for row in _all(connection, transactions):
         if _S(row.state) in _UNFINISHED:
             yield Violation(Invariant.NOTHING_OPEN, f"{row.transactional_id!r} is {_S(row.state).kafka_name}")
-    for table in (marker_outbox, transaction_partitions, transaction_groups, pending_group_offsets):
+    for table in (
+        marker_outbox,
+        transaction_partitions,
+        transaction_writers,
+        transaction_writer_partitions,
+        transaction_groups,
+        pending_group_offsets,
+    ):
         for row in _all(connection, table):
             yield Violation(Invariant.NOTHING_QUEUED, f"{table.name}: {tuple(row)}")
     for row in connection.execute(_OPEN_IN_PARTITIONS):
@@ -95,10 +107,15 @@ def _read(connection: Connection) -> _Tables:
     journal = _grouped(connection.execute(select(transaction_log).order_by(transaction_log.c.entry_id)))
     partitions = _grouped(_all(connection, transaction_partitions))
     groups = _grouped(_all(connection, transaction_groups))
+    writer_partitions: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for row in _all(connection, transaction_writer_partitions):
+        writer_partitions[row.transactional_id, row.writer_producer_id].add(row.partition_id)
     return _Tables(
         transactions={row.transactional_id: row for row in _all(connection, transactions)},
         journal=journal,
         partitions={name: {row.partition_id for row in rows} for name, rows in partitions.items()},
+        writers=_grouped(_all(connection, transaction_writers)),
+        writer_partitions=writer_partitions,
         groups={name: {row.group_id for row in rows} for name, rows in groups.items()},
         outbox=_grouped(_all(connection, marker_outbox)),
         open_in_partitions=list(connection.execute(_OPEN_IN_PARTITIONS)),
@@ -255,8 +272,34 @@ def _participant_violations(tables: _Tables) -> Iterator[Violation]:
                 Invariant.PARTICIPANTS_KNOWN,
                 f"{name!r} has the groups {groups}; {pending[row.producer_id]} hold offsets of it",
             )
-    for name in (tables.partitions.keys() | tables.groups.keys()) - tables.transactions.keys():
+        yield from _writer_violations(tables, row, held)
+    known = {*tables.partitions, *tables.groups, *tables.writers, *(name for name, _ in tables.writer_partitions)}
+    for name in known - tables.transactions.keys():
         yield Violation(Invariant.PARTICIPANTS_KNOWN, f"{name!r} has participants and no row")
+
+
+def _writer_violations(tables: _Tables, row: Row[Any], held: Mapping[int, set[int]]) -> Iterator[Violation]:
+    """Return what is wrong with the further writers of a transaction, which `held` these partitions open."""
+    name, state = row.transactional_id, _S(row.state)
+    writers = {writer.writer_producer_id: writer for writer in tables.writers.get(name, [])}
+    listed = {writer_id for owner, writer_id in tables.writer_partitions if owner == name}
+    if (writers or listed) and state not in _UNFINISHED:
+        yield Violation(Invariant.PARTICIPANTS_KNOWN, f"{name!r} is {state.kafka_name} and has writers")
+    if not listed <= writers.keys():
+        yield Violation(Invariant.PARTICIPANTS_KNOWN, f"{name!r} lists partitions of {listed}, which have not joined")
+    for writer_id, writer in writers.items():
+        if writer.producer_epoch != row.begin_epoch:
+            yield Violation(
+                Invariant.PARTICIPANTS_KNOWN,
+                f"{name!r}: writer {writer_id} has epoch {writer.producer_epoch}, the transaction {row.begin_epoch}",
+            )
+        partitions, open_ = tables.writer_partitions.get((name, writer_id), set()), held.get(writer_id, set())
+        is_right = partitions == open_ if state is _S.ONGOING else partitions >= open_
+        if not is_right:
+            yield Violation(
+                Invariant.PARTICIPANTS_KNOWN,
+                f"{name!r}: writer {writer_id} has the partitions {partitions}; {open_} hold records of it",
+            )
 
 
 def _outbox_violations(tables: _Tables) -> Iterator[Violation]:
@@ -270,6 +313,23 @@ def _outbox_violations(tables: _Tables) -> Iterator[Violation]:
                 for open_ in tables.open_in_partitions
                 if open_.producer_id == row.producer_id
             }
+            writers = {writer.writer_producer_id for writer in tables.writers.get(name, [])}
+            # A commit does not count every writer; which ones is what the outbox alone knows.
+            outcomes = {
+                queued.producer_id: queued.outcome
+                for queued in tables.outbox.get(name, [])
+                if outcome is ControlType.COMMIT
+            }
+            expected |= {
+                (
+                    open_.partition_id,
+                    open_.producer_id,
+                    row.producer_epoch,
+                    outcomes.get(open_.producer_id, int(ControlType.ABORT)),
+                )
+                for open_ in tables.open_in_partitions
+                if open_.producer_id in writers
+            }
         found = {
             (queued.partition_id, queued.producer_id, queued.producer_epoch, queued.outcome)
             for queued in tables.outbox.get(name, [])
@@ -281,6 +341,12 @@ def _outbox_violations(tables: _Tables) -> Iterator[Violation]:
 def _hanging_violations(tables: _Tables) -> Iterator[Violation]:
     unfinished = {
         (row.producer_id, row.begin_epoch) for row in tables.transactions.values() if _S(row.state) in _UNFINISHED
+    }
+    unfinished |= {
+        (writer.writer_producer_id, tables.transactions[name].begin_epoch)
+        for name, writers in tables.writers.items()
+        for writer in writers
+        if name in tables.transactions and _S(tables.transactions[name].state) in _UNFINISHED
     }
     for row in tables.open_in_partitions:
         if (row.producer_id, row.producer_epoch) not in unfinished:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, bindparam, select, union_all
 
-from txnstore.db.schema import transactions
+from txnstore.db.schema import transaction_writers, transactions
 from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerEpoch,
@@ -23,12 +23,17 @@ from txnstore.log.heads import lock_heads
 from txnstore.log.markers import Marker, write_markers
 from txnstore.log.producers import read_producer_states
 from txnstore.model import ControlType, ProducerIdentity
-from txnstore.transactions import rows
+from txnstore.transactions import rows, writer_rows
 from txnstore.transactions.metadata import FenceReason
 from txnstore.transactions.states import TransactionState
 from txnstore.transactions.work import TransactionWork
 
-_OWNER: Final = select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id"))
+_OWNER: Final = union_all(
+    select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
+    select(transaction_writers.c.transactional_id).where(
+        transaction_writers.c.writer_producer_id == bindparam("of_producer_id")
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,19 @@ def _abort(connection: Connection, target: OpenInPartition) -> None:
     owner = connection.execute(_OWNER, of_producer).scalars().first()
     work = None if owner is None else TransactionWork.lock(connection, owner)
     row = None if work is None else work.row
-    if work is None or row is None or row.begin_identity != target.producer:
+    if work is None or row is None or row.begin_epoch != target.producer.epoch:
+        _end_in_partition(connection, target)
+        return
+    participants = writer_rows.participants_of(connection, row.transactional_id)
+    is_own = row.producer_id == target.producer.producer_id
+    partition_ids = participants.partition_ids if is_own else participants.writers.get(target.producer.producer_id, ())
+    is_listed = target.partition_id in partition_ids
+    if not is_own and not is_listed:
+        # Damage: of a writer, nobody but this knows.
         _end_in_partition(connection, target)
         return
     # The lock of the transaction's row keeps its producer away; the heads are locked later, all in their order.
     _check_open(connection, target)
-    is_listed = target.partition_id in rows.partitions_of(connection, row.transactional_id)
     if row.state is TransactionState.ONGOING:
         if not is_listed:
             # Damage: it is aborted here as everywhere else.

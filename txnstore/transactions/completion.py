@@ -15,7 +15,8 @@ from txnstore.groups.offsets import finish_pending_offsets
 from txnstore.log.append import Appended
 from txnstore.log.markers import write_markers
 from txnstore.model import ProducerIdentity
-from txnstore.transactions import marker_outbox, rows
+from txnstore.transactions import marker_outbox, rows, writer_rows
+from txnstore.transactions.ending import markers_of
 from txnstore.transactions.states import DECIDED, TransactionState
 from txnstore.transactions.work import TransactionWork
 
@@ -25,8 +26,10 @@ def decide_separately(work: TransactionWork, reason: str) -> list[Appended]:
     decided = work.known
     appended = work.save(reason)
     if decided.state in DECIDED:
-        partition_ids = rows.partitions_of(work.connection, decided.transactional_id)
-        marker_outbox.queue(work.connection, decided, partition_ids)
+        # Read after the save: it may have written to further partitions.
+        participants = writer_rows.participants_of(work.connection, decided.transactional_id)
+        markers = markers_of(decided, participants, work.counted)
+        marker_outbox.queue(work.connection, decided.transactional_id, markers)
     return appended
 
 
@@ -52,12 +55,14 @@ def complete_decided(store: Store, transactional_id: str) -> ProducerIdentity:
 
 
 def _deliver_one(transactional_id: str, connection: Connection) -> bool:
-    """Write one marker, or finish one group, and strike it off; False if nothing is left to do."""
+    """Write the markers of one partition, or finish one group, and strike it off; False if nothing is left to do."""
     decided = rows.lock_row(connection, transactional_id).row
     if decided is None or decided.state not in DECIDED:
         return False
-    for partition_id in marker_outbox.partitions_of(connection, transactional_id):
-        write_markers(connection, [marker_outbox.marker_of(decided, partition_id)])
+    markers = marker_outbox.queued(connection, transactional_id)
+    if markers:
+        partition_id = markers[0].partition_id
+        write_markers(connection, [marker for marker in markers if marker.partition_id == partition_id])
         marker_outbox.strike_off(connection, transactional_id, partition_id)
         return True
     for group_id in rows.groups_of(connection, transactional_id):

@@ -6,7 +6,7 @@ one transactional id follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -91,7 +91,7 @@ class TransactionCoordinator:
 
         def work(connection: Connection) -> Initialized:
             settings = read_store_settings(connection)
-            return _init(
+            return initialize(
                 connection,
                 InitRequest(
                     transactional_id,
@@ -164,22 +164,26 @@ class TransactionCoordinator:
         commit: bool,
         appends: Sequence[Append] = (),
         offsets: Sequence[SentOffsets] = (),
+        writers: Collection[int] | None = None,
         retry_timeout_ms: int | None = None,
     ) -> Ended:
         """Commit or abort the producer's transaction; when it returns, every reader sees that it is over.
 
-        `appends` and `offsets` that were not sent yet go into the same database transaction.  The same call may be
-        repeated after `OutcomeUnknown`: it recognises a transaction that it has ended, and whose answer was lost.
+        `appends` and `offsets` that were not sent yet go into the same database transaction.  With a commit, the
+        records of those further writers count that `writers` names, by default of all that have reported; those of
+        all others are aborted by the same decision.  The same call may be repeated after `OutcomeUnknown`: it
+        recognises a transaction that it has ended, and whose answer was lost.
 
         Raises:
-            InvalidRequest: see `check_transactional_id`, or records or offsets come with an abort.
+            InvalidRequest: see `check_transactional_id`, or records, offsets or writers come with an abort, or a
+                writer is named that is not in the transaction or has not reported.
             OutcomeUnknown: also if the transaction is decided, but its markers could not all be delivered.
             TxnStoreError: see `protocol.end_transaction`, `protocol.add_to_transaction` and `log.append.append`.
         """
         check_transactional_id(transactional_id)
-        if not commit and (appends or offsets):
-            raise InvalidRequest("records and offsets of a transaction that is aborted are not sent at all")
-        request = _EndRequest(transactional_id, producer, commit, appends, offsets, self.separate_delivery)
+        if not commit and (appends or offsets or writers):
+            raise InvalidRequest("records, offsets and writers of a transaction that is aborted are not sent at all")
+        request = _EndRequest(transactional_id, producer, commit, appends, offsets, writers, self.separate_delivery)
         ended = self.store.write(partial(_end, request), wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
         if self.separate_delivery:
             self._complete(transactional_id)
@@ -224,6 +228,7 @@ class _EndRequest:
     commit: bool
     appends: Sequence[Append]
     offsets: Sequence[SentOffsets]
+    writers: Collection[int] | None
     separate_delivery: bool
 
 
@@ -240,23 +245,31 @@ def _end(request: _EndRequest, connection: Connection) -> Ended:
     for sent in request.offsets:
         transaction.send_offsets(request.producer, sent)
     if request.separate_delivery:
-        transaction.decide(request.producer, commit=request.commit)
+        transaction.decide(request.producer, commit=request.commit, writers=request.writers)
         appended = decide_separately(transaction, "EndTxn")
     else:
-        transaction.end(request.producer, commit=request.commit)
+        transaction.end(request.producer, commit=request.commit, writers=request.writers)
         appended = transaction.save("EndTxn")
     return Ended(transaction.known.next_identity, appended)
 
 
-def _init(connection: Connection, request: InitRequest) -> Initialized:
-    protocol.check_init_request(request)
+def lock_or_insert(connection: Connection, request: InitRequest) -> TransactionWork:
+    """Lock the row of a transactional id, which is made if nobody has used the id."""
     transaction = TransactionWork.lock(connection, request.transactional_id)
     if transaction.row is None:
+        protocol.check_init_request(request)
         rows.insert_row(
             connection,
             protocol.new_transactional_id(request, allocate_producer_id(connection), transaction.now_ms),
         )
         transaction = TransactionWork.lock(connection, request.transactional_id)
+    return transaction
+
+
+def initialize(connection: Connection, request: InitRequest) -> Initialized:
+    """Make the producer a new one within the database transaction that is open: see `init_producer_id`."""
+    protocol.check_init_request(request)
+    transaction = lock_or_insert(connection, request)
     try:
         action, row = _decide_init(transaction, request)
     except ConcurrentTransactions:

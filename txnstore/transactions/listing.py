@@ -6,13 +6,20 @@ Everything here reads; nothing is locked, and an answer is of one snapshot.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, exists, select
 
-from txnstore.db.schema import producer_states, transaction_partitions, transactions
+from txnstore.db.schema import (
+    producer_states,
+    transaction_partitions,
+    transaction_writer_partitions,
+    transaction_writers,
+    transactions,
+)
 from txnstore.db.server_time import server_now_ms
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.partition_names import names_of_partitions
@@ -20,12 +27,14 @@ from txnstore.model import TopicPartition
 from txnstore.transactions import rows
 from txnstore.transactions.metadata import TransactionMetadata
 from txnstore.transactions.states import DECIDED, TransactionState
+from txnstore.transactions.writer_rows import participants_of
 
 #: The states in which a transaction holds up readers: it runs until it is complete.
 RUNNING: Final = DECIDED | {TransactionState.ONGOING}
 #: Kafka's tool takes no transaction for hanging before its longest timeout is over by so much.
 HANGING_MARGIN_MS: Final = 5 * 60 * 1000
 
+_WRITERS: Final = select(transaction_writers.c.transactional_id, transaction_writers.c.writer_producer_id)
 _ALL: Final = select(transactions, server_now_ms().label("now_ms")).order_by(transactions.c.transactional_id)
 # The partial index on open transactions finds these, however many producers the partitions have seen.  The
 # coordinator lists the partition of a transaction that it will end there: what it does not list hangs.
@@ -40,6 +49,13 @@ _HANGING: Final = (
         .where(transaction_partitions.c.transactional_id == transactions.c.transactional_id)
         .where(transaction_partitions.c.partition_id == producer_states.c.partition_id)
     )
+    .where(
+        ~exists()
+        .where(transaction_writer_partitions.c.writer_producer_id == producer_states.c.producer_id)
+        .where(transaction_writer_partitions.c.partition_id == producer_states.c.partition_id)
+        .where(transactions.c.transactional_id == transaction_writer_partitions.c.transactional_id)
+        .where(transactions.c.state.in_(sorted(int(state) for state in RUNNING)))
+    )
     .order_by(producer_states.c.partition_id, producer_states.c.transaction_first_offset)
 )
 _HANGING_IN: Final = _HANGING.where(producer_states.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
@@ -51,21 +67,35 @@ class TransactionFilter:
 
     states: Collection[TransactionState] = ()
     producer_ids: Collection[int] = ()
+    """Of its producer, or of a further writer while it runs."""
+
     running_longer_than_ms: int | None = None
     """Only transactions that run, and have for longer than this by the store's clock."""
 
     transactional_id_pattern: re.Pattern[str] | None = None
     """The whole transactional id matches it (KIP-1152)."""
 
-    def accepts(self, row: TransactionMetadata, now_ms: int) -> bool:
-        """Return whether the transaction is one of those that are asked for."""
+    def accepts(self, row: TransactionMetadata, now_ms: int, writer_ids: Collection[int] = ()) -> bool:
+        """Return whether the transaction, with these further writers, is one of those that are asked for."""
         pattern, longer_ms = self.transactional_id_pattern, self.running_longer_than_ms
         return (
             (not self.states or row.state in self.states)
-            and (not self.producer_ids or row.producer_id in self.producer_ids)
+            and (not self.producer_ids or not set(self.producer_ids).isdisjoint((row.producer_id, *writer_ids)))
             and (longer_ms is None or (row.state in RUNNING and now_ms - row.start_ms > longer_ms))
             and (pattern is None or pattern.fullmatch(row.transactional_id) is not None)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedWriter:
+    """A further writer of a transaction that runs."""
+
+    producer_id: int
+    has_reported: bool
+    """Whether it has said that it wrote everything."""
+
+    partitions: tuple[TopicPartition, ...]
+    """What it has written to; sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +107,13 @@ class DescribedTransaction:
     """The store's clock at the moment of the snapshot."""
 
     partitions: tuple[TopicPartition, ...]
-    """What it has written to, while it runs; sorted."""
+    """What it and its further writers have written to, while it runs; sorted."""
 
     group_ids: tuple[str, ...]
     """The groups whose offsets it holds, while it runs; sorted."""
+
+    writers: tuple[DescribedWriter, ...] = ()
+    """Its further writers, while it runs; by producer id."""
 
     @property
     def is_running(self) -> bool:
@@ -108,8 +141,12 @@ class HangingTransaction:
 
 def list_transactions(connection: Connection, wanted: TransactionFilter) -> list[TransactionMetadata]:
     """Return the transactional ids that were used and have not expired, each with its newest transaction, by name."""
-    found = connection.execute(_ALL)
-    return [row for entry in found if wanted.accepts(row := rows.metadata_from_row(entry), entry.now_ms)]
+    found = [(rows.metadata_from_row(entry), entry.now_ms) for entry in connection.execute(_ALL)]
+    writers: dict[str, list[int]] = defaultdict(list)
+    if wanted.producer_ids:
+        for writer in connection.execute(_WRITERS):
+            writers[writer.transactional_id].append(writer.writer_producer_id)
+    return [row for row, now_ms in found if wanted.accepts(row, now_ms, writers[row.transactional_id])]
 
 
 def describe_transaction(connection: Connection, transactional_id: str) -> DescribedTransaction:
@@ -121,9 +158,18 @@ def describe_transaction(connection: Connection, transactional_id: str) -> Descr
     found = rows.read_row(connection, transactional_id)
     if found.row is None:
         raise TransactionalIdNotFound(f"nobody has used the transactional id {transactional_id[:80]!r}, or it expired")
-    names = names_of_partitions(connection, rows.partitions_of(connection, transactional_id))
+    participants = participants_of(connection, transactional_id)
+    names = names_of_partitions(connection, participants.all_partition_ids)
+    writers = tuple(
+        DescribedWriter(
+            writer_id,
+            participants.has_reported[writer_id],
+            tuple(sorted(names[number] for number in partition_ids if number in names)),
+        )
+        for writer_id, partition_ids in sorted(participants.writers.items())
+    )
     groups = rows.groups_of(connection, transactional_id)
-    return DescribedTransaction(found.row, found.now_ms, tuple(sorted(names.values())), tuple(groups))
+    return DescribedTransaction(found.row, found.now_ms, tuple(sorted(names.values())), tuple(groups), writers)
 
 
 def hanging_transactions(

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from txnstore.db.schema import marker_outbox
 from txnstore.log.markers import Marker
-from txnstore.model import ControlType
+from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions.metadata import TransactionMetadata
 from txnstore.transactions.states import TransactionState
 
@@ -19,39 +19,55 @@ COORDINATOR_EPOCH: Final = 0
 _OF_TRANSACTION: Final = marker_outbox.c.transactional_id == bindparam("of_transactional_id")
 
 _INSERT: Final = insert(marker_outbox)
-_PARTITIONS: Final = select(marker_outbox.c.partition_id).where(_OF_TRANSACTION).order_by(marker_outbox.c.partition_id)
+_QUEUED: Final = (
+    select(marker_outbox).where(_OF_TRANSACTION).order_by(marker_outbox.c.partition_id, marker_outbox.c.producer_id)
+)
 _CLEAR: Final = delete(marker_outbox).where(_OF_TRANSACTION)
 _DELETE: Final = _CLEAR.where(marker_outbox.c.partition_id == bindparam("of_partition_id"))
 
 
 def marker_of(decided: TransactionMetadata, partition_id: int) -> Marker:
-    """Return the marker that a decided transaction puts into one of its partitions."""
-    return Marker(partition_id, decided.identity, _outcome(decided), COORDINATOR_EPOCH)
+    """Return the marker that ends the records of a decided transaction's own producer in a partition."""
+    return Marker(partition_id, decided.identity, outcome_of(decided), COORDINATOR_EPOCH)
 
 
-def queue(connection: Connection, decided: TransactionMetadata, partition_ids: Iterable[int]) -> None:
+def marker_of_writer(decided: TransactionMetadata, partition_id: int, writer_id: int, *, counts: bool) -> Marker:
+    """Return the marker that ends the records of a further writer; an abort also if the writer does not count."""
+    outcome = outcome_of(decided) if counts else ControlType.ABORT
+    return Marker(partition_id, ProducerIdentity(writer_id, decided.producer_epoch), outcome, COORDINATOR_EPOCH)
+
+
+def queue(connection: Connection, transactional_id: str, markers: Iterable[Marker]) -> None:
     """Queue the markers of a decided transaction, within the database transaction that holds the decision."""
-    queued = [
+    entries = [
         {
-            "transactional_id": decided.transactional_id,
-            "partition_id": partition_id,
-            "producer_id": decided.producer_id,
-            "producer_epoch": decided.producer_epoch,
-            "outcome": int(_outcome(decided)),
+            "transactional_id": transactional_id,
+            "partition_id": marker.partition_id,
+            "producer_id": marker.producer.producer_id,
+            "producer_epoch": marker.producer.epoch,
+            "outcome": int(marker.control_type),
         }
-        for partition_id in sorted(partition_ids)
+        for marker in markers
     ]
-    if queued:
-        connection.execute(_INSERT, queued)
+    if entries:
+        connection.execute(_INSERT, entries)
 
 
-def partitions_of(connection: Connection, transactional_id: str) -> list[int]:
-    """Return the partitions that still miss their marker, sorted."""
-    return list(connection.execute(_PARTITIONS, {"of_transactional_id": transactional_id}).scalars())
+def queued(connection: Connection, transactional_id: str) -> list[Marker]:
+    """Return the markers that are still missing from their partitions, by partition."""
+    return [
+        Marker(
+            row.partition_id,
+            ProducerIdentity(row.producer_id, row.producer_epoch),
+            ControlType(row.outcome),
+            COORDINATOR_EPOCH,
+        )
+        for row in connection.execute(_QUEUED, {"of_transactional_id": transactional_id})
+    ]
 
 
 def strike_off(connection: Connection, transactional_id: str, partition_id: int) -> None:
-    """Remove the marker that was written in this database transaction."""
+    """Remove the markers of a partition that were written in this database transaction."""
     connection.execute(_DELETE, {"of_transactional_id": transactional_id, "of_partition_id": partition_id})
 
 
@@ -60,5 +76,6 @@ def clear(connection: Connection, transactional_id: str) -> None:
     connection.execute(_CLEAR, {"of_transactional_id": transactional_id})
 
 
-def _outcome(decided: TransactionMetadata) -> ControlType:
+def outcome_of(decided: TransactionMetadata) -> ControlType:
+    """Return how a decided transaction ends."""
     return ControlType.COMMIT if decided.state is TransactionState.PREPARE_COMMIT else ControlType.ABORT

@@ -22,6 +22,7 @@ from txnstore.log.producers import forget_producers
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.metadata import FenceReason
+from txnstore.transactions.sink_runs import forget_jobs
 from txnstore.transactions.states import DECIDED, EXPIRABLE, TransactionState
 from txnstore.transactions.work import TransactionWork
 
@@ -180,4 +181,5 @@ def _expire(transactional_id: str, expiration_ms: int, connection: Connection) -
         connection, [replace(row, state=TransactionState.DEAD, last_update_ms=transaction.now_ms)], reason="expiry"
     )
     rows.delete_row(connection, row)
+    forget_jobs(connection, transactional_id)
     return True

@@ -14,8 +14,9 @@ in one commit:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 from sqlalchemy import Connection
@@ -23,15 +24,17 @@ from sqlalchemy import Connection
 from txnstore.errors import ConcurrentTransactions, InvalidProducerIdMapping, InvalidRequest
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
 from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
-from txnstore.log.markers import place_markers
+from txnstore.log.markers import Marker, place_markers
 from txnstore.log.partition_work import PartitionWork
 from txnstore.log.producers import allocate_producer_id
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
-from txnstore.transactions import marker_outbox, protocol, rows
-from txnstore.transactions.marker_outbox import marker_of
+from txnstore.transactions import marker_outbox, protocol, rows, writer_rows
+from txnstore.transactions.ending import markers_of
 from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.protocol import EndAction
 from txnstore.transactions.states import DECIDED, TransactionState
+from txnstore.transactions.writer_rows import NO_PARTICIPANTS, Participants
+from txnstore.transactions.writer_rules import counted_writers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class TransactionWork:
     _sent: list[SentOffsets] = field(default_factory=list)
     #: The decision that `save` carries out in all partitions and groups.
     _finishing: TransactionMetadata | None = None
+    #: The further writers whose records count if it commits.
+    _counted: frozenset[int] = frozenset()
 
     @classmethod
     def lock(cls, connection: Connection, transactional_id: str) -> Self:
@@ -82,6 +87,14 @@ class TransactionWork:
         """Return a new producer id."""
         return allocate_producer_id(self.connection)
 
+    def begin(self, producer: ProducerIdentity) -> None:
+        """Let the producer's transaction be open, if it is not yet.
+
+        Raises:
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        self._add(producer)
+
     def append(self, producer: ProducerIdentity, appends: Sequence[Append]) -> None:
         """Append batches of `producer` to the transaction, which begins with the first of them (KIP-890).
 
@@ -90,7 +103,7 @@ class TransactionWork:
             RecordTooLarge: a batch is above its topic's max.message.bytes.
             TxnStoreError: see `protocol.add_to_transaction`.
         """
-        _check_batches(producer, appends)
+        check_batches(producer, appends)
         check_sizes(appends)
         self._add(producer)
         self._appends.extend(appends)
@@ -104,31 +117,48 @@ class TransactionWork:
         self._add(producer)
         self._sent.append(sent)
 
-    def decide(self, producer: ProducerIdentity, *, commit: bool) -> EndAction:
+    def decide(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> EndAction:
         """Decide the transaction, if that is what the request does; a decided one is completed by `finish`.
 
+        `writers` are the further writers whose records count if it commits, by default all that have reported.
+
         Raises:
+            InvalidRequest: see `writer_rules.counted_writers`.
             TxnStoreError: see `protocol.end_transaction`.
         """
         action, row = protocol.end_transaction(
             self.row, producer, commit=commit, now_ms=self.now_ms, allocate=self.allocate
         )
+        if action is EndAction.DECIDE and commit:
+            self._counted = counted_writers(self.participants.has_reported, writers)
         self.step(row)
         return action
 
-    def end(self, producer: ProducerIdentity, *, commit: bool) -> None:
+    def end(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> None:
         """Decide and complete the transaction; `known.identity` is then who the producer is for its next one.
 
         Raises:
-            TxnStoreError: see `protocol.end_transaction`, but that what is decided is completed first.
+            InvalidRequest, TxnStoreError: see `decide`, but that what is decided is completed first.
         """
         try:
-            self.decide(producer, commit=commit)
+            self.decide(producer, commit=commit, writers=writers)
         except ConcurrentTransactions:
             # Somebody decided the same and went away before it was complete.
             self.finish()
-            self.decide(producer, commit=commit)
+            self.decide(producer, commit=commit, writers=writers)
         self.finish()
+
+    @cached_property
+    def participants(self) -> Participants:
+        """Who wrote to what in the transaction that earlier database transactions have begun, while it is open."""
+        if self.before is None or self.before.state is not TransactionState.ONGOING:
+            return NO_PARTICIPANTS
+        return writer_rows.participants_of(self.connection, self.before.transactional_id)
+
+    @property
+    def counted(self) -> Collection[int]:
+        """The further writers whose records the decision of this database transaction counts."""
+        return self._counted
 
     def fence_and_abort(self, reason: FenceReason, detail: str) -> None:
         """Abort the open transaction against the will of its producer, who is fenced."""
@@ -155,44 +185,47 @@ class TransactionWork:
         Raises:
             TxnStoreError: see `log.append.append` and `groups.offsets.add_pending_offsets`.
         """
-        stored_partitions, stored_groups = self._stored_participants()
-        appended = self._save_partitions(stored_partitions)
-        self._save_groups(stored_groups)
+        appended = self._save_partitions(self._stored_markers())
+        self._save_groups(self._stored_groups())
         self._save_row(appended, reason)
         return appended
 
     def _add(self, producer: ProducerIdentity) -> None:
         self.step(protocol.add_to_transaction(self.row, producer, now_ms=self.now_ms, holds_all=True))
 
-    def _stored_participants(self) -> tuple[list[int], list[str]]:
-        """Return the partitions and groups of a transaction that earlier database transactions have begun."""
-        if self.before is None or not (self._finishing or self._sent):
-            return [], []
+    def _stored_markers(self) -> list[Marker]:
+        """Return the markers of a transaction that earlier database transactions have begun, if it ends now."""
+        if self.before is None or self._finishing is None:
+            return []
         if self.before.state in DECIDED:
             # Markers that were delivered before are not in the outbox any more.
-            outstanding = marker_outbox.partitions_of(self.connection, self.before.transactional_id)
-            return outstanding, rows.groups_of(self.connection, self.before.transactional_id)
-        if self.before.state is TransactionState.ONGOING:
-            return (
-                rows.partitions_of(self.connection, self.before.transactional_id) if self._finishing else [],
-                rows.groups_of(self.connection, self.before.transactional_id),
-            )
-        return [], []
+            return marker_outbox.queued(self.connection, self.before.transactional_id)
+        return markers_of(self._finishing, self.participants, self._counted)
 
-    def _save_partitions(self, stored: Iterable[int]) -> list[Appended]:
-        finishing = self._finishing
-        ending = {*stored, *(item.partition_id for item in self._appends)} if finishing else set()
-        markers = [marker_of(finishing, partition_id) for partition_id in sorted(ending)] if finishing else []
+    def _stored_groups(self) -> list[str]:
+        """Return the groups of a transaction that earlier database transactions have begun."""
+        if self.before is None or not (self._finishing or self._sent):
+            return []
+        if self.before.state in DECIDED or self.before.state is TransactionState.ONGOING:
+            return rows.groups_of(self.connection, self.before.transactional_id)
+        return []
+
+    def _save_partitions(self, stored: Iterable[Marker]) -> list[Appended]:
+        markers = {marker.key: marker for marker in stored}
+        if self._finishing is not None:
+            for item in self._appends:
+                marker = marker_outbox.marker_of(self._finishing, item.partition_id)
+                markers[marker.key] = marker
         if not markers and not self._appends:
             return []
         work = PartitionWork.lock(
             self.connection,
-            {*ending, *(item.partition_id for item in self._appends)},
-            {*producers_of(self._appends), *(marker.key for marker in markers)},
+            {*(item.partition_id for item in self._appends), *(partition_id for partition_id, _ in markers)},
+            {*producers_of(self._appends), *markers},
             with_open=bool(markers),
         )
         appended = place_all(work, self._appends, coordinated=True)
-        place_markers(work, markers)
+        place_markers(work, (markers[key] for key in sorted(markers)))
         work.save()
         return appended
 
@@ -225,6 +258,8 @@ class TransactionWork:
                 marker_outbox.clear(self.connection, transactional_id)
             if self.before.state in DECIDED or self.before.state is TransactionState.ONGOING:
                 rows.forget_participants(self.connection, transactional_id)
+            if self.before.state in DECIDED or self.participants.has_reported:
+                writer_rows.forget_writers(self.connection, transactional_id)
         else:
             self._save_participants(appended)
         if self._steps:
@@ -250,7 +285,12 @@ class TransactionWork:
         )
 
 
-def _check_batches(producer: ProducerIdentity, appends: Iterable[Append]) -> None:
+def check_batches(producer: ProducerIdentity, appends: Iterable[Append]) -> None:
+    """Refuse a batch that is not one of the producer's transaction.
+
+    Raises:
+        InvalidRequest: it is not transactional or comes from another producer.
+    """
     for item in appends:
         batch = item.batch
         if not batch.is_transactional:

@@ -1,0 +1,402 @@
+"""The coordinator of a sink: each batch of a query is visible once, whatever attempts, runs and replays there are."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from txnstore.db.schema import sink_batches, sink_inputs, sink_runs
+from txnstore.errors import InvalidRequest, InvalidTransactionTimeout, ProducerFenced
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
+from txnstore.model import IsolationLevel, Record
+from txnstore.testing.invariants import assert_sound
+from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids
+from txnstore.transactions.sink_coordinator import BATCHES_KEPT, abort, decide, last_batch, open_writer
+from txnstore.transactions.sink_inputs import SinkInput, note_inputs
+from txnstore.transactions.sink_runs import RUNS_REMEMBERED, SinkRun, run_of_job, run_of_query
+from txnstore.transactions.states import TransactionState
+from txnstore.transactions.writers import append_as_writer
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Query:
+    """A run of a streaming query that reads one partition and writes into another."""
+
+    bench: Any
+    query_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    transactional_id: str | None = None
+
+    @property
+    def run(self) -> SinkRun:
+        return run_of_query(self.query_id, self.run_id, self.transactional_id)
+
+    @property
+    def target(self) -> int:
+        target: int = self.bench.partition_ids[1]
+        return target
+
+    @property
+    def group_id(self) -> str:
+        return f"group-{self.query_id}"
+
+    def restarted(self) -> Query:
+        return replace(self, run_id=uuid.uuid4().hex)
+
+    def read(self, batch_id, start, end, partition_id=None):
+        source = self.bench.partition_ids[0] if partition_id is None else partition_id
+        noted = SinkInput(self.query_id, self.run_id, batch_id, self.group_id, source, start, end)
+        note_inputs(self.bench.store, [noted])
+
+    def task(self, batch_id, *values, report=True):
+        """Write as one attempt of a task does; return its writer's id, or None if there is nothing to write."""
+        writer = open_writer(self.bench.store, self.run, batch_id)
+        if writer is None:
+            return None
+        batch = encode(
+            [Record(value) for value in values], producer=writer.identity, base_sequence=0, is_transactional=True
+        )
+        append_as_writer(self.bench.store, writer, [Append(self.target, batch)], report=report)
+        return writer.writer_id
+
+    def decide(self, batch_id, *writers):
+        return decide(self.bench.store, self.run, batch_id, writers)
+
+    def abort(self, batch_id):
+        return abort(self.bench.store, self.run, batch_id)
+
+    def batch(self, batch_id, *values):
+        return self.decide(batch_id, self.task(batch_id, *values))
+
+    @property
+    def visible(self):
+        return self.bench.read(self.target)
+
+    @property
+    def offset(self):
+        found = self.bench.offsets(self.group_id).offsets.get(self.bench.partition_ids[0])
+        return None if found is None else found.offset
+
+    @property
+    def last(self):
+        return self.bench.store.read(lambda connection: last_batch(connection, self.run.sink_id))
+
+    def count(self, table):
+        name = "transactional_id" if table is sink_runs else "sink_id"
+        value = self.run.transactional_id if table is sink_runs else self.run.sink_id
+        statement = select(func.count()).select_from(table).where(table.c[name] == value)
+        return self.bench.store.read(lambda connection: connection.execute(statement).scalar_one())
+
+
+@pytest.fixture
+def query(bench):
+    query = Query(bench)
+    yield query
+    query.restarted().task(10**6, b"the last one")
+    for partition_id in bench.partition_ids:
+        assert_sound(bench.store, partition_ids=[partition_id])
+
+
+def test_a_batch_of_several_tasks_becomes_visible_with_its_offsets_at_once(query) -> None:
+    query.read(0, 0, 100)
+    first, second = query.task(0, b"a"), query.task(0, b"b")
+    assert (query.visible, query.offset, query.last) == ([], None, None)
+    assert query.decide(0, first, second)
+    assert (query.visible, query.offset, query.last) == ([b"a", b"b"], 100, 0)
+    assert query.count(sink_inputs) == 0
+    query.read(1, 100, 150)
+    assert query.batch(1, b"c")
+    assert (query.visible, query.offset, query.last) == ([b"a", b"b", b"c"], 150, 1)
+
+
+def test_failed_retried_and_speculative_attempts_leave_nothing(query) -> None:
+    query.task(0, b"failed", report=False)
+    query.task(0, b"lost the race")
+    assert query.decide(0, query.task(0, b"won"))
+    assert query.visible == [b"won"]
+    bounds = query.bench.bounds(query.target)
+    assert bounds.last_stable_offset == bounds.high_watermark
+
+
+def test_a_replay_of_a_decided_batch_is_dropped_and_writes_nothing(query) -> None:
+    query.read(0, 0, 10)
+    assert query.batch(0, b"a")
+    replaying = query.restarted()
+    replaying.read(0, 0, 10)
+    assert replaying.task(0, b"a") is None
+    assert not replaying.decide(0)
+    assert (query.visible, query.offset, replaying.count(sink_inputs)) == ([b"a"], 10, 0)
+    assert len(query.bench.read(query.target, IsolationLevel.READ_UNCOMMITTED)) == 1
+    replaying.read(1, 10, 20)
+    assert replaying.batch(1, b"b")
+    assert (query.visible, query.offset) == ([b"a", b"b"], 20)
+
+
+def test_a_decision_whose_answer_was_lost_may_be_repeated_and_aborted(query) -> None:
+    writer = query.task(0, b"a")
+    assert query.decide(0, writer)
+    assert not query.decide(0, writer)
+    assert not query.abort(0)
+    assert query.visible == [b"a"]
+    assert query.batch(1, b"b")
+
+
+def test_what_a_dead_run_left_is_aborted_by_the_next_one(query) -> None:
+    query.read(0, 0, 10)
+    query.task(0, b"dead")
+    assert query.bench.bounds(query.target).last_stable_offset == 0
+    next_run = query.restarted()
+    next_run.read(0, 0, 10)
+    assert next_run.batch(0, b"alive")
+    assert (query.visible, query.offset) == ([b"alive"], 10)
+    assert query.count(sink_inputs) == 0
+
+
+def test_a_superseded_run_is_fenced_in_all_it_does_and_changes_nothing(query) -> None:
+    old_writer = open_writer(query.bench.store, query.run, 0)
+    assert old_writer is not None
+    written = query.task(0, b"old")
+    new = query.restarted()
+    new_writer = new.task(0, b"new")
+    batch = encode([Record(b"x")], producer=old_writer.identity, base_sequence=0, is_transactional=True)
+    for call in (
+        lambda: query.task(0, b"late"),
+        lambda: query.decide(0, written),
+        lambda: query.decide(0),
+        lambda: append_as_writer(query.bench.store, old_writer, [Append(query.target, batch)]),
+    ):
+        with pytest.raises(ProducerFenced):
+            call()
+    assert not query.abort(0)
+    assert new.decide(0, new_writer)
+    assert query.visible == [b"new"]
+
+
+def test_an_empty_batch_is_remembered_and_moves_the_offsets(query) -> None:
+    query.read(0, 0, 7)
+    assert query.decide(0)
+    assert (query.last, query.offset, query.visible) == (0, 7, [])
+    assert query.decide(1)
+    assert not query.restarted().decide(1)
+    assert (query.last, query.offset) == (1, 7)
+
+
+def test_a_decision_names_only_writers_that_reported_in_the_open_transaction(query) -> None:
+    good, silent = query.task(0, b"good"), query.task(0, b"silent", report=False)
+    for wrong in (silent, 10**12):
+        with pytest.raises(ProducerFenced, match=r"1 of 2 writers of batch 0 .*nothing was changed"):
+            query.decide(0, good, wrong)
+    assert (query.visible, query.last) == ([], None)
+    assert query.decide(0, good)
+    assert query.visible == [b"good"]
+
+
+def test_a_batch_that_took_too_long_is_fenced_and_may_begin_again(query) -> None:
+    writer = query.task(0, b"slow")
+    query.bench.clock.advance(900_001)
+    assert abort_if_timed_out(query.bench.store, query.run.transactional_id)
+    with pytest.raises(ProducerFenced, match="longer than its timeout"):
+        query.decide(0, writer)
+    assert (query.visible, query.last) == ([], None)
+    # The same run, even: a task that is tried again.
+    assert query.batch(0, b"again")
+    assert query.visible == [b"again"]
+
+
+def test_abort_touches_what_is_open_of_its_own_run_only(query) -> None:
+    assert not query.abort(0)
+    query.task(0, b"a")
+    assert query.abort(0)
+    assert not query.abort(0)
+    assert query.batch(0, b"b")
+    query.task(1, b"c")
+    assert query.bench.row(query.run.transactional_id).state is TransactionState.ONGOING
+    new = query.restarted()
+    kept = new.task(1, b"d")
+    assert not query.abort(1)
+    assert new.decide(1, kept)
+    assert query.visible == [b"b", b"d"]
+
+
+def test_another_query_under_the_same_transactional_id_fences_the_first_and_begins_anew(query) -> None:
+    name = f"{query.bench.prefix}-shared"
+    first, second = replace(query, transactional_id=name), Query(query.bench, transactional_id=name)
+    assert first.batch(0, b"first 0")
+    left = first.task(1, b"first 1")
+    assert second.batch(0, b"second 0")
+    with pytest.raises(ProducerFenced, match="superseded"):
+        first.decide(1, left)
+    assert query.visible == [b"first 0", b"second 0"]
+    # Its old checkpoint again: what it had committed is not committed twice.
+    again = first.restarted()
+    assert again.task(0, b"first 0") is None
+    assert again.batch(1, b"first 1")
+    assert query.visible == [b"first 0", b"second 0", b"first 1"]
+
+
+def test_another_producer_with_the_transactional_id_fences_a_run(query) -> None:
+    mine = replace(query, transactional_id=f"{query.bench.prefix}-shared")
+    writer = mine.task(0, b"a")
+    other = query.bench.producer(mine.transactional_id)
+    other.start()
+    for call in (lambda: mine.task(0, b"b"), lambda: mine.decide(0, writer)):
+        with pytest.raises(ProducerFenced, match="another producer uses"):
+            call()
+    assert not mine.abort(0)
+    assert query.visible == []
+
+
+def test_an_older_checkpoint_drops_what_was_read_before_and_goes_on_with_the_rest(query) -> None:
+    for batch_id in range(4):
+        query.read(batch_id, batch_id * 10, batch_id * 10 + 10)
+        assert query.batch(batch_id, b"%d" % batch_id)
+    older = query.restarted()
+    # Cut otherwise than before: 10 to 30, 30 to 40; the numbers are those of batches that were decided with others.
+    older.read(1, 10, 30)
+    assert older.task(1, b"1 2") is None
+    assert not older.decide(1)
+    older.read(2, 30, 40)
+    assert not older.decide(2)
+    older.read(3, 40, 50)
+    assert older.batch(3, b"4")
+    older.read(4, 50, 60)
+    assert older.batch(4, b"5")
+    assert (query.visible, query.offset) == ([b"0", b"1", b"2", b"3", b"4", b"5"], 60)
+
+
+def test_more_batches_than_before_are_dropped_while_they_repeat(query) -> None:
+    query.read(0, 0, 30)
+    assert query.batch(0, b"a")
+    older = query.restarted()
+    for batch_id in range(3):
+        older.read(batch_id, batch_id * 10, batch_id * 10 + 10)
+        assert not older.decide(batch_id)
+    assert query.offset == 30
+
+
+@pytest.mark.parametrize("batch_id", [0, 1])
+def test_a_batch_that_repeats_only_a_part_is_refused(query, batch_id) -> None:
+    query.read(0, 0, 30)
+    assert query.batch(0, b"a")
+    older = query.restarted()
+    older.read(batch_id, 20, 40)
+    for call in (lambda: older.task(batch_id, b"b"), lambda: older.decide(batch_id)):
+        with pytest.raises(ProducerFenced, match="startingOffsets=group"):
+            call()
+    assert (query.visible, query.offset) == ([b"a"], 30)
+
+
+def test_partitions_of_which_one_repeats_and_one_is_new_are_refused(query) -> None:
+    query.read(0, 0, 30)
+    assert query.batch(0, b"a")
+    query.read(1, 20, 30)
+    query.read(1, 0, 5, partition_id=query.target)
+    with pytest.raises(ProducerFenced, match="nothing was changed"):
+        query.decide(1)
+
+
+def test_a_partition_read_by_several_tasks_is_committed_to_its_end(query) -> None:
+    for start, end in ((5, 10), (0, 5), (10, 12), (12, 12)):
+        query.read(0, start, end)
+        query.read(0, start, end)
+    assert query.batch(0, b"a")
+    assert query.offset == 12
+
+
+def test_a_query_that_begins_anew_with_the_same_group_reads_and_writes_it_again(query) -> None:
+    query.read(0, 0, 30)
+    assert query.batch(0, b"a")
+    note_inputs(
+        query.bench.store,
+        [SinkInput("another", "another run", 0, query.group_id, query.bench.partition_ids[0], 0, 20)],
+    )
+    another = run_of_query("another", "another run", f"{query.bench.prefix}-another")
+    assert decide(query.bench.store, another, 0, ())
+    assert query.offset == 20
+
+
+def test_what_runs_note_is_not_kept_for_ever(query) -> None:
+    for batch_id in range(5):
+        query.read(batch_id, batch_id, batch_id + 1)
+    assert query.count(sink_inputs) == 1
+
+
+def test_batches_and_runs_are_not_kept_for_ever(query) -> None:
+    for batch_id in (0, 1, 2, BATCHES_KEPT + 1):
+        assert query.decide(batch_id)
+    assert query.count(sink_batches) == 2
+    for _ in range(RUNS_REMEMBERED + 2):
+        query = query.restarted()
+        query.decide(0)
+    assert query.count(sink_runs) == RUNS_REMEMBERED
+
+
+def test_a_version_of_an_application_is_written_once(bench) -> None:
+    app = bench.prefix
+
+    def write(version, *values):
+        run = run_of_job(uuid.uuid4().hex, app_id=app)
+        writer = open_writer(bench.store, run, version)
+        if writer is not None:
+            batch = encode(
+                [Record(value) for value in values], producer=writer.identity, base_sequence=0, is_transactional=True
+            )
+            append_as_writer(bench.store, writer, [Append(bench.partition_ids[0], batch)], report=True)
+        return decide(bench.store, run, version, [] if writer is None else [writer.writer_id])
+
+    assert [write(3, b"3"), write(3, b"again"), write(2, b"older"), write(4, b"4")] == [True, False, False, True]
+    assert bench.read(bench.partition_ids[0]) == [b"3", b"4"]
+
+
+def test_jobs_of_their_own_are_written_each_and_forgotten_with_their_transactional_id(own_bench) -> None:
+    store = own_bench.store
+    runs = [run_of_job(uuid.uuid4().hex) for _ in range(2)]
+    query = Query(own_bench)
+    query.batch(0, b"a")
+    for run in runs:
+        assert decide(store, run, 0, [])
+        assert not decide(store, run, 0, [])
+    own_bench.clock.advance(8 * 24 * 3600 * 1000)
+    expired = expire_transactional_ids(store)
+    assert query.run.transactional_id in expired
+    kept = store.read(lambda connection: connection.execute(select(sink_batches.c.sink_id)).scalars().all())
+    assert kept == [query.run.sink_id]
+    # A query that had nothing to do for long goes on, in the same run.
+    assert query.batch(1, b"b")
+    assert not query.restarted().decide(1)
+    assert query.visible == [b"a", b"b"]
+    left = store.read(lambda connection: connection.execute(select(sink_runs.c.transactional_id)).scalars().all())
+    assert set(left) == {query.run.transactional_id}
+
+
+def test_arguments_that_mean_nothing_are_refused_before_anything_happens(query) -> None:
+    store: Any = query.bench.store
+    run = query.run
+    numbers: list[Any] = [-1, True, "0", None, 2**63]
+    names_of_writers: list[Any] = ["1"]
+    for batch_id in numbers:
+        for call in (lambda: open_writer(store, run, batch_id), lambda: decide(store, run, batch_id, ())):  # noqa: B023
+            with pytest.raises(InvalidRequest, match="a batch id is a whole number"):
+                call()
+    with pytest.raises(InvalidRequest, match="a writer id"):
+        decide(store, run, 0, names_of_writers)
+    with pytest.raises(InvalidTransactionTimeout):
+        open_writer(store, run, 0, timeout_ms=0)
+    with pytest.raises(InvalidRequest, match="begins at 5 and ends at 4"):
+        query.read(0, 5, 4)
+    with pytest.raises(InvalidRequest, match="a run"):
+        replace(query, run_id="").read(0, 0, 1)
+    for names in (("query", ""), ("query", "\0"), ("q" * 1001, "run")):
+        with pytest.raises(InvalidRequest):
+            run_of_query(*names, "transactional")
+    assert (query.last, query.count(sink_runs)) == (None, 0)
+    assert pickle.loads(pickle.dumps(run)) == run

@@ -1,0 +1,61 @@
+"""This file is the token by which other processes join a transaction: what it is called, and who began it; no secret.
+
+Whoever holds it still needs the database's URL and its credentials.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final, Self
+
+from txnstore.db.store import Store
+from txnstore.errors import InvalidRequest
+from txnstore.model import ProducerIdentity
+
+_PREFIX: Final = b"txnstore.transaction.1:"
+_KINDS: Final = [str, str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionToken:
+    """An open transaction, as other processes are told of it."""
+
+    store_uuid: str
+    transactional_id: str
+    transaction: ProducerIdentity
+    """The producer that began it, with the epoch of its records."""
+
+    def __bytes__(self) -> bytes:
+        """Return the token as it is handed on."""
+        producer = self.transaction
+        content = [self.store_uuid, self.transactional_id, producer.producer_id, producer.epoch]
+        return _PREFIX + json.dumps(content, separators=(",", ":")).encode()
+
+    @classmethod
+    def parse(cls, token: bytes) -> Self:
+        """Return what `bytes` made a token of.
+
+        Raises:
+            InvalidRequest: it is no such token.
+        """
+        try:
+            content = json.loads(token[len(_PREFIX) :]) if token.startswith(_PREFIX) else None
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, list) or [type(part) for part in content] != _KINDS:
+            raise InvalidRequest("this is no token of a transaction: transaction_token() returns one")
+        store_uuid, transactional_id, producer_id, epoch = content
+        return cls(store_uuid, transactional_id, ProducerIdentity(producer_id, epoch))
+
+    def check_store(self, store: Store) -> None:
+        """Return if the transaction is one of this store.
+
+        Raises:
+            InvalidRequest: it is not.
+        """
+        if store.store_uuid != self.store_uuid:
+            raise InvalidRequest(
+                f"the transaction of {self.transactional_id[:80]!r} is in another database than {store.url};"
+                " bootstrap.servers of a writer is that of the transaction's producer"
+            )

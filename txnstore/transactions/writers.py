@@ -1,0 +1,135 @@
+"""This file is the further writers of a transaction: other processes join it, write, and report that all is written.
+
+A writer has a producer id of its own and the epoch of the transaction, so its batches are numbered, recognised and
+ended like any producer's; and whatever it sends once the transaction is over is fenced by that epoch.  Its request
+locks the coordinator's row, as all requests of a transactional id do: it comes before a decision or after it.
+
+    writer = join_transaction(store, "transfer-1", producer)      # in any process
+    append_as_writer(store, writer, appends, report=True)
+    coordinator.end_transaction("transfer-1", producer, commit=True, writers=[writer.writer_id])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from sqlalchemy import Connection
+
+from txnstore.db.store import Store
+from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
+from txnstore.log.partition_work import PartitionWork
+from txnstore.log.producers import allocate_producer_id
+from txnstore.model import ProducerIdentity
+from txnstore.transactions import rows, writer_rows
+from txnstore.transactions.work import TransactionWork, check_batches
+from txnstore.transactions.writer_rules import TransactionWriter, check_open, check_unreported
+
+__all__ = [
+    "TransactionWriter",
+    "append_as_writer",
+    "begin_transaction",
+    "enter_writer",
+    "join_transaction",
+    "report_writer",
+]
+
+
+def begin_transaction(
+    store: Store, transactional_id: str, producer: ProducerIdentity, *, retry_timeout_ms: int | None = None
+) -> None:
+    """Make the producer's transaction open in the store before anything is written, so that writers can join it.
+
+    Safe to repeat; its timeout runs from now on.
+
+    Raises:
+        TxnStoreError: see `protocol.add_to_transaction`.
+    """
+
+    def work(connection: Connection) -> None:
+        transaction = TransactionWork.lock(connection, transactional_id)
+        transaction.begin(producer)
+        transaction.save("AddWriters")
+
+    store.write(work, retry_timeout_ms=retry_timeout_ms)
+
+
+def join_transaction(
+    store: Store, transactional_id: str, transaction: ProducerIdentity, *, retry_timeout_ms: int | None = None
+) -> TransactionWriter:
+    """Join the open transaction of the producer `transaction` as one more writer.
+
+    After `OutcomeUnknown` join again: a writer that nobody knows of has written nothing, and is never counted.
+
+    Raises:
+        ProducerFenced: the transaction is over; the text says how it ended.
+    """
+
+    def work(connection: Connection) -> TransactionWriter:
+        check_open(rows.lock_row(connection, transactional_id).row, transactional_id, transaction)
+        return enter_writer(connection, transactional_id, transaction)
+
+    return store.write(work, retry_timeout_ms=retry_timeout_ms)
+
+
+def enter_writer(connection: Connection, transactional_id: str, transaction: ProducerIdentity) -> TransactionWriter:
+    """Enter a new writer into an open transaction, whose row is locked."""
+    identity = ProducerIdentity(allocate_producer_id(connection), transaction.epoch)
+    writer_rows.insert_writer(connection, transactional_id, identity)
+    return TransactionWriter(transactional_id, transaction, identity)
+
+
+def append_as_writer(
+    store: Store,
+    writer: TransactionWriter,
+    appends: Sequence[Append],
+    *,
+    report: bool = False,
+    retry_timeout_ms: int | None = None,
+) -> list[Appended]:
+    """Append batches of the writer to its transaction, all or none; with `report` they are its last.
+
+    The batches carry `writer.identity`, are transactional, and are numbered from 0 in each partition.  Safe to repeat
+    after `OutcomeUnknown`: a batch that is there already is recognised.
+
+    Raises:
+        InvalidRequest: a batch is not one of this writer's.
+        ProducerFenced: the transaction is over; the text says how it ended.
+        InvalidTransactionState: the writer has reported already.
+        TxnStoreError: see `log.append.append`.
+    """
+    check_batches(writer.identity, appends)
+    check_sizes(appends)
+    work = partial(_append, writer, appends, report)
+    return store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+
+
+def report_writer(store: Store, writer: TransactionWriter, *, retry_timeout_ms: int | None = None) -> None:
+    """Let the transaction know, durably, that the writer has written everything; it can write no more then.
+
+    Safe to repeat.
+
+    Raises:
+        ProducerFenced: the transaction is over; the text says how it ended.
+    """
+    store.write(partial(_append, writer, (), True), retry_timeout_ms=retry_timeout_ms)
+
+
+def _append(
+    writer: TransactionWriter, appends: Sequence[Append], report: bool, connection: Connection
+) -> list[Appended]:
+    # The row's lock: a decision waits for what is being appended, or this append finds it taken.
+    check_open(rows.lock_row(connection, writer.transactional_id).row, writer.transactional_id, writer.transaction)
+    has_reported = writer_rows.has_reported(connection, writer)
+    appended: list[Appended] = []
+    if appends:
+        work = PartitionWork.lock(connection, (item.partition_id for item in appends), producers_of(appends))
+        appended = place_all(work, appends, coordinated=True)
+        check_unreported(writer, appended, has_reported=has_reported)
+        work.save()
+        writer_rows.add_partitions(
+            connection, writer, {place.partition_id for place in appended if place.begins_transaction}
+        )
+    if report and not has_reported:
+        writer_rows.set_reported(connection, writer)
+    return appended
