@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
-from sqlalchemy import CheckConstraint, Column, PrimaryKeyConstraint, UniqueConstraint
+from sqlalchemy import CheckConstraint, Column, PrimaryKeyConstraint, UniqueConstraint, delete, table
 
 from txnstore.db.names import StoreName
 from txnstore.db.types import Int32, Int64, String
@@ -17,7 +17,7 @@ oldest_writer_version = 2
 
 
 def upgrade() -> None:
-    """Create the new tables."""
+    """Create the new tables, and let groups begin without members."""
     schema = op.get_context().opts["store_schema"]
     op.create_table(
         StoreName("transaction_writer_partitions"),
@@ -104,6 +104,8 @@ def upgrade() -> None:
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )
+    # Their rows have another form in this version; members that live join again by themselves.
+    op.execute(delete(table(StoreName("group_members"), schema=schema)))
 
 
 def downgrade() -> None:

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import insert, select, text
 
 from txnstore.db import migrating, opening
-from txnstore.db.schema import OLDEST_WRITER_VERSION, SCHEMA_VERSION
+from txnstore.db.schema import OLDEST_WRITER_VERSION, SCHEMA_VERSION, group_members, groups
 from txnstore.db.store import connect_store, open_store
 from txnstore.errors import ForeignSchema, SchemaOutdated, SchemaTooNew, StatementFailed
 from txnstore.log.append import Append, append
@@ -47,6 +47,18 @@ def upgrade():
 def downgrade():
     op.drop_column(StoreName("outbox"), "colour", schema=op.get_context().opts["store_schema"])
 '''
+
+GROUP = {"generation": 5, "commit_number": 3, "last_update_ms": 0}
+#: As the first version of the tables had it.
+OLD_MEMBER = {
+    "member_id": "m",
+    "client_id": "c",
+    "generation": 5,
+    "session_timeout_ms": 45_000,
+    "deadline_ms": 2**50,
+    "subscription": '["t"]',
+    "assignment": '{"t": [0]}',
+}
 
 
 @pytest.fixture
@@ -116,6 +128,17 @@ def test_what_was_logged_survives_an_upgrade_and_the_way_back(store, url, next_v
 
 def back_to(connection, store, version):
     migrating.downgrade(connection, kind=store.backend.name, schema=store.schema, to_version=version)
+
+
+def test_members_of_groups_in_the_first_version_have_to_join_again_and_their_group_stays(store, url):
+    store.write(lambda connection: connection.execute(insert(groups).values(group_id="g", **GROUP)))
+    store.write(lambda connection: back_to(connection, store, 1))
+    store.write(lambda connection: connection.execute(insert(group_members).values(group_id="g", **OLD_MEMBER)))
+    with connect_store(url) as older:
+        assert opening.upgrade(older).schema_version == SCHEMA_VERSION
+        generations = older.read(lambda connection: connection.execute(select(groups.c.generation)).scalars().all())
+        members = older.read(lambda connection: connection.execute(select(group_members)).all())
+    assert (generations, members) == ([5], [])
 
 
 def test_the_way_back_to_nothing_leaves_an_empty_database_that_can_be_used_again(store, url, catalogue):

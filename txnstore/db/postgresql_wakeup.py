@@ -29,7 +29,7 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 _inherited: Final[list[Any]] = []
 
 #: A listener that hears nothing looks by itself after this long: a pooler may have lost its LISTEN.
-SILENCE_MS: Final = 500
+SILENCE_MS: Final = 2_000
 #: One that cannot listen looks at last in these intervals: each look is a database transaction.
 LOOK_LAST_MS: Final = 200
 #: An announcer whose connection failed waits this long before it tries again.
