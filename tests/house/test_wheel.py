@@ -37,7 +37,7 @@ def test_the_wheel_holds_every_file_of_the_package(root, wheel):
     package = {
         file.relative_to(root).as_posix()
         for file in (root / "txnstore").rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
+        if file.is_file() and not {"__pycache__", "registration"} & set(file.parts)
     }
     assert "txnstore/py.typed" in package
     assert package - set(wheel.namelist()) == set()
@@ -54,9 +54,14 @@ def test_the_wheel_holds_the_migrations(root, wheel):
     assert migrations - set(wheel.namelist()) == set()
 
 
-def test_the_wheel_holds_nothing_else(wheel, about):
+def test_the_wheel_holds_one_module_beside_the_package_for_spark_to_find(wheel, about):
     elsewhere = [name for name in wheel.namelist() if not name.startswith(("txnstore/", about))]
-    assert elsewhere == []
+    assert elsewhere == ["pyspark_txnstore.py"]
+    assert "txnstore.spark.data_source" in wheel.read("pyspark_txnstore.py").decode()
+    assert [name for name in wheel.namelist() if "/registration/" in name] == []
+
+
+def test_the_wheel_holds_nothing_that_a_run_leaves_behind(wheel):
     assert [name for name in wheel.namelist() if "__pycache__" in name or "/tests/" in name] == []
 
 
@@ -64,7 +69,7 @@ def test_the_wheel_says_what_it_is(wheel, about, metadata):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra")) == {"compression", "kafka", "spark", "testing"}
+    assert set(metadata.get_all("Provides-Extra")) == {"compression", "kafka", "spark", "spark-java", "testing"}
     assert f"{about}licenses/LICENSE" in wheel.namelist()
 
 
