@@ -1,0 +1,43 @@
+"""One Spark for all the tests of a process: a JVM takes half a gigabyte and ten seconds."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from txnstore.spark.java import NoJavaError
+from txnstore.spark.local_spark import local_environment, local_session
+
+
+@pytest.fixture(scope="session")
+def spark_folder(tmp_path_factory):
+    """What this process's Spark keeps while it runs."""
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="session")
+def spark_environment(spark_folder):
+    """The variables for a child that starts a Spark of its own: `subprocess.Popen(..., env=spark_environment)`."""
+    pytest.importorskip("pyspark", reason="needs pyspark: pip install 'txnstore[spark]'")
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'txnstore[spark]'")
+    try:
+        return {**os.environ, **local_environment(spark_folder)}
+    except NoJavaError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def _spark_session(spark_folder, spark_environment):
+    session = local_session("tests", folder=spark_folder)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def spark(_spark_session):
+    """The session of this process; streaming queries that a test leaves running are stopped after it."""
+    yield _spark_session
+    for query in _spark_session.streams.active:
+        query.stop()
+    _spark_session.catalog.clearCache()

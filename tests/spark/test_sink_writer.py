@@ -1,0 +1,426 @@
+"""The sink's two halves without a Spark between them: tasks on the executors, the decision on the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from tests.spark.sink_schemas import schema_of
+from txnstore.errors import InvalidRequest, OutcomeUnknown, ProducerFenced, RecordTooLarge, UnknownTopicOrPartition
+from txnstore.log.fetch import fetch
+from txnstore.log.topics import create_topic, find_topics
+from txnstore.model import IsolationLevel
+from txnstore.spark import sink_task, sink_writer, stores
+from txnstore.spark.sink_writer import batch_writer, stream_writer
+from txnstore.transactions import writers
+
+SCHEMA = schema_of("key string, value string, topic string")
+ARROW = pa.schema([("key", pa.string()), ("value", pa.string()), ("topic", pa.string())])
+
+
+def rows(*values, topic="out", key=None):
+    """Arrow batches as Spark hands them to a task, one for each argument or list of values."""
+    for cells in values:
+        texts = cells if isinstance(cells, list) else [cells]
+        yield pa.RecordBatch.from_pydict(
+            {"key": [key] * len(texts), "value": texts, "topic": [topic] * len(texts)}, schema=ARROW
+        )
+
+
+def visible(store, topic="out"):
+    """What a read_committed reader sees of a topic, sorted."""
+    return sorted(_read(store, topic, IsolationLevel.READ_COMMITTED))
+
+
+def written(store, topic="out"):
+    """What was ever written to a topic, sorted."""
+    return sorted(_read(store, topic, IsolationLevel.READ_UNCOMMITTED))
+
+
+def _read(store, topic, isolation):
+    def work(connection):
+        (found,) = find_topics(connection, [topic])
+        pages = fetch(connection, dict.fromkeys(found.partition_ids, 0), isolation=isolation)
+        return [
+            (record.value or b"").decode()
+            for page in pages.values()
+            for batch in page.batches
+            for record in batch.records()
+        ]
+
+    return store.read(work)
+
+
+@dataclass
+class Query:
+    """A streaming query as Spark runs it, for a sink: tasks and driver share nothing but messages."""
+
+    url: str
+    query_id: str = "query-1"
+    run_id: str = "run-1"
+    options: dict[str, str] = field(default_factory=dict)
+    patch: pytest.MonkeyPatch | None = None
+
+    def writer(self):
+        given = {"url": self.url, **self.options}
+        return pickle.loads(pickle.dumps(stream_writer(given, SCHEMA, overwrite=False)))
+
+    def task(self, batch_id, batches):
+        properties = {
+            "sql.streaming.queryId": self.query_id,
+            "spark.jobGroup.id": self.run_id,
+            "streaming.sql.batchId": str(batch_id),
+        }
+        context = SimpleNamespace(getLocalProperty=properties.get)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sink_writer, "TaskContext", SimpleNamespace(get=lambda: context))
+            return pickle.loads(pickle.dumps(self.writer().write(iter(batches))))
+
+    def commit(self, batch_id, messages):
+        self.writer().commit(messages, batch_id)
+
+    def abort(self, batch_id, messages):
+        self.writer().abort(messages, batch_id)
+
+    def run(self, batch_id, *tasks):
+        self.commit(batch_id, [self.task(batch_id, task) for task in tasks])
+
+
+@pytest.fixture
+def opened_stores():
+    """Stores that the sink opens are closed with the test."""
+    yield
+    while stores._stores:
+        stores._stores.popitem()[1].close()
+
+
+@pytest.fixture
+def query(url, opened_stores):
+    return Query(url)
+
+
+@pytest.fixture
+def out(url):
+    """A store for looking, with the topic `out` of two partitions; by the server's clock, as Spark's processes."""
+    from txnstore.db.store import open_store
+
+    with open_store(url) as store:
+        store.write(lambda connection: create_topic(connection, "out", partition_count=2))
+        yield store
+
+
+def test_records_of_all_tasks_are_there_once_the_driver_has_decided_and_not_before(query, out):
+    messages = [query.task(0, rows("a", ["b", "c"])), query.task(0, rows("d"))]
+    assert visible(out) == []
+    query.commit(0, messages)
+    assert visible(out) == ["a", "b", "c", "d"]
+    query.run(1, rows("e"))
+    assert visible(out) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_failed_attempt_leaves_nothing_and_its_repetition_counts(query, out, monkeypatch):
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 1)
+
+    def failing():
+        yield from rows("a", "b", "c")
+        raise RuntimeError("the task's own error")
+
+    with pytest.raises(RuntimeError, match="the task's own error"):
+        query.task(0, failing())
+    assert written(out) != []
+    query.run(0, rows("a", "b", "c"))
+    assert visible(out) == ["a", "b", "c"]
+
+
+def test_of_two_attempts_that_finish_the_one_that_spark_names_counts(query, out):
+    query.task(0, rows("a"))
+    named = query.task(0, rows("a"))
+    query.task(0, rows("a"))
+    query.commit(0, [named])
+    assert visible(out) == ["a"]
+    assert written(out) == ["a", "a", "a"]
+
+
+def test_a_decided_batch_that_comes_again_is_drained_and_dropped(query, out, monkeypatch):
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 1)
+    query.run(0, rows("a"), rows("b"))
+    for run_id in ("run-1", "run-2"):
+        query.run_id = run_id
+        again = rows("a", "b", "c", "d", "e")
+        message = query.task(0, again)
+        assert next(again, None) is None, "a stateful query needs its tasks to read everything"
+        assert message.writer_id is None
+        query.commit(0, [message, query.task(0, rows("b"))])
+    assert written(out) == ["a", "b"]
+    query.run(1, rows("c"))
+    assert visible(out) == ["a", "b", "c"]
+
+
+def test_a_new_run_takes_over_from_a_dead_one_that_had_not_decided(query, out):
+    query.run(0, rows("a"))
+    query.task(1, rows("b"))
+    restarted = Query(query.url, run_id="run-2")
+    restarted.run(1, rows("b"))
+    assert visible(out) == ["a", "b"]
+    assert written(out) == ["a", "b", "b"]
+
+
+def test_two_runs_of_one_query_fence_each_other(query, out, monkeypatch):
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 1)
+    messages = [query.task(0, rows("a"))]
+    newer = Query(query.url, run_id="run-2")
+
+    def interrupted():
+        yield from rows("b", "c")
+        # Another driver has started meanwhile, and one of its tasks writes.
+        newer.task(0, rows("a"))
+        yield from rows("d", "e", "f")
+
+    with pytest.raises(ProducerFenced):
+        query.task(0, interrupted())
+    with pytest.raises(ProducerFenced):
+        query.commit(0, messages)
+    with pytest.raises(ProducerFenced):
+        query.task(0, rows("a"))
+    query.abort(0, messages)
+    assert visible(out) == []
+    newer.run(0, rows("a"))
+    assert visible(out) == ["a"]
+    # The older driver wakes after the decision: its batch is recognised or its run refused; nothing is written.
+    with contextlib.suppress(ProducerFenced):
+        query.commit(0, messages)
+    assert visible(out) == ["a"]
+
+
+def test_abort_after_the_decision_harms_nothing(query, out):
+    messages = [query.task(0, rows("a")), query.task(0, rows())]
+    query.commit(0, messages)
+    query.abort(0, messages)
+    query.abort(0, [None, None])
+    assert visible(out) == ["a"]
+    query.run(1, rows("b"))
+    assert visible(out) == ["a", "b"]
+
+
+def test_what_is_aborted_holds_nobody_back_and_may_be_written_again(query, out):
+    messages = [query.task(0, rows("a")), None]
+    Query(query.url, query_id="query-2").run(0, rows("z"))
+    query.abort(0, messages)
+    assert visible(out) == ["z"]
+    query.run(0, rows("a"))
+    assert visible(out) == ["a", "z"]
+
+
+def test_an_abort_that_cannot_reach_the_database_hides_no_other_error(query, out, monkeypatch, caplog):
+    message = query.task(0, rows("a"))
+
+    def unreachable(*arguments, **keywords):
+        raise OutcomeUnknown("gone")
+
+    monkeypatch.setattr(sink_writer, "abort", unreachable)
+    query.abort(0, [message])
+    assert "could not be aborted (gone)" in caplog.text
+
+
+def test_a_task_without_rows_writes_nothing_and_its_batch_counts(query, out):
+    message = query.task(0, rows())
+    assert message.writer_id is None
+    query.commit(0, [message, query.task(0, iter([next(rows("a")).slice(0, 0)]))])
+    assert written(out) == []
+    query.run(0, rows("late"))
+    assert written(out) == [], "batch 0 is decided: it had no records"
+    query.run(1, rows("b"))
+    assert visible(out) == ["b"]
+
+
+def test_a_new_checkpoint_under_a_transactional_id_begins_anew_and_fences_the_old_query(url, out, opened_stores):
+    old = Query(url, options={"transactional.id": "refunds"})
+    old.run(0, rows("a"))
+    pending = old.task(1, rows("b"))
+    new = Query(url, query_id="query-2", run_id="run-9", options={"transactional.id": "refunds"})
+    new.run(0, rows("c"))
+    assert visible(out) == ["a", "c"]
+    with pytest.raises(ProducerFenced):
+        old.commit(1, [pending])
+    assert visible(out) == ["a", "c"]
+
+
+def test_topics_by_column_are_made_as_a_producer_makes_them(query, out):
+    query.run(0, [*rows("a", topic="out"), *rows("b", topic="made")])
+    assert visible(out) == ["a"]
+    assert visible(out, "made") == ["b"]
+
+
+def test_topics_are_not_made_if_they_are_not_to_be(query, out):
+    query.options = {"allow.auto.create.topics": "false"}
+    with pytest.raises(UnknownTopicOrPartition, match="there is no topic 'made'"):
+        query.task(0, rows("b", topic="made"))
+    assert out.read(lambda connection: find_topics(connection, ["made"])) == []
+
+
+def test_a_record_that_is_too_large_is_named_by_its_row_and_nothing_is_visible(query, out, monkeypatch):
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 2)
+    with pytest.raises(RecordTooLarge, match=r"row 3 of the task .* topic out, 1048588") as caught:
+        query.task(0, rows("a", ["b", "c"], "secret" * 300_000))
+    assert "secret" not in str(caught.value)
+    assert visible(out) == []
+
+
+def test_no_database_transaction_is_open_while_rows_are_pulled(query, out, monkeypatch):
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 1)
+
+    def reading_the_same_file():
+        for number, batch in enumerate(rows("a", "b", "c")):
+            # One writer at a time: on SQLite this would wait for the task's own database transaction.
+            out.write(lambda connection, n=number: create_topic(connection, f"other-{n}"), retry_timeout_ms=200)
+            yield batch
+
+    query.run(0, reading_the_same_file())
+    assert visible(out) == ["a", "b", "c"]
+
+
+def test_lost_answers_change_nothing(query, out, monkeypatch):
+    """Every step is done, its answer lost, and done again."""
+    monkeypatch.setattr(sink_task, "_PAUSE_SECONDS", 0.0)
+    lost = []
+
+    def losing(step):
+        def twice(*arguments, **keywords):
+            result = step(*arguments, **keywords)
+            if step not in lost:
+                lost.append(step)
+                raise OutcomeUnknown
+            lost.remove(step)
+            return result
+
+        return twice
+
+    for module, name in ((sink_task, "open_writer"), (sink_task, "append_as_writer"), (sink_writer, "decide")):
+        monkeypatch.setattr(module, name, losing(getattr(module, name)))
+    query.run(0, rows("a"), rows("b"))
+    query.run(1, rows("c"))
+    assert visible(out) == ["a", "b", "c"]
+    assert lost == []
+
+
+def test_an_append_of_many_batches_is_recognised_when_it_is_repeated(query, out, monkeypatch):
+    """The log remembers the last five batches of a writer in each partition, and no more."""
+    monkeypatch.setattr(sink_task, "_PAUSE_SECONDS", 0.0)
+    append = writers.append_as_writer
+
+    def twice(*arguments, **keywords):
+        append(*arguments, **keywords)
+        return append(*arguments, **keywords)
+
+    monkeypatch.setattr(sink_task, "append_as_writer", twice)
+    query.options = {"batch.num.messages": "1"}
+    texts = [f"{number:02}" for number in range(23)]
+    query.run(0, rows(texts), rows(texts, key="k"))
+    assert visible(out) == sorted(texts * 2)
+
+
+def test_a_step_whose_outcome_stays_unknown_is_given_up_in_time(monkeypatch):
+    tries = []
+
+    def unknown(left_ms):
+        tries.append(left_ms)
+        raise OutcomeUnknown
+
+    with pytest.raises(OutcomeUnknown):
+        sink_task.repeat_while_unknown(unknown, 300)
+    assert 2 <= len(tries) <= 3
+    assert tries == sorted(tries, reverse=True)
+    assert tries[0] <= 300
+
+
+def test_messages_that_do_not_belong_together_decide_nothing(query, out):
+    mine, other = query.task(0, rows("a")), query.task(1, rows("b"))
+    for messages in ([], [mine, None], [mine, other]):
+        with pytest.raises(InvalidRequest, match="nothing was decided"):
+            query.commit(0, messages)
+    assert visible(out) == []
+
+
+def test_a_task_of_nobody_is_refused(query):
+    with pytest.raises(InvalidRequest, match="which query and which batch"):
+        query.writer().write(rows("a"))
+
+
+def test_rows_go_in_portions_that_one_database_transaction_takes(monkeypatch):
+    monkeypatch.setattr(sink_task, "APPEND_BYTES", 1000)
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 5)
+    batches = list(rows(["x" * 300] * 40, [], ["y"] * 3, "z", "z", ["w" * 5000], "z"))
+    chunks = list(sink_task._chunks(batches))
+    assert pa.Table.from_batches(chunks) == pa.Table.from_batches(batches)
+    assert all(chunk.num_rows > 0 for chunk in chunks)
+    for chunk in chunks:
+        assert chunk.num_rows == 1 or (chunk.num_rows <= 5 and chunk.nbytes <= 1100)
+    assert len(chunks) <= 20
+
+
+class Job:
+    """A batch write as Spark runs it: one writer, copied to tasks and driver."""
+
+    def __init__(self, url, **options):
+        self.writer = batch_writer({"url": url, **options}, SCHEMA, overwrite=False)
+
+    def copy(self):
+        return pickle.loads(pickle.dumps(self.writer))
+
+    def task(self, batches):
+        return pickle.loads(pickle.dumps(self.copy().write(iter(batches))))
+
+    def run(self, *tasks):
+        self.copy().commit([self.task(task) for task in tasks])
+
+
+def test_a_batch_write_is_there_all_at_once_or_not_at_all(url, out, opened_stores):
+    job = Job(url)
+    messages = [job.task(rows("a")), job.task(rows("b"))]
+    assert visible(out) == []
+    job.copy().commit(messages)
+    assert visible(out) == ["a", "b"]
+    job.copy().abort(messages)
+    assert visible(out) == ["a", "b"]
+
+    failing = Job(url)
+    failing.task(rows("c"))
+    # No task has told anything; the job's own name is enough.
+    failing.copy().abort([None, None])
+    assert visible(out) == ["a", "b"]
+    Job(url).run(rows("c"))
+    assert visible(out) == ["a", "b", "c"]
+
+
+def test_batch_writes_are_different_ones_unless_they_have_a_name(url, out, opened_stores):
+    Job(url).run(rows("a"))
+    Job(url).run(rows("a"))
+    assert visible(out) == ["a", "a"]
+
+
+def test_a_batch_write_with_a_version_happens_once(url, out, opened_stores):
+    def job(version, app_id="app"):
+        return Job(url, txnAppId=app_id, txnVersion=str(version))
+
+    job(3).run(rows("a"))
+    job(3).run(rows("a"))
+    job(2).run(rows("late"))
+    job(4).run(rows("b"))
+    job(3, "other").run(rows("c"))
+    assert visible(out) == written(out) == ["a", "b", "c"]
+
+
+def test_of_two_jobs_that_write_the_same_version_one_wins(url, out, opened_stores):
+    first, second = (Job(url, txnAppId="app", txnVersion="1") for _ in range(2))
+    message = first.task(rows("a"))
+    second.run(rows("a"))
+    with pytest.raises(ProducerFenced):
+        first.task(rows("a")) and first.copy().commit([message])
+    with contextlib.suppress(ProducerFenced):
+        first.copy().commit([message])
+    assert visible(out) == ["a"]

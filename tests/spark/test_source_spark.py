@@ -1,0 +1,198 @@
+"""The source in a real Spark: what it finds, plans, reads and says, on both databases."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import signal
+import subprocess
+import sys
+import uuid
+
+import pytest
+from pyspark.errors import PySparkException
+
+from tests.spark.source_log import SourceLog, consume_all
+from txnstore.model import Record
+
+pytestmark = pytest.mark.slow
+
+QUERY_TIMEOUT_SECONDS = 240
+
+
+@pytest.fixture
+def log(store):
+    return SourceLog(store)
+
+
+@pytest.fixture
+def address(log):
+    return log.store.url.url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def read(spark, address, log):
+    """A batch read, or a stream, of the topic."""
+
+    def options(reader, **given):
+        options = {"kafka__bootstrap__servers": address, "subscribe": log.name, **given}
+        return reader.format("txnstore").options(
+            **{name.replace("__", "."): value for name, value in options.items() if value is not None}
+        )
+
+    return options
+
+
+@pytest.fixture
+def run(spark, read, tmp_path):
+    """Run a query until it has read what is there; return the new rows. It goes on from its checkpoint."""
+    table = f"rows_{uuid.uuid4().hex}"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {table}_none AS SELECT 1")
+
+    def run_(checkpoint="checkpoint", **options):
+        found = []
+
+        def keep(frame, batch_id):
+            found.append((batch_id, [tuple(row) for row in frame.collect()]))
+
+        query = (
+            read(spark.readStream, **options)
+            .load()
+            .selectExpr("partition", "offset", "cast(value as string)")
+            .writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
+        return found
+
+    return run_
+
+
+def test_a_batch_read_is_what_the_consumer_reads(spark, log, read, address):
+    log.records(0, [Record(b"%d" % index, key=b"k", timestamp_ms=index, headers=[("h", b"1")]) for index in range(300)])
+    log.records(1, [Record(None), Record(b"")])
+    log.abort(log.begin(1, b"aborted"), 1)
+    log.begin(1, b"open")
+    rows = read(spark.read, includeHeaders="true", minPartitions="3").load().orderBy("partition", "offset").collect()
+    messages = consume_all(address, log.name, 0, 1)
+    messages.sort(key=lambda message: (message.partition(), message.offset()))
+    assert [
+        (row.topic, row.partition, row.offset, row.key, row.value, row.timestampType, row.headers) for row in rows
+    ] == [
+        (
+            message.topic(),
+            message.partition(),
+            message.offset(),
+            message.key(),
+            message.value(),
+            0,
+            message.headers(),
+        )
+        for message in messages
+    ]
+    epoch = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - Spark gives times of the session's zone, which is UTC
+    assert rows[7].timestamp - epoch == dt.timedelta(milliseconds=7)
+
+
+@pytest.mark.parametrize("pushed", ["true", "false"])
+def test_filters_and_columns(spark, log, read, pushed):
+    log.plain(0, *[b"%d" % index for index in range(10)])
+    log.plain(1, b"x", timestamp_ms=5_000)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
+    try:
+        frame = read(spark.read).schema("offset long, value binary, partition int, timestamp timestamp").load()
+        assert frame.filter("partition = 0 AND offset IN (3, 5) AND value <> '5'").count() == 1
+        late = frame.filter("timestamp >= timestamp_millis(4999)")
+        assert [(row.partition, row.value) for row in late.collect()] == [(1, b"x")]
+        plan = frame.filter("partition = 0")._jdf.queryExecution().executedPlan().toString()
+        # What the source filters, Spark does not filter again.
+        assert ("Filter (" in plan) == (pushed == "false")
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_plans_and_errors_show_no_password(spark, log, read):
+    url = "postgresql://reader:pa55word@127.0.0.1:1/shop"
+    for options in ({"kafka__bootstrap__servers": url}, {"kafka__bootstrap__servers": None, "url": url}):
+        frame = read(spark.read, **options).load()
+        execution = frame._jdf.queryExecution()
+        assert "pa55word" not in execution.logical().toString() + execution.analyzed().toString()
+        with pytest.raises(PySparkException) as caught:
+            read(spark.read, **options, nonsense="1").load()
+        assert "there is no option 'nonsense'" in str(caught.value)
+        assert "pa55word" not in str(caught.value)
+
+
+def test_a_stream_is_read_in_batches_and_goes_on_from_its_checkpoint(log, run):
+    log.plain(0, *[b"%d" % index for index in range(8)])
+    log.plain(1, b"x", b"y")
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "5"}
+    found = run(**options)
+    assert [(batch_id, len(rows)) for batch_id, rows in found] == [(0, 5), (1, 5)]
+    assert run(**options) == []
+    log.grow(3)
+    log.plain(2, b"new")
+    assert run(**options) == [(2, [(2, 0, "new")])]
+
+
+def test_where_latest_was_is_in_the_checkpoint(log, run, tmp_path):
+    """The batch is in the checkpoint, but did not run: the next start reads it from where latest was then."""
+    log.plain(0, b"before")
+    assert [rows for _, rows in run()] == [[]]
+    (written,) = (tmp_path / "checkpoint" / "offsets").glob("0")
+    assert json.loads(written.read_text().splitlines()[2])["$from"] == {log.name: {"0": 1, "1": 0}}
+    # As a kill before the batch's end leaves it.
+    for file in (tmp_path / "checkpoint" / "commits").iterdir():
+        file.unlink()
+    log.plain(0, b"a")
+    assert run() == [(0, []), (1, [(0, 1, "a")])]
+
+
+def test_what_is_lost_stops_the_query_with_a_text_that_says_what(log, run):
+    log.plain(0, b"a")
+    run(startingOffsets="earliest")
+    log.plain(0, b"b", b"c")
+    log.delete(0, 2)
+    with pytest.raises(PySparkException, match=f"{log.name}-0 from offset 1 to 1 are gone.*failOnDataLoss"):
+        run(startingOffsets="earliest")
+    assert run(startingOffsets="earliest", failOnDataLoss="false") == [(1, [(0, 2, "c")])]
+
+
+def test_the_source_is_a_table_in_sql(spark, log, address):
+    log.plain(0, b"a", b"b")
+    view = f"settlements_{uuid.uuid4().hex}"
+    spark.sql(f"CREATE TEMPORARY VIEW {view} USING txnstore OPTIONS (url '{address}', subscribe '{log.name}')")
+    assert spark.sql(f"SELECT count(*) FROM {view}").collect()[0][0] == 2
+
+
+KILLED_IN_BATCH_0 = """
+import os, signal, sys
+from pathlib import Path
+from txnstore.spark.local_spark import local_session
+
+def die(frame, batch_id):
+    if frame.count() == 0 and batch_id == 0:
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+url, topic, checkpoint, folder = sys.argv[1:]
+spark = local_session("killed", folder=Path(folder))
+stream = spark.readStream.format("txnstore").option("url", url).option("subscribe", topic).load()
+query = stream.writeStream.foreachBatch(die).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+query.awaitTermination(120)
+sys.exit(9)
+"""
+
+
+def test_a_driver_that_is_killed_in_its_first_batch_loses_nothing(log, run, address, tmp_path, spark_environment):
+    log.plain(0, b"before")
+    command = [sys.executable, "-c", KILLED_IN_BATCH_0, address, log.name, str(tmp_path / "checkpoint"), str(tmp_path)]
+    child = subprocess.Popen(command, env=spark_environment, start_new_session=True, stderr=subprocess.PIPE)
+    _, errors = child.communicate(timeout=240)
+    assert child.returncode == -signal.SIGKILL, errors.decode()[-2000:]
+    assert [file.name for file in (tmp_path / "checkpoint" / "offsets").glob("[0-9]*")] == ["0"]
+    assert list((tmp_path / "checkpoint" / "commits").glob("[0-9]*")) == []
+    log.plain(0, b"a")
+    log.plain(1, b"b")
+    assert run() == [(0, []), (1, [(0, 1, "a"), (1, 0, "b")])]

@@ -1,0 +1,389 @@
+"""Streams without Spark: the reader is asked in the order in which Spark asks, and killed where Spark may be."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
+from tests.spark.source_log import SourceLog
+from txnstore.errors import InvalidConfiguration, OffsetOutOfRange, UnknownTopicOrPartition, UnstableOffsetCommit
+from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
+from txnstore.log.topics import create_topic, delete_topic
+from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.spark import source_snapshot
+from txnstore.spark.source_options import read_source_options
+from txnstore.spark.source_schema import source_schema
+from txnstore.spark.source_stream import TxnStoreStreamReader
+
+
+@pytest.fixture
+def log(store):
+    return SourceLog(store)
+
+
+class Query:
+    """A query as Spark runs it: offsets are written down before a batch, and it may be killed at any time."""
+
+    def __init__(self, log, clock=None, **options):
+        given = {"url": log.store.url.url.render_as_string(hide_password=False), "subscribe": log.name}
+        given |= {name.replace("__", "."): value for name, value in options.items()}
+        self.options = {name: value for name, value in given.items() if value is not None}
+        self.written: list[str] = []
+        self.committed = 0
+        self.clock = clock or (lambda: 0.0)
+        self.restart()
+
+    def restart(self):
+        options = read_source_options(self.options, streaming=True)
+        self.reader = TxnStoreStreamReader(options, source_schema(include_headers=False), self.clock)
+
+    def start(self):
+        return json.loads(self.written[self.committed - 1]) if self.committed else self.reader.initialOffset()
+
+    def write_down(self, limit=None):
+        """Ask for the next batch; return whether there is one, which is in the checkpoint then."""
+        limit = self.reader.getDefaultReadLimit() if limit is None else limit
+        start = self.start()
+        end = json.dumps(self.reader.latestOffset(json.loads(json.dumps(start)), limit))
+        # Spark compares texts.
+        if self.committed and end == self.written[self.committed - 1]:
+            return False
+        self.written.append(end)
+        return True
+
+    def run(self):
+        """Read the batch that was written down last."""
+        assert len(self.written) == self.committed + 1
+        end = json.loads(self.written[-1])
+        batches = [
+            batch for partition in self.reader.partitions(self.start(), end) for batch in self.reader.read(partition)
+        ]
+        return sorted(
+            (row["topic"], row["partition"], row["offset"], row["value"])
+            for batch in batches
+            for row in batch.to_pylist()
+        )
+
+    def batch(self, limit=None):
+        """Return the values of the next batch, or None if there is none."""
+        if not self.write_down(limit):
+            return None
+        rows = self.run()
+        self.committed += 1
+        return [value for *_, value in rows]
+
+
+def test_a_stream_reads_what_comes_and_then_waits(log):
+    log.plain(0, b"a", b"b")
+    query = Query(log, startingOffsets="earliest")
+    assert query.batch() == [b"a", b"b"]
+    assert query.batch() is None
+    log.plain(1, b"c")
+    assert query.batch() == [b"c"]
+    assert query.reader.reportLatestOffset() == {"settlements": {"0": 2, "1": 1}}
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["records", "nothing"])
+@pytest.mark.parametrize("killed", ["before_the_batch", "after_the_batch"])
+def test_where_latest_was_is_kept_over_kills(log, there, killed):
+    """The case in which Spark's own way loses records: it asks for the first offset again, and latest has moved."""
+    if there:
+        log.plain(0, b"before")
+    query = Query(log)
+    assert query.write_down()
+    log.plain(0, b"a")
+    if killed == "after_the_batch":
+        assert query.run() == []
+    query.restart()
+    assert query.run() == []
+    query.committed += 1
+    log.plain(0, b"b")
+    query.restart()
+    assert query.batch() == [b"a", b"b"]
+
+
+def test_a_batch_that_runs_again_reads_the_same(log):
+    log.plain(0, b"a", b"b")
+    query = Query(log, startingOffsets="earliest")
+    query.write_down()
+    first = query.run()
+    log.plain(0, b"c")
+    log.plain(1, b"d")
+    query.restart()
+    assert query.run() == first
+
+
+def test_nothing_is_read_past_the_last_stable_offset_of_any_partition(log):
+    query = Query(log, startingOffsets="earliest")
+    one = log.begin(0, b"a", b"b")
+    other = log.begin(1, b"x")
+    log.plain(1, b"c")
+    assert query.batch() == []
+    log.commit(one, 0)
+    assert query.batch() == [b"a", b"b"]
+    log.abort(other, 1)
+    assert query.batch() == [b"c"]
+    assert query.batch() is None
+
+
+def test_read_uncommitted_reads_what_is_open(log):
+    query = Query(log, startingOffsets="earliest", kafka__isolation__level="read_uncommitted")
+    log.begin(0, b"a")
+    assert query.batch() == [b"a"]
+
+
+def test_partitions_that_a_topic_gets_are_read_from_their_first_record_on(log):
+    query = Query(log)
+    assert query.batch() == []
+    log.grow(3)
+    log.plain(2, b"a")
+    assert query.batch() == [b"a"]
+    log.plain(2, b"b")
+    assert query.batch() == [b"b"]
+
+
+def test_topics_that_appear_are_read_from_their_first_record_on(log):
+    query = Query(log, subscribe=None, subscribePattern="settle.*|refunds")
+    log.plain(0, b"before")
+    assert query.batch() == []
+    log.store.write(lambda connection: create_topic(connection, "not-settlements"))
+    refunds = SourceLog(log.store, "refunds", partition_count=1)
+    refunds.plain(0, b"a")
+    assert query.write_down()
+    query.restart()
+    assert [row[0] for row in query.run()] == ["refunds"]
+
+
+def test_a_new_partition_that_loses_records_before_its_batch_runs_again_is_noticed(log):
+    query = Query(log)
+    query.batch()
+    log.grow(3)
+    log.plain(2, b"a", b"b")
+    query.write_down()
+    log.delete(2, 1)
+    query.restart()
+    with pytest.raises(OffsetOutOfRange, match=r"settlements-2 from offset 0 to 0 are gone.*failOnDataLoss=false"):
+        query.run()
+
+
+def test_a_rate_limit_is_shared_out_and_loses_nothing(log):
+    log.plain(0, *[b"%d" % index for index in range(30)])
+    log.plain(1, *[b"x%d" % index for index in range(10)])
+    query = Query(log, startingOffsets="earliest", maxOffsetsPerTrigger="8")
+    assert query.reader.getDefaultReadLimit() == ReadMaxRows(8)
+    sizes, values = [], []
+    while (found := query.batch()) is not None:
+        sizes.append((sum(not value.startswith(b"x") for value in found), len(found)))
+        values += found
+    assert sizes[0] == (6, 8)
+    assert [size for _, size in sizes] == [8] * 5
+    assert len(set(values)) == len(values) == 40
+    assert query.batch(ReadAllAvailable()) is None
+
+
+def test_available_now_ends_at_what_was_there_and_takes_all_of_it(log):
+    log.plain(0, *[b"%d" % index for index in range(10)])
+    query = Query(log, startingOffsets="earliest", maxOffsetsPerTrigger="4", minOffsetsPerTrigger="3")
+    query.reader.prepareForTriggerAvailableNow()
+    values = []
+    for _ in range(3):
+        log.plain(0, b"late")
+        log.plain(1, b"late")
+        values += query.batch()
+    assert values == [b"%d" % index for index in range(10)]
+    assert query.batch() is None
+
+
+def test_a_batch_waits_for_its_minimum_but_not_for_ever(log):
+    now = [100.0]
+    query = Query(log, lambda: now[0], startingOffsets="earliest", minOffsetsPerTrigger="3", maxTriggerDelay="1m")
+    assert query.reader.getDefaultReadLimit() == ReadMinRows(3)
+    assert query.batch() == []
+    log.plain(0, b"a", b"b")
+    assert query.batch() is None
+    log.plain(1, b"c")
+    assert query.batch() == [b"a", b"b", b"c"]
+    log.plain(0, b"d")
+    now[0] += 59
+    assert query.batch() is None
+    now[0] += 1
+    assert query.batch() == [b"d"]
+    log.plain(0, b"e")
+    assert query.batch(ReadAllAvailable()) == [b"e"]
+
+
+@pytest.mark.parametrize("when", ["before_planning", "before_reading"])
+def test_records_that_retention_took_are_an_error(log, when):
+    log.plain(0, b"a")
+    query = Query(log, startingOffsets="earliest")
+    query.batch()
+    log.plain(0, b"b", b"c", b"d")
+    if when == "before_reading":
+        query.write_down()
+    log.delete(0, 3)
+    with pytest.raises(
+        OffsetOutOfRange, match="settlements-0 from offset 1 to 2 are gone: retention or delete_records"
+    ):
+        query.write_down() if when == "before_planning" else query.run()
+
+
+@pytest.mark.parametrize("when", ["before_planning", "before_reading"])
+def test_or_a_warning_if_the_query_can_live_with_it(log, when, caplog):
+    log.plain(0, b"a")
+    query = Query(log, startingOffsets="earliest", failOnDataLoss="false")
+    query.batch()
+    log.plain(0, b"b", b"c", b"d")
+    if when == "before_reading":
+        query.write_down()
+    log.delete(0, 3)
+    if when == "before_planning":
+        query.write_down()
+    with caplog.at_level(logging.WARNING, "txnstore"):
+        assert [value for *_, value in query.run()] == [b"d"]
+    if when == "before_reading":
+        assert "settlements-0 from offset 1 to 2 are gone" in caplog.text
+    query.committed += 1
+    assert query.batch() is None
+
+
+def test_all_of_a_batch_may_be_gone(log):
+    log.plain(0, b"a", b"b")
+    query = Query(log, startingOffsets="earliest", failOnDataLoss="false")
+    query.write_down()
+    log.plain(0, b"c")
+    log.delete(0, 3)
+    assert query.run() == []
+
+
+def test_a_topic_that_was_deleted_is_lost(log):
+    log.plain(0, b"a")
+    query = Query(log, startingOffsets="earliest")
+    query.batch()
+    log.store.write(lambda connection: delete_topic(connection, log.name))
+    with pytest.raises(OffsetOutOfRange, match="the query has read settlements-0, settlements-1, which it cannot any"):
+        query.write_down()
+    query.options["failOnDataLoss"] = "false"
+    query.restart()
+    assert query.batch() == []
+    assert query.batch() is None
+
+
+def test_a_topic_that_was_made_anew_is_no_continuation(log):
+    log.plain(0, b"a", b"b")
+    query = Query(log, startingOffsets="earliest")
+    query.batch()
+    log.store.write(lambda connection: delete_topic(connection, log.name))
+    again = SourceLog(log.store, log.name)
+    again.plain(0, b"new")
+    with pytest.raises(OffsetOutOfRange, match="settlements-0 was to be read from offset 2 on, but its log ends at 1"):
+        query.write_down()
+    query.options["failOnDataLoss"] = "false"
+    query.restart()
+    assert query.batch() == [b"new"]
+
+
+def commit(log, group, offsets):
+    by_id = {log.partition_ids[partition]: OffsetAndMetadata(offset) for partition, offset in offsets.items()}
+    log.store.write(lambda connection: commit_offsets(connection, GroupMembership(group), by_id))
+
+
+def test_a_stream_goes_on_where_its_group_is(log):
+    log.plain(0, b"a", b"b", b"c")
+    log.plain(1, b"x")
+    commit(log, "g", {0: 2})
+    query = Query(log, startingOffsets="group", kafka__group__id="g")
+    # In the other partition the group has read nothing: nothing is left out.
+    assert query.write_down()
+    commit(log, "g", {0: 3, 1: 1})
+    query.restart()
+    assert [value for *_, value in query.run()] == [b"c", b"x"]
+
+
+def test_a_stream_waits_for_a_transaction_that_holds_the_groups_offsets(log, monkeypatch):
+    log.plain(0, b"a", b"b")
+    producer = log.begin(1, b"x")
+    held = {log.partition_ids[0]: OffsetAndMetadata(1)}
+    log.store.write(lambda connection: add_pending_offsets(connection, GroupMembership("g"), held, producer))
+    query = Query(log, startingOffsets="group", kafka__group__id="g")
+    monkeypatch.setattr(source_snapshot, "STABLE_TIMEOUT_SECONDS", 0)
+    with pytest.raises(UnstableOffsetCommit):
+        query.write_down()
+    monkeypatch.undo()
+    pauses = []
+
+    def finish(seconds):
+        pauses.append(seconds)
+        log.store.write(lambda c: finish_pending_offsets(c, ["g"], producer.producer_id, commit=True))
+
+    monkeypatch.setattr("txnstore.spark.source_snapshot.time.sleep", finish)
+    query.write_down()
+    assert len(pauses) == 1
+    assert [value for *_, value in query.run()] == [b"b"]
+
+
+def test_a_batch_ends_where_the_group_has_come_to(log):
+    """So that a checkpoint that was restored to an older one makes the batches that the sink has seen."""
+    log.plain(0, *[b"%d" % index for index in range(6)])
+    query = Query(log, startingOffsets="earliest", kafka__group__id="g")
+    commit(log, "g", {0: 4})
+    assert query.batch() == [b"0", b"1", b"2", b"3"]
+    assert query.batch() == [b"4", b"5"]
+
+
+def test_in_the_first_batch_of_a_group_every_partition_has_a_task(log):
+    log.plain(0, b"a")
+    query = Query(log, kafka__group__id="g")
+    query.write_down()
+    parts = query.reader.partitions(query.start(), json.loads(query.written[-1]))
+    assert [(str(part.value.partition), part.value.size) for part in parts] == [
+        ("settlements-0", 0),
+        ("settlements-1", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"subscribe": "nothing"}, UnknownTopicOrPartition, "subscribe names the topic nothing, which is not there"),
+        (
+            {"subscribe": None, "assign": '{"settlements": [0, 9]}'},
+            UnknownTopicOrPartition,
+            "assign names the partition settlements-9, which is not there",
+        ),
+        ({"startingOffsets": '{"settlements": {"0": 0}}'}, InvalidConfiguration, "missing: settlements-1"),
+        (
+            {"startingOffsets": '{"settlements": {"0": 0, "1": 0}, "refunds": {"0": 0}}'},
+            InvalidConfiguration,
+            "not read: refunds-0",
+        ),
+        (
+            {"startingOffsets": '{"settlements": {"0": 5, "1": 0}}'},
+            OffsetOutOfRange,
+            "settlements-0 was to be read from offset 5 on, but its log ends at 0",
+        ),
+        ({"startingTimestamp": "5"}, InvalidConfiguration, "no record with the timestamp 5 or a later one"),
+    ],
+    ids=["topic", "partition", "missing", "not_read", "too_far", "time"],
+)
+def test_what_is_not_there_is_an_error_that_names_the_option(log, options, error, text):
+    with pytest.raises(error, match=text):
+        Query(log, **options).write_down()
+
+
+def test_a_stream_may_begin_at_a_time(log):
+    log.plain(0, b"a", timestamp_ms=10)
+    log.plain(0, b"b", timestamp_ms=20)
+    query = Query(log, startingTimestamp="15", startingOffsetsByTimestampStrategy="latest")
+    assert query.batch() == [b"b"]
+    log.plain(1, b"c", timestamp_ms=1)
+    assert query.batch() == [b"c"]
+
+
+def test_assigned_partitions_are_the_only_ones(log):
+    log.plain(0, b"a")
+    log.plain(1, b"b")
+    query = Query(log, subscribe=None, assign='{"settlements": [1]}', startingOffsets='{"settlements": {"1": -2}}')
+    assert query.batch() == [b"b"]

@@ -1,0 +1,206 @@
+"""This file is the options of the data source: their names, which side of a query they are for, and what Spark gave.
+
+Spark hands options over as text, with their names in lower case.  Names are those of Spark's Kafka source and sink;
+a Kafka client's key may come with or without `kafka.` in front.  What is unknown is refused with the nearest known
+name; what only brokers could do something with is accepted and has no effect.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from txnstore.clients.configuration_keys import KEYS_BY_ALIAS
+from txnstore.errors import InvalidConfiguration
+
+_logger: Final = logging.getLogger("txnstore")
+
+_KAFKA_PREFIX: Final = "kafka."
+_SHOWN_LENGTH_MAX: Final = 80
+
+
+class Side(enum.Flag):
+    """Which side of a query an option is for."""
+
+    SOURCE = enum.auto()
+    SINK = enum.auto()
+    BOTH = SOURCE | SINK
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option; `name` is its spelling in error texts."""
+
+    name: str
+    side: Side = Side.BOTH
+    aliases: tuple[str, ...] = ()
+    ignored: bool = False
+    """Whether it is accepted for the sake of copied programs, and means nothing here."""
+
+    refused: str = ""
+    """Why it is an error to give it."""
+
+    def kafka_named(self) -> tuple[str, ...]:
+        """Return its names, each with and without `kafka.` in front."""
+        return tuple(prefix + name for name in (self.name, *self.aliases) for prefix in ("", _KAFKA_PREFIX))
+
+
+_SERIALIZATION: Final = "keys and values are binary columns: turn them into what you need with functions of Spark"
+
+_OPTIONS: Final = (
+    Option("url", aliases=("bootstrap.servers", "path", "database.url")),
+    Option("password"),
+    Option("txnstore.schema"),
+    Option("includeHeaders"),
+    Option("subscribe", Side.SOURCE),
+    Option("subscribePattern", Side.SOURCE),
+    Option("assign", Side.SOURCE),
+    Option("startingOffsets", Side.SOURCE),
+    Option("endingOffsets", Side.SOURCE),
+    Option("startingTimestamp", Side.SOURCE),
+    Option("endingTimestamp", Side.SOURCE),
+    Option("startingOffsetsByTimestamp", Side.SOURCE),
+    Option("endingOffsetsByTimestamp", Side.SOURCE),
+    Option("startingOffsetsByTimestampStrategy", Side.SOURCE),
+    Option("maxOffsetsPerTrigger", Side.SOURCE),
+    Option("minOffsetsPerTrigger", Side.SOURCE),
+    Option("maxTriggerDelay", Side.SOURCE),
+    Option("minPartitions", Side.SOURCE),
+    Option("maxRecordsPerPartition", Side.SOURCE),
+    Option("failOnDataLoss", Side.SOURCE),
+    Option("isolation.level", Side.SOURCE),
+    Option("group.id", Side.SOURCE),
+    Option("topic", Side.SINK),
+    Option("transactional.id", Side.SINK),
+    Option("transaction.timeout.ms", Side.SINK),
+    Option("compression.type", Side.SINK, aliases=("compression.codec",)),
+    Option("partitioner", Side.SINK),
+    Option("sticky.partitioning.linger.ms", Side.SINK),
+    Option("batch.size", Side.SINK),
+    Option("batch.num.messages", Side.SINK),
+    Option("message.timeout.ms", Side.SINK, aliases=("delivery.timeout.ms",)),
+    Option("allow.auto.create.topics", Side.SINK),
+    Option("txnAppId", Side.SINK),
+    Option("txnVersion", Side.SINK),
+    Option("queryName", ignored=True),
+    Option("checkpointLocation", ignored=True),
+    Option("groupIdPrefix", Side.SOURCE, ignored=True),
+    Option("kafkaConsumer.pollTimeoutMs", Side.SOURCE, ignored=True),
+    Option("fetchOffset.numRetries", Side.SOURCE, ignored=True),
+    Option("fetchOffset.retryIntervalMs", Side.SOURCE, ignored=True),
+    Option("auto.offset.reset", Side.SOURCE, refused="say where to begin with startingOffsets"),
+    Option("enable.auto.commit", Side.SOURCE, refused="a group's offsets are committed by the sink, with the records"),
+    Option("key.deserializer", Side.SOURCE, refused=_SERIALIZATION),
+    Option("value.deserializer", Side.SOURCE, refused=_SERIALIZATION),
+    Option("key.serializer", Side.SINK, refused=_SERIALIZATION),
+    Option("value.serializer", Side.SINK, refused=_SERIALIZATION),
+    Option("interceptor.classes", refused="interceptors are classes of Java, and nothing here runs them"),
+)
+_BY_NAME: Final[Mapping[str, Option]] = {name.lower(): option for option in _OPTIONS for name in option.kafka_named()}
+#: What a typing error is compared with: names as people write them.
+_SPELLINGS: Final[Mapping[str, str]] = {
+    name.lower(): name
+    for option in _OPTIONS
+    if not option.refused
+    for name in (option.name, *option.aliases, *(f"{_KAFKA_PREFIX}{name}" for name in (option.name,) if "." in name))
+}
+
+
+def check_names(given: Mapping[str, str]) -> None:
+    """Refuse names that no side knows.
+
+    Raises:
+        InvalidConfiguration: there is no such option.
+    """
+    for name in given:
+        if name.lower() not in _BY_NAME:
+            _find(name, Side.BOTH)
+
+
+def read_options(given: Mapping[str, str], side: Side) -> dict[str, str]:
+    """Return the options that mean something on this side, by their names.
+
+    An option that is given under two names must have one value.
+
+    Raises:
+        InvalidConfiguration: an option is unknown, belongs to the other side, or cannot be given here.
+    """
+    values: dict[str, str] = {}
+    ignored: list[str] = []
+    for given_name, text in given.items():
+        option = _find(given_name, side)
+        if option is None or option.ignored:
+            ignored.append(given_name)
+        elif values.setdefault(option.name, text) != text:
+            names = " and ".join(sorted(name for name in given if _BY_NAME.get(name.lower()) is option))
+            raise InvalidConfiguration(f"the options {names} are names of one option and have different values")
+    if ignored:
+        _logger.debug("options without a meaning for a database: %s", ", ".join(sorted(ignored)))
+    return values
+
+
+def _find(name: str, side: Side) -> Option | None:
+    """Return the option, or None for a key of Kafka's clients that means nothing here."""
+    option = _BY_NAME.get(name.lower())
+    if option is None:
+        if name.lower().startswith(_KAFKA_PREFIX) and name[len(_KAFKA_PREFIX) :].lower() in KEYS_BY_ALIAS:
+            return None
+        raise InvalidConfiguration(_unknown(name, side))
+    if side not in option.side:
+        here, there = ("source", "sink") if side is Side.SOURCE else ("sink", "source")
+        raise InvalidConfiguration(f"{option.name} is an option of the {there}; the {here} does not take it")
+    if option.refused:
+        raise InvalidConfiguration(f"the option {name} cannot be given: {option.refused}")
+    return option
+
+
+def _unknown(name: str, side: Side) -> str:
+    text = f"there is no option {name[:_SHOWN_LENGTH_MAX]!r}"
+    known = [lowered for lowered in _SPELLINGS if side & _BY_NAME[lowered].side]
+    near = get_close_matches(name.lower().replace("_", "."), known, n=1, cutoff=0.7)
+    return f"{text}; did you mean {_SPELLINGS[near[0]]!r}?" if near else text
+
+
+def boolean(values: Mapping[str, str], name: str, default: bool) -> bool:
+    """Return the value of an option that is true or false.
+
+    Raises:
+        InvalidConfiguration: it is neither.
+    """
+    text = values.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise InvalidConfiguration(f"{name} is true or false, not {text[:_SHOWN_LENGTH_MAX]!r}")
+    return text.lower() == "true"
+
+
+def whole_number(values: Mapping[str, str], name: str, *, at_least: int) -> int | None:
+    """Return the value of an option that is a whole number, or None if it was not given.
+
+    Raises:
+        InvalidConfiguration: it is none, or too small.
+    """
+    text = values.get(name)
+    if text is None:
+        return None
+    # int() would take "1_000" and " 1 " as well.
+    if not text.strip().removeprefix("-").isdecimal() or int(text) < at_least:
+        raise InvalidConfiguration(f"{name} is a whole number from {at_least} on, not {text[:_SHOWN_LENGTH_MAX]!r}")
+    return int(text)
+
+
+def one_of(values: Mapping[str, str], name: str, words: tuple[str, ...], default: str) -> str:
+    """Return the value of an option that is one of a few words, in lower case.
+
+    Raises:
+        InvalidConfiguration: it is none of them.
+    """
+    text = values.get(name, default).strip().lower()
+    if text not in words:
+        raise InvalidConfiguration(f"{name} is {' or '.join(words)}, not {text[:_SHOWN_LENGTH_MAX]!r}")
+    return text

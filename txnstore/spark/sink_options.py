@@ -1,0 +1,149 @@
+"""This file is the options of the sink: what Spark gave, checked while the query is planned, and frozen.
+
+The producer's keys have the values and defaults that a producer gives them.  It is picklable, for it goes to the
+executors, and no text made of it shows a password.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from txnstore.clients.configuration import Configuration, producer_configuration
+from txnstore.clients.kafka_error import KafkaException
+from txnstore.errors import InvalidConfiguration, InvalidRequest, InvalidTopic, UnsupportedCompression
+from txnstore.log.compression import Codec, require_codec
+from txnstore.log.topics import check_topic_name
+from txnstore.spark.options import Side, read_options
+from txnstore.spark.stores import StoreAddress, store_address
+from txnstore.transactions.coordinator import TRANSACTIONAL_ID_LENGTH_MAX, check_transactional_id
+from txnstore.transactions.sink_coordinator import TIMEOUT_MS_DEFAULT
+
+#: What the sink takes of a producer's keys, by the producer's own rules.
+_PRODUCER_KEYS: Final = (
+    "transaction.timeout.ms",
+    "compression.type",
+    "partitioner",
+    "sticky.partitioning.linger.ms",
+    "batch.size",
+    "batch.num.messages",
+    "message.timeout.ms",
+    "allow.auto.create.topics",
+)
+#: Room for what stands in front of it in a transactional id.
+_APP_ID_LENGTH_MAX: Final = TRANSACTIONAL_ID_LENGTH_MAX - 100
+_VERSION_MAX: Final = 2**63 - 1
+_WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """The options in force."""
+
+    address: StoreAddress
+    topic: str | None
+    transactional_id: str | None
+    transaction_timeout_ms: int
+    delivery_timeout_ms: int
+    """How long one step is tried while the database is busy or away."""
+
+    partitioner: str
+    sticky_seconds: float
+    codec: Codec
+    batch_bytes_max: int
+    batch_records_max: int
+    allow_create: bool
+    app_id: str | None
+    version: int | None
+
+
+def sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
+    """Return the options of a sink; `is_stream`: of a streaming query.
+
+    Raises:
+        InvalidConfiguration: an option is unknown, belongs to the source, has a value that it does not take, or does
+            not go together with another one.
+        UnsupportedCompression: the package that implements the codec is not installed here.
+    """
+    values = read_options(given, Side.SINK)
+    configuration = _as_producer(values)
+    topic = values.get("topic")
+    if topic is not None:
+        try:
+            check_topic_name(topic)
+        except InvalidTopic as error:
+            raise InvalidConfiguration(f"topic: {error}") from None
+    app_id, version = _application(values, is_stream=is_stream)
+    transactional_id = _transactional_id(values)
+    if app_id is not None and transactional_id is not None:
+        raise InvalidConfiguration("txnAppId names the writes already: give either it or transactional.id")
+    codec = Codec[configuration["compression.type"].upper()]
+    try:
+        require_codec(codec)
+    except UnsupportedCompression as error:
+        raise UnsupportedCompression(f"compression.type={codec.label}: {error}") from None
+    timeout_ms = (
+        configuration["transaction.timeout.ms"]
+        if configuration.was_given("transaction.timeout.ms")
+        else TIMEOUT_MS_DEFAULT
+    )
+    return SinkOptions(
+        address=store_address(values),
+        topic=topic,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        # What is tried for longer than its transaction may be open is aborted in any case.
+        delivery_timeout_ms=min(configuration["message.timeout.ms"] or timeout_ms, timeout_ms),
+        partitioner=configuration["partitioner"],
+        sticky_seconds=configuration["sticky.partitioning.linger.ms"] / 1000,
+        codec=codec,
+        batch_bytes_max=configuration["batch.size"],
+        batch_records_max=configuration["batch.num.messages"],
+        allow_create=configuration["allow.auto.create.topics"] is not False,
+        app_id=app_id,
+        version=version,
+    )
+
+
+def _as_producer(values: Mapping[str, str]) -> Configuration:
+    """Return the producer's keys as a producer without transactions reads them."""
+    keys = {key: values[key] for key in _PRODUCER_KEYS if key in values}
+    try:
+        return producer_configuration(({"bootstrap.servers": "sqlite://", **keys},), {})
+    except KafkaException as error:
+        raise InvalidConfiguration(error.args[0].str()) from None
+
+
+def _transactional_id(values: Mapping[str, str]) -> str | None:
+    transactional_id = values.get("transactional.id") or None
+    if transactional_id is not None:
+        _check_name("transactional.id", transactional_id)
+    return transactional_id
+
+
+def _check_name(option: str, name: str) -> None:
+    """Refuse what is no transactional id, and no part of one."""
+    try:
+        check_transactional_id(name)
+    except InvalidRequest as error:
+        raise InvalidConfiguration(f"{option}: {error}") from None
+
+
+def _application(values: Mapping[str, str], *, is_stream: bool) -> tuple[str | None, int | None]:
+    app_id, version = values.get("txnAppId"), values.get("txnVersion")
+    if app_id is None and version is None:
+        return None, None
+    if is_stream:
+        raise InvalidConfiguration(
+            "txnAppId and txnVersion are for batch writes, also inside foreachBatch: a stream's batches have numbers"
+        )
+    if not app_id or version is None:
+        raise InvalidConfiguration("txnAppId and txnVersion make a write idempotent together: give both, or neither")
+    _check_name("txnAppId", app_id)
+    if len(app_id) > _APP_ID_LENGTH_MAX:
+        raise InvalidConfiguration(f"txnAppId has at most {_APP_ID_LENGTH_MAX} characters, not {len(app_id)}")
+    if not _WHOLE_NUMBER.fullmatch(version.strip()) or int(version) > _VERSION_MAX:
+        raise InvalidConfiguration(f"txnVersion is a whole number from 0 to {_VERSION_MAX}, not {version[:80]!r}")
+    return app_id, int(version)

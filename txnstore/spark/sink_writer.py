@@ -1,0 +1,172 @@
+"""This file is the sink as Spark calls it: tasks write on the executors, the driver decides once.
+
+What a stream's tasks and its driver have in common travels in the messages, for Spark makes a writer of its own for
+each of them; a batch write has one writer, which is copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from txnstore.errors import InvalidConfiguration, InvalidRequest, TxnStoreError
+from txnstore.spark.sink_columns import find_columns
+from txnstore.spark.sink_options import SinkOptions, sink_options
+from txnstore.spark.sink_task import SinkMessage, repeat_while_unknown, write_rows
+from txnstore.spark.stores import store_at
+from txnstore.transactions.sink_coordinator import abort, decide
+from txnstore.transactions.sink_runs import SinkRun, run_of_job, run_of_query
+
+_logger: Final = logging.getLogger("txnstore")
+
+#: What Spark tells the tasks of a micro-batch, as local properties of theirs.
+_QUERY_ID: Final = "sql.streaming.queryId"
+_RUN_ID: Final = "spark.jobGroup.id"
+_BATCH_ID: Final = "streaming.sql.batchId"
+#: What aborts is over soon or left to the next run: somebody waits for the error that led to it.
+_ABORT_TIMEOUT_MS: Final = 5_000
+
+Messages = Sequence[WriterCommitMessage | None]
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> StreamSinkWriter:
+    """Return the writer of a streaming query.
+
+    Raises:
+        InvalidConfiguration: an option or a column is not one of the sink's, or the output mode is not append.
+    """
+    if overwrite:
+        raise InvalidConfiguration(
+            'the sink appends: it takes outputMode("append"), not "complete", which would write the whole result'
+            " again with every batch; with foreachBatch a program decides itself what to write"
+        )
+    return StreamSinkWriter(sink_options(options, is_stream=True), schema)
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchSinkWriter:
+    """Return the writer of a batch.
+
+    Raises:
+        InvalidConfiguration: an option or a column is not one of the sink's, or the save mode is not append.
+    """
+    if overwrite:
+        raise InvalidConfiguration(
+            'a log is only ever appended to: write with .mode("append"); to begin anew, delete the topic first'
+        )
+    return BatchSinkWriter(sink_options(options, is_stream=False), schema)
+
+
+class StreamSinkWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query, each exactly once."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = find_columns(schema, topic=options.topic)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Append a task's rows as a writer of the micro-batch's transaction.
+
+        Raises:
+            TxnStoreError: see `sink_task.write_rows`.
+        """
+        context = TaskContext.get()
+        properties = [context and context.getLocalProperty(name) for name in (_QUERY_ID, _RUN_ID, _BATCH_ID)]
+        query_id, run_id, batch_id = properties
+        if not (query_id and run_id and batch_id):
+            raise InvalidRequest("Spark does not say which query and which batch this task belongs to")
+        run = run_of_query(query_id, run_id, self._options.transactional_id)
+        store = store_at(self._options.address, create=True)
+        return write_rows(store, run, int(batch_id), iterator, columns=self._columns, options=self._options)
+
+    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Decide the micro-batch: its records are visible with its input's offsets, or were already.
+
+        Raises:
+            ProducerFenced: a newer run of the query has taken over, or the transaction is over; nothing was changed.
+            TxnStoreError: the database refuses or cannot be reached.
+        """
+        _decide(self._options, messages)
+
+    def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Abort what is still open of this run; what is decided stands.
+
+        If no task has told anything, there is nobody to abort for: the query's next run does it, or the timeout.
+        """
+        message = next(filter(None, messages), None)
+        if isinstance(message, SinkMessage):
+            _abort(self._options, message.run, message.batch_id)
+
+
+class BatchSinkWriter(DataSourceArrowWriter):
+    """Writes a DataFrame, all of it or nothing."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = find_columns(schema, topic=options.topic)
+        self._run = run_of_job(str(uuid.uuid4()), app_id=options.app_id, transactional_id=options.transactional_id)
+        self._batch_id = options.version or 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Append a task's rows as a writer of the job's transaction.
+
+        Raises:
+            TxnStoreError: see `sink_task.write_rows`.
+        """
+        store = store_at(self._options.address, create=True)
+        return write_rows(store, self._run, self._batch_id, iterator, columns=self._columns, options=self._options)
+
+    def commit(self, messages: Messages) -> None:
+        """Make all records visible; with txnAppId only if this version was not written before.
+
+        Raises:
+            ProducerFenced: the transaction is over, or another job has taken over its name; nothing was changed.
+            TxnStoreError: the database refuses or cannot be reached.
+        """
+        _decide(self._options, messages)
+
+    def abort(self, messages: Messages) -> None:
+        """Abort what the job has written, unless it is decided."""
+        _abort(self._options, self._run, self._batch_id)
+
+
+def _decide(options: SinkOptions, messages: Messages) -> None:
+    told = [message for message in messages if isinstance(message, SinkMessage)]
+    if not told or len(told) != len(messages) or len({(message.run, message.batch_id) for message in told}) != 1:
+        raise InvalidRequest("the tasks' messages are not those of one batch; nothing was decided")
+    run, batch_id = told[0].run, told[0].batch_id
+    writers = [message.writer_id for message in told if message.writer_id is not None]
+    store = store_at(options.address, create=True)
+    decided = repeat_while_unknown(
+        lambda left_ms: decide(
+            store,
+            run,
+            batch_id,
+            writers,
+            timeout_ms=options.transaction_timeout_ms,
+            retry_timeout_ms=left_ms,
+        ),
+        options.delivery_timeout_ms,
+    )
+    if not decided:
+        _logger.info("batch %d of %s had been decided before: nothing was written again", batch_id, run.sink_id)
+
+
+def _abort(options: SinkOptions, run: SinkRun, batch_id: int) -> None:
+    try:
+        store = store_at(options.address)
+        abort(store, run, batch_id, retry_timeout_ms=_ABORT_TIMEOUT_MS)
+    except TxnStoreError as error:
+        # The error that led here is the one to show.
+        _logger.warning(
+            "what batch %d of %s has written could not be aborted (%s): the next run or its timeout aborts it",
+            batch_id,
+            run.sink_id,
+            error,
+        )

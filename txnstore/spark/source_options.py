@@ -1,0 +1,234 @@
+"""This file is the options of the source, read once and checked before anything is asked of a database."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from txnstore.errors import InvalidConfiguration, InvalidTopic
+from txnstore.log.topics import check_topic_name
+from txnstore.model import IsolationLevel, TopicPartition
+from txnstore.spark.options import Side, boolean, one_of, read_options, whole_number
+from txnstore.spark.source_json import EARLIEST, LATEST, read_offsets, read_partitions, read_timestamps
+from txnstore.spark.stores import StoreAddress, store_address
+
+#: How long a stream waits for minOffsetsPerTrigger before it takes what there is: Spark's default, 15 minutes.
+MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
+
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_ISOLATION: Final = {
+    "read_committed": IsolationLevel.READ_COMMITTED,
+    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
+}
+_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
+
+
+class Edge(enum.Enum):
+    """Where a read begins or ends, if not at offsets or times of its own for each partition."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    GROUP = "group"
+    """Where the group of `group.id` has come to; at the earliest record where it has committed nothing."""
+
+
+_EDGES: Final = frozenset(edge.value for edge in Edge)
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """Each partition at its first record with this timestamp or a later one."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    """As `AtTime`, with a timestamp for each partition."""
+
+    option: str
+    timestamps_ms: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """An offset for each partition; EARLIEST and LATEST stand for what they are called."""
+
+    option: str
+    offsets: Mapping[TopicPartition, int]
+
+
+Limit = Edge | AtTime | AtTimes | AtOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which partitions are read: of these topics, of those that a pattern matches as a whole, or these alone."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    partitions: frozenset[TopicPartition] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a query asks of the source; picklable, and shown without the password."""
+
+    address: StoreAddress
+    selection: Selection
+    start: Limit
+    end: Limit
+    time_not_found: str = "error"
+    """What a starting time after the last record means: an error, or the latest offset."""
+
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    group_id: str | None = None
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = MAX_TRIGGER_DELAY_MS
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+
+
+def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Return the options of a batch read or of a stream, checked.
+
+    Raises:
+        InvalidConfiguration: an option is unknown, missing, not one that this kind of read takes, or has a value that
+            it does not take; the message names it.
+    """
+    values = read_options(given, Side.SOURCE)
+    address = store_address(values)
+    selection = _selection(values)
+    group_id = values.get("group.id")
+    start = _start(values, streaming=streaming)
+    if start is Edge.GROUP and not group_id:
+        raise InvalidConfiguration("startingOffsets=group takes the group's name in the option kafka.group.id")
+    if streaming:
+        _refuse(
+            values,
+            ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+            "is for batch reads; a stream goes on until it is stopped",
+        )
+    min_offsets = whole_number(values, "minOffsetsPerTrigger", at_least=1)
+    max_offsets = whole_number(values, "maxOffsetsPerTrigger", at_least=1)
+    if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+        raise InvalidConfiguration(
+            f"minOffsetsPerTrigger is {min_offsets}, above maxOffsetsPerTrigger, which is {max_offsets}"
+        )
+    return SourceOptions(
+        address=address,
+        selection=selection,
+        start=start,
+        end=_end(values),
+        time_not_found=one_of(values, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
+        isolation=_ISOLATION[one_of(values, "isolation.level", tuple(_ISOLATION), "read_committed")],
+        group_id=group_id or None,
+        max_offsets_per_trigger=max_offsets,
+        min_offsets_per_trigger=min_offsets,
+        max_trigger_delay_ms=_duration_ms(values, "maxTriggerDelay"),
+        min_partitions=whole_number(values, "minPartitions", at_least=1),
+        max_records_per_partition=whole_number(values, "maxRecordsPerPartition", at_least=1),
+        fail_on_data_loss=boolean(values, "failOnDataLoss", default=True),
+        include_headers=boolean(values, "includeHeaders", default=False),
+    )
+
+
+def _selection(values: Mapping[str, str]) -> Selection:
+    given = [name for name in _SELECTIONS if name in values]
+    if len(given) != 1:
+        found = f"{' and '.join(given)} are given together" if given else "none is given"
+        raise InvalidConfiguration(f"one of the options {', '.join(_SELECTIONS)} says what to read; {found}")
+    if "subscribe" in values:
+        names = tuple(dict.fromkeys(name.strip() for name in values["subscribe"].split(",") if name.strip()))
+        if not names:
+            raise InvalidConfiguration("subscribe names no topic")
+        for name in names:
+            _check_topic(name, "subscribe")
+        return Selection(topics=names)
+    if "subscribePattern" in values:
+        pattern = values["subscribePattern"].strip()
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidConfiguration(f"subscribePattern is not a regular expression: {error}") from None
+        if not pattern:
+            raise InvalidConfiguration("subscribePattern is empty")
+        return Selection(pattern=pattern)
+    partitions = read_partitions(values["assign"], "assign")
+    for partition in partitions:
+        _check_topic(partition.topic, "assign")
+    return Selection(partitions=partitions)
+
+
+def _check_topic(name: str, option: str) -> None:
+    try:
+        check_topic_name(name)
+    except InvalidTopic as error:
+        raise InvalidConfiguration(f"{option}: {error}") from None
+
+
+def _start(values: Mapping[str, str], *, streaming: bool) -> Limit:
+    # Only the option that wins is read, as in Spark: a time for all, times, offsets.
+    timestamp_ms = whole_number(values, "startingTimestamp", at_least=0)
+    if timestamp_ms is not None:
+        return AtTime(timestamp_ms)
+    name = "startingOffsetsByTimestamp"
+    if name in values:
+        return AtTimes(name, read_timestamps(values[name], name))
+    name = "startingOffsets"
+    text = values.get(name)
+    if text is None:
+        return Edge.LATEST if streaming else Edge.EARLIEST
+    word = text.strip().lower()
+    if word in _EDGES:
+        if word == "latest" and not streaming:
+            raise InvalidConfiguration("startingOffsets=latest is for streams: a batch read would be empty")
+        return Edge(word)
+    offsets = read_offsets(text, name)
+    if not streaming and LATEST in offsets.values():
+        raise InvalidConfiguration("startingOffsets: -1 (latest) is for streams: a batch read would be empty")
+    return AtOffsets(name, offsets)
+
+
+def _end(values: Mapping[str, str]) -> Limit:
+    timestamp_ms = whole_number(values, "endingTimestamp", at_least=0)
+    if timestamp_ms is not None:
+        return AtTime(timestamp_ms)
+    name = "endingOffsetsByTimestamp"
+    if name in values:
+        return AtTimes(name, read_timestamps(values[name], name))
+    name = "endingOffsets"
+    text = values.get(name, "latest")
+    word = text.strip().lower()
+    if word == "latest":
+        return Edge.LATEST
+    if word in _EDGES:
+        raise InvalidConfiguration(f"endingOffsets is latest or offsets as JSON, not {word}")
+    offsets = read_offsets(text, name)
+    if EARLIEST in offsets.values():
+        raise InvalidConfiguration("endingOffsets: -2 (earliest) is no end; use an offset, or -1 for the latest")
+    return AtOffsets(name, offsets)
+
+
+def _refuse(values: Mapping[str, str], names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if name in values:
+            raise InvalidConfiguration(f"{name} {why}")
+
+
+def _duration_ms(values: Mapping[str, str], name: str) -> int:
+    """Return a time as Spark writes it, such as 15m; a number alone is of milliseconds."""
+    text = values.get(name)
+    if text is None:
+        return MAX_TRIGGER_DELAY_MS
+    match = re.fullmatch(r"\s*(\d{1,12})\s*([a-z]*)\s*", text.lower())
+    unit_ms = _UNITS_MS.get(match[2] or "ms") if match else None
+    if match is None or unit_ms is None:
+        raise InvalidConfiguration(f"{name} is a time such as 500ms, 30s, 15m or 2h, not {text[:40]!r}")
+    return int(match[1]) * unit_ms

@@ -1,0 +1,195 @@
+"""This file is the partitions that a query reads as they are at one moment, and where the read begins and ends there.
+
+Everything that one plan needs is read in one snapshot of the database: a transaction that wrote to several partitions
+lies before the ends of all of them, or behind them all.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection
+
+from txnstore.db.store import Store
+from txnstore.errors import InvalidConfiguration, UnknownTopicOrPartition, UnstableOffsetCommit
+from txnstore.groups.offsets import read_offsets, read_stable_offsets
+from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
+from txnstore.log.topics import find_topics, list_topics
+from txnstore.model import TopicPartition
+from txnstore.spark.source_json import EARLIEST, LATEST
+from txnstore.spark.source_options import AtOffsets, AtTime, AtTimes, Edge, Limit, Selection, SourceOptions
+
+_Result = TypeVar("_Result")
+
+#: How long a query that begins at its group's offsets waits for a transaction that is about to change them.
+STABLE_TIMEOUT_SECONDS: Final = 60.0
+_STABLE_PAUSE_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The selected partitions at one moment."""
+
+    bounds: Mapping[TopicPartition, Bounds]
+    ends: Mapping[TopicPartition, int]
+    """How far each can be read at the query's isolation level."""
+
+    committed: Mapping[TopicPartition, int]
+    """How far the query's group has come, where it has committed anything."""
+
+
+def read_snapshot(connection: Connection, options: SourceOptions, *, all_present: bool = True) -> Snapshot:
+    """Return the partitions that the query reads as they are now.
+
+    Raises:
+        UnknownTopicOrPartition: a topic or partition that an option names is not there, and `all_present`.
+    """
+    bounds = _read_selected(connection, options.selection, all_present=all_present)
+    ends = {partition: of.end(options.isolation) for partition, of in bounds.items()}
+    committed: dict[TopicPartition, int] = {}
+    if options.group_id:
+        by_id = read_offsets(connection, options.group_id, [of.partition_id for of in bounds.values()]).offsets
+        committed = {
+            partition: by_id[of.partition_id].offset for partition, of in bounds.items() if of.partition_id in by_id
+        }
+    return Snapshot(bounds, ends, committed)
+
+
+def resolve_start(connection: Connection, options: SourceOptions, snapshot: Snapshot) -> dict[TopicPartition, int]:
+    """Return where a query that is new begins in each partition.
+
+    Raises:
+        InvalidConfiguration: an option does not name the very partitions that are read, or no record is at a time.
+        UnstableOffsetCommit: an open transaction holds offsets of the group.
+    """
+    start = options.start
+    if start is Edge.GROUP:
+        assert options.group_id, "checked with the options"
+        read_stable_offsets(connection, options.group_id, [of.partition_id for of in snapshot.bounds.values()])
+        return {
+            partition: snapshot.committed.get(partition, of.log_start_offset)
+            for partition, of in snapshot.bounds.items()
+        }
+    return _resolve(connection, options, snapshot, start, otherwise=options.time_not_found)
+
+
+def resolve_end(connection: Connection, options: SourceOptions, snapshot: Snapshot) -> dict[TopicPartition, int]:
+    """Return where a batch read ends in each partition; at the last record if none is at a time.
+
+    Raises:
+        InvalidConfiguration: an option does not name the very partitions that are read.
+    """
+    return _resolve(connection, options, snapshot, options.end, otherwise="latest")
+
+
+def once_stable(store: Store, work: Callable[[Connection], _Result]) -> _Result:
+    """Run `work` on a snapshot in which no open transaction holds offsets that it reads; wait a while for one.
+
+    Raises:
+        UnstableOffsetCommit: a transaction has held offsets for STABLE_TIMEOUT_SECONDS.
+    """
+    deadline = time.monotonic() + STABLE_TIMEOUT_SECONDS
+    while True:
+        try:
+            return store.read(work)
+        except UnstableOffsetCommit:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_STABLE_PAUSE_SECONDS)
+
+
+def _read_selected(connection: Connection, selection: Selection, *, all_present: bool) -> dict[TopicPartition, Bounds]:
+    if selection.partitions is not None:
+        names = sorted({partition.topic for partition in selection.partitions})
+    elif selection.pattern is not None:
+        # The whole name has to match, as in Kafka.
+        matches = re.compile(selection.pattern).fullmatch
+        names = [name for name in list_topics(connection) if matches(name)]
+    else:
+        names = list(selection.topics)
+    ids = {
+        TopicPartition(topic.name, number): partition_id
+        for topic in find_topics(connection, names)
+        for number, partition_id in enumerate(topic.partition_ids)
+    }
+    if all_present and selection.partitions is not None:
+        _refuse_missing(f"assign names the partition {name}" for name in selection.partitions - ids.keys())
+    elif all_present:
+        found = {partition.topic for partition in ids}
+        _refuse_missing(f"subscribe names the topic {name}" for name in names if name not in found)
+    if selection.partitions is not None:
+        ids = {partition: ids[partition] for partition in selection.partitions & ids.keys()}
+    by_id = read_bounds(connection, ids.values())
+    return {partition: by_id[ids[partition]] for partition in sorted(ids)}
+
+
+def _refuse_missing(missing: Iterable[str]) -> None:
+    for what in sorted(missing):
+        raise UnknownTopicOrPartition(f"{what}, which is not there; create it first, or correct the option")
+
+
+def _resolve(
+    connection: Connection, options: SourceOptions, snapshot: Snapshot, limit: Limit, *, otherwise: str
+) -> dict[TopicPartition, int]:
+    if isinstance(limit, AtOffsets):
+        _check_complete(limit.option, limit.offsets, snapshot)
+        special = {EARLIEST: Edge.EARLIEST, LATEST: Edge.LATEST}
+        return {
+            partition: _edge(snapshot, partition, special[offset]) if offset in special else offset
+            for partition, offset in limit.offsets.items()
+        }
+    if isinstance(limit, AtTimes):
+        _check_complete(limit.option, limit.timestamps_ms, snapshot)
+        times = dict(limit.timestamps_ms)
+    elif isinstance(limit, AtTime):
+        times = dict.fromkeys(snapshot.bounds, limit.timestamp_ms)
+    else:
+        return {partition: _edge(snapshot, partition, limit) for partition in snapshot.bounds}
+    return {
+        partition: _at_time(connection, options, snapshot, partition, timestamp_ms=timestamp_ms, otherwise=otherwise)
+        for partition, timestamp_ms in times.items()
+    }
+
+
+def _edge(snapshot: Snapshot, partition: TopicPartition, edge: Edge) -> int:
+    return snapshot.bounds[partition].log_start_offset if edge is Edge.EARLIEST else snapshot.ends[partition]
+
+
+def _at_time(
+    connection: Connection,
+    options: SourceOptions,
+    snapshot: Snapshot,
+    partition: TopicPartition,
+    *,
+    timestamp_ms: int,
+    otherwise: str,
+) -> int:
+    partition_id = snapshot.bounds[partition].partition_id
+    found = offset_for_time(connection, partition_id, timestamp_ms, options.isolation)
+    if found is not None:
+        return found.offset
+    if otherwise == "error":
+        raise InvalidConfiguration(
+            f"partition {partition} has no record with the timestamp {timestamp_ms} or a later one;"
+            " startingOffsetsByTimestampStrategy=latest begins at the latest offset then"
+        )
+    return snapshot.ends[partition]
+
+
+def _check_complete(option: str, given: Mapping[TopicPartition, int], snapshot: Snapshot) -> None:
+    """Refuse offsets for some of the partitions only: nothing would say where to begin in the others."""
+    missing, unknown = snapshot.bounds.keys() - given.keys(), given.keys() - snapshot.bounds.keys()
+    if missing or unknown:
+        raise InvalidConfiguration(
+            f"{option} names every partition that is read and no other"
+            f"{_some('; missing', missing)}{_some('; not read', unknown)}"
+        )
+
+
+def _some(label: str, partitions: Iterable[TopicPartition]) -> str:
+    names = sorted(map(str, partitions))
+    return f"{label}: {', '.join(names[:5])}{' ...' if names[5:] else ''}" if names else ""

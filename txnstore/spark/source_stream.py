@@ -1,0 +1,226 @@
+"""This file is a stream: Spark asks how far there is something to read, writes that down, and has it read.
+
+A batch is read between two offsets that are in Spark's checkpoint before it runs, so whoever runs it again, after
+whatever died, reads the same records: all ends lie below the last stable offset, where nothing changes any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+from sqlalchemy import Connection
+
+from txnstore.log.topics import find_topics
+from txnstore.model import TopicPartition
+from txnstore.spark.source_loss import DataLoss
+from txnstore.spark.source_offsets import FROM, INITIAL, StreamOffset, begins_of, ends_of, stream_offset
+from txnstore.spark.source_options import SourceOptions
+from txnstore.spark.source_partition import RangePartition
+from txnstore.spark.source_ranges import OffsetRange, admit, split
+from txnstore.spark.source_reading import RangeReader
+from txnstore.spark.source_snapshot import Snapshot, once_stable, read_snapshot, resolve_start
+from txnstore.spark.stores import store_at
+from txnstore.transactions.sink_inputs import SinkInput, note_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """Where the next batch begins, and how far it could go."""
+
+    starts: Mapping[TopicPartition, int]
+    begins: Mapping[TopicPartition, int]
+    """Those of `starts` that are not the end of the batch before."""
+
+    ends: Mapping[TopicPartition, int]
+
+
+class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on and on; one is made for the driver and its like for the tasks."""
+
+    def __init__(
+        self, options: SourceOptions, schema: StructType, monotonic_seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Keep what is asked for; nothing is opened yet."""
+        self._options = options
+        self._schema = schema
+        self._monotonic_seconds = monotonic_seconds
+        self._loss = DataLoss(fails=options.fail_on_data_loss)
+        #: When a batch was last given out, for minOffsetsPerTrigger; None before the first one.
+        self._last_batch_seconds: float | None = None
+        #: How far an available-now query goes.
+        self._final_ends: Mapping[TopicPartition, int] | None = None
+        self._latest: StreamOffset | None = None
+
+    def initialOffset(self) -> StreamOffset:  # noqa: N802 - the name is Spark's
+        """Return what stands before the first batch, always the same: see `source_offsets`."""
+        return INITIAL
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - the name is Spark's
+        """Return what the options say about the size of a batch."""
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - the name is Spark's
+        """Fix where the query ends: at what is there now."""
+        # What is missing is for `latestOffset` to judge.
+        snapshot = store_at(self._options.address).read(
+            lambda connection: read_snapshot(connection, self._options, all_present=False)
+        )
+        self._final_ends = snapshot.ends
+
+    def reportLatestOffset(self) -> StreamOffset | None:  # noqa: N802 - the name is Spark's
+        """Return how far there was something to read when it was last asked; the progress of the query shows it."""
+        return self._latest
+
+    def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:  # noqa: N802 - the name is Spark's
+        """Return the end of the next batch: `start` itself if there is nothing new to read.
+
+        The first one is never the same as `start`: where the stream begins is in the checkpoint before anything runs.
+
+        Raises:
+            InvalidConfiguration, UnknownTopicOrPartition: the options name what is not there.
+            OffsetOutOfRange: records that the query has not read yet are gone, and it fails on that.
+        """
+        positions = once_stable(store_at(self._options.address), lambda connection: self._positions(connection, start))
+        self._latest = stream_offset(positions.ends)
+        if not isinstance(limit, ReadAllAvailable) and self._waits_for_more(start, positions):
+            return start
+        ends = admit(positions.starts, positions.ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        begins = positions.begins if positions.begins or start == INITIAL else None
+        if begins is None and ends == ends_of(start):
+            return start
+        self._last_batch_seconds = self._monotonic_seconds()
+        return stream_offset(ends, begins)
+
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
+        """Return the ranges between two offsets, as parts for the tasks."""
+        options = self._options
+        begins, ends = begins_of(start, end), ends_of(end)
+        ids = store_at(options.address).read(lambda connection: _partition_ids(connection, begins))
+        ranges = []
+        for partition, begin in begins.items():
+            partition_id = ids.get(partition)
+            if partition_id is None:
+                self._loss.report(
+                    f"{partition} is gone, with the records from offset {begin} on: its topic was deleted",
+                    "goes on without it",
+                )
+            # A group's offsets are to stand in every partition from the first batch on, also where nothing is yet.
+            elif begin < ends[partition] or (options.group_id and FROM in end):
+                ranges.append(OffsetRange(partition, partition_id, begin, ends[partition]))
+        parts = split(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+        return [RangePartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the records of one range, and note for the sink that this batch reads it."""
+        assert isinstance(partition, RangePartition), "the source's own partitions"
+        options = self._options
+        store = store_at(options.address)
+        noted = _noted(options, partition.wanted)
+        if noted is not None:
+            note_inputs(store, [noted])
+        return RangeReader(store, self._schema, options.isolation, self._loss).read(partition.wanted)
+
+    def _positions(self, connection: Connection, start: StreamOffset) -> _Positions:
+        # The loss of a topic that was there once is reported below.
+        snapshot = read_snapshot(connection, self._options, all_present=start == INITIAL)
+        if start == INITIAL:
+            resolved = resolve_start(connection, self._options, snapshot)
+            begins = {
+                partition: self._loss.begin_within(partition, offset, snapshot.bounds[partition])
+                for partition, offset in resolved.items()
+            }
+            starts = dict(begins)
+        else:
+            known = ends_of(start)
+            self._report_gone(known, snapshot)
+            starts, begins = {}, {}
+            for partition, bounds in snapshot.bounds.items():
+                before = known.get(partition)
+                # A partition that is new is read from its first record on.
+                begin = (
+                    bounds.log_start_offset if before is None else self._loss.begin_within(partition, before, bounds)
+                )
+                starts[partition] = begin
+                if begin != before:
+                    begins[partition] = begin
+        return _Positions(starts, begins, self._ends(snapshot, starts))
+
+    def _report_gone(self, known: Mapping[TopicPartition, int], snapshot: Snapshot) -> None:
+        gone = sorted(known.keys() - snapshot.bounds.keys())
+        if gone:
+            names = ", ".join(map(str, gone[:5]))
+            self._loss.report(
+                f"the query has read {names}{' ...' if gone[5:] else ''}, which it cannot any more: its topic was"
+                " deleted, or the query's options name it no longer",
+                "goes on without it",
+            )
+
+    def _ends(self, snapshot: Snapshot, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        ends = {}
+        for partition, start in starts.items():
+            end = snapshot.ends[partition]
+            if self._final_ends is not None:
+                end = min(end, self._final_ends.get(partition, start))
+            # What the group has consumed already ends a batch: a checkpoint that was restored to an older one makes
+            # batches that the sink recognises as a whole (see transactions.sink_inputs).
+            committed = snapshot.committed.get(partition, start)
+            if start < committed < end:
+                end = committed
+            ends[partition] = max(end, start)
+        return ends
+
+    def _waits_for_more(self, start: StreamOffset, positions: _Positions) -> bool:
+        """Return whether the batch is to wait until there is more: minOffsetsPerTrigger."""
+        minimum = self._options.min_offsets_per_trigger
+        if minimum is None or self._final_ends is not None or start == INITIAL or self._last_batch_seconds is None:
+            return False
+        if sum(positions.ends.values()) - sum(positions.starts.values()) >= minimum:
+            return False
+        waited_ms = (self._monotonic_seconds() - self._last_batch_seconds) * 1000
+        return waited_ms < self._options.max_trigger_delay_ms
+
+
+def _partition_ids(connection: Connection, partitions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    names = sorted({partition.topic for partition in partitions})
+    return {
+        TopicPartition(topic.name, number): partition_id
+        for topic in find_topics(connection, names)
+        for number, partition_id in enumerate(topic.partition_ids)
+    }
+
+
+def _noted(options: SourceOptions, wanted: OffsetRange) -> SinkInput | None:
+    """Return what the sink has to know of this task: Spark tells tasks, and nobody else, which batch they work for."""
+    task: Any = TaskContext.get()
+    if options.group_id is None or task is None:
+        return None
+    query_id, batch_id = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
+    if query_id is None or batch_id is None:
+        return None
+    return SinkInput(
+        query_id=query_id,
+        run_id=task.getLocalProperty("spark.jobGroup.id"),
+        batch_id=int(batch_id),
+        group_id=options.group_id,
+        partition_id=wanted.partition_id,
+        start_offset=wanted.start_offset,
+        end_offset=wanted.end_offset,
+    )

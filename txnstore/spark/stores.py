@@ -1,0 +1,88 @@
+"""This file is the stores that a Python process of Spark has open: one for each address, kept as long as the process.
+
+Spark starts many Python processes and uses each for many tasks.  What travels to them is an address; a connection is
+opened where it is used, never before a fork, and used again by the next task of the process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy.engine import make_url
+
+from txnstore.clients.configuration import admin_configuration
+from txnstore.clients.kafka_error import KafkaException
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.store import Store, open_store
+from txnstore.db.url import parse_url
+from txnstore.errors import InvalidConfiguration
+
+#: A process of Spark runs one task at a time.
+_POOL_SIZE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where a store is; picklable, and no text made of it shows a password."""
+
+    url: str = field(repr=False)
+    schema: str = DEFAULT_SCHEMA
+
+    def __str__(self) -> str:
+        """Return the URL without its password."""
+        return str(parse_url(self.url))
+
+
+_lock: Final = threading.Lock()
+_stores: Final[dict[tuple[int, StoreAddress], Store]] = {}
+
+
+def store_address(values: Mapping[str, str]) -> StoreAddress:
+    """Return the address that the options name (see `options.read_options`).
+
+    A relative path of an SQLite file is taken from the driver's folder, also by executors.
+
+    Raises:
+        InvalidConfiguration: there is no URL, it cannot be understood, or other processes could not open it.
+    """
+    text = values.get("url")
+    if text is None:
+        raise InvalidConfiguration(
+            "no database is named: the option url (or kafka.bootstrap.servers) takes its URL, for example"
+            " sqlite:////path/to/file.db or postgresql://user@host/database"
+        )
+    schema = values.get("txnstore.schema", DEFAULT_SCHEMA)
+    try:
+        url = admin_configuration(({"bootstrap.servers": text, "txnstore.schema": schema},), {}).url
+    except KafkaException as error:
+        message = error.args[0].str().replace("bootstrap.servers", "url (or kafka.bootstrap.servers)")
+        # What led to it may hold the password: it is not chained.
+        raise InvalidConfiguration(message) from None
+    if url.kind == "sqlite":
+        if url.url.database in (None, "", ":memory:"):
+            raise InvalidConfiguration("url names a database in memory, which Spark's other processes cannot open")
+        if "password" in values:
+            raise InvalidConfiguration("password is for a database server; an SQLite file has none")
+        return StoreAddress(f"sqlite:///{os.path.abspath(str(url.url.database))}", schema)  # noqa: PTH100 - `..` stays
+    if "password" in values:
+        text = make_url(text).set(password=values["password"]).render_as_string(hide_password=False)
+    return StoreAddress(text, schema)
+
+
+def store_at(address: StoreAddress, *, create: bool = False) -> Store:
+    """Return the store at the address, open in this process; with `create`, an empty database gets its tables.
+
+    Raises:
+        TxnStoreError: there is none, or it cannot be reached.
+    """
+    key = (os.getpid(), address)
+    with _lock:
+        store = _stores.get(key)
+        if store is None:
+            # A reader with a typing error in its URL is told so; it does not make an empty store.
+            store = _stores[key] = open_store(address.url, schema=address.schema, pool_size=_POOL_SIZE, create=create)
+        return store
