@@ -45,6 +45,8 @@ PRODUCER_CALLS = {
     "commit_transaction": lambda producer: producer.commit_transaction(),
     "abort_transaction": lambda producer: producer.abort_transaction(),
     "transaction": lambda producer: producer.transaction().__enter__(),
+    "transaction_token": lambda producer: producer.transaction_token(),
+    "report_writer": lambda producer: producer.report_writer(),
     "__enter__": lambda producer: producer.__enter__(),
 }
 CONSUMER_CALLS = {

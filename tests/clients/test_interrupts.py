@@ -151,7 +151,7 @@ PROGRAM = """
     transactional.produce("t", b"v")
     consumer.commit()
     try:
-        transactional.commit_transaction(0.1)
+        transactional.commit_transaction(1)
     except Exception as error:
         print(error.args[0].name(), flush=True)
     else:

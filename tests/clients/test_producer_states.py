@@ -535,3 +535,23 @@ def test_a_timeout_that_the_store_does_not_allow_is_fatal(make_producer):
 
     assert (error.code(), error.fatal()) == (KafkaError.INVALID_TRANSACTION_TIMEOUT, True)
     assert Refusal.of(error_of(producer.begin_transaction)) == Refusal.of(error)
+
+
+def test_an_abort_that_waits_while_a_newer_producer_is_heard_of_says_so(in_transaction, topic):
+    in_transaction.produce(topic, b"sent", partition=0)
+    assert in_transaction.flush(PATIENCE_SECONDS) == 0
+    transactions = in_transaction._transactions
+    is_held = threading.Event()
+    thread = transactions._sender.thread
+    thread.submit(is_held.wait)
+    thread.submit(lambda: transactions._fail(KafkaError(KafkaError._FENCED, "a newer producer", fatal=True)))
+    assert code_of(in_transaction.abort_transaction, 0.05) == KafkaError._TIMED_OUT
+    is_held.set()
+    assert code_of(in_transaction.abort_transaction, PATIENCE_SECONDS) == KafkaError._FENCED
+    assert code_of(in_transaction.begin_transaction) == KafkaError._FENCED
+
+
+def code_of(call, *arguments):
+    refusal = refusal_of(call, *arguments)
+    assert refusal is not None
+    return refusal.code

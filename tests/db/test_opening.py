@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from txnstore.db import opening
-from txnstore.db.schema import metadata
+from txnstore.db.schema import SCHEMA_VERSION, metadata
 from txnstore.db.store import connect_store, open_store
 from txnstore.errors import ForeignSchema, InvalidUrl, SchemaOutdated
 from txnstore.log.topics import create_topic, list_topics
@@ -76,7 +76,7 @@ def test_an_empty_database_is_left_empty_by_who_must_not_make_tables(txnstore_em
             [
                 "CREATE TABLE [stores] (id INTEGER)",
                 "CREATE TABLE [alembic_version] (version_num TEXT)",
-                "INSERT INTO [alembic_version] VALUES ('0001')",
+                f"INSERT INTO [alembic_version] VALUES ('{SCHEMA_VERSION:04}')",
             ],
             "some are missing",
         ),

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from txnstore.db.opening import upgrade
+from txnstore.db.schema import SCHEMA_VERSION
 from txnstore.db.store import connect_store, open_store
 from txnstore.errors import PermissionDenied, StoreReadOnly
 from txnstore.log.topics import create_topic, list_topics
@@ -110,7 +111,7 @@ def test_a_right_that_is_missing_is_told_when_it_is_needed(
 
 def test_who_may_use_the_tables_may_not_migrate_them(kept, database, role, role_url, granted, monkeypatch):
     granted(database, role, *READ, *WRITE)
-    monkeypatch.setattr("txnstore.db.opening.SCHEMA_VERSION", 2)
+    monkeypatch.setattr("txnstore.db.opening.SCHEMA_VERSION", SCHEMA_VERSION + 1)
 
     def add_column(connection, **_):
         connection.exec_driver_sql("ALTER TABLE txnstore.outbox ADD COLUMN colour text")

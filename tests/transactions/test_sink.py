@@ -98,6 +98,12 @@ class Query:
 
 
 @pytest.fixture
+def bench(own_bench):
+    """A store that nobody else uses: all of it has to be sound in the end."""
+    return own_bench
+
+
+@pytest.fixture
 def query(bench):
     query = Query(bench)
     yield query

@@ -93,6 +93,12 @@ def check(bench, *, at_rest=True):
             assert bounds.last_stable_offset == bounds.high_watermark
 
 
+@pytest.fixture
+def bench(own_bench):
+    """A store that nobody else uses: all of it has to be sound in the end."""
+    return own_bench
+
+
 @pytest.fixture(params=[False, True], ids=["at once", "separately"])
 def separate(request):
     return request.param

@@ -473,6 +473,10 @@ class ProducerTransactions:
             return
 
     def _abort_work(self) -> None:
+        with self._changed:
+            if self.state is _S.FATAL_ERROR and self._error is not None:
+                # An answer to records that were on their way has said that a newer producer is at work.
+                raise KafkaException(self._error)
         self._delayed.forget()
         self._sender.purge(in_queue=True, in_flight=False)
         self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
