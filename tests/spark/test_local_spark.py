@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,3 +35,20 @@ def test_the_session_of_the_process_is_there_already(spark):
 def test_spark_leaves_nothing_in_the_working_directory(spark, spark_folder):
     assert Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:")) == spark_folder / "warehouse"
     assert not Path("spark-warehouse").exists()
+
+
+def test_a_python_whose_path_has_a_space_is_reached_by_one_that_has_none(tmp_path, monkeypatch):
+    """Spark would find no data source at all, and say no more than that there is none of this name."""
+    pytest.importorskip("pyspark")
+    from txnstore.spark.local_spark import local_environment
+
+    spaced = tmp_path / "a folder" / "python"
+    spaced.parent.mkdir()
+    spaced.write_text(f"#!/bin/sh\nexec '{sys.executable}' \"$@\"\n")
+    spaced.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(spaced))
+    monkeypatch.setattr("txnstore.spark.local_spark.find_java", lambda folder: folder)
+    python = local_environment(tmp_path)["PYSPARK_PYTHON"]
+    assert " " not in python.removeprefix(str(tmp_path))
+    told = subprocess.run([python, "-c", "print(1, '2 3')"], capture_output=True, text=True, check=True).stdout
+    assert told == "1 2 3\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -54,7 +55,7 @@ def local_environment(folder: Path) -> dict[str, str]:
         "SPARK_HOME": os.environ.get("SPARK_HOME") or str(_spark_home(folder, python)),
         "SPARK_LOCAL_DIRS": str(scratch),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": python,
+        "PYSPARK_PYTHON": _without_spaces(folder, python),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
 
@@ -84,6 +85,20 @@ def local_session(name: str, *, folder: Path | None = None, settings: Mapping[st
     for key, value in {**LOCAL_SETTINGS, **places, **(settings or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _without_spaces(folder: Path, python: str) -> str:
+    """Return a path of this Python that Spark can work with.
+
+    Spark 4.3 looks for the program with a shell that takes a space for the end of it, and if it is not found looks for
+    no data sources in Python either.
+    """
+    if python.split() == [python]:
+        return python
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return str(program)
 
 
 def _spark_home(folder: Path, python: str) -> Path:
