@@ -48,7 +48,9 @@ def test_a_python_whose_path_has_a_space_is_reached_by_one_that_has_none(tmp_pat
     spaced.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", str(spaced))
     monkeypatch.setattr("txnstore.spark.local_spark.find_java", lambda folder: folder)
-    python = local_environment(tmp_path)["PYSPARK_PYTHON"]
-    assert " " not in python.removeprefix(str(tmp_path))
-    told = subprocess.run([python, "-c", "print(1, '2 3')"], capture_output=True, text=True, check=True).stdout
-    assert told == "1 2 3\n"
+    monkeypatch.setattr(sys, "executable", str(spaced))
+    environment = local_environment(tmp_path)
+    for python in (environment["PYSPARK_PYTHON"], environment["PYSPARK_DRIVER_PYTHON"]):
+        assert " " not in python.removeprefix(str(tmp_path))
+        told = subprocess.run([python, "-c", "print(1, '2 3')"], capture_output=True, text=True, check=True).stdout
+        assert told == "1 2 3\n"

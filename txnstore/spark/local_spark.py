@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -56,7 +57,7 @@ def local_environment(folder: Path) -> dict[str, str]:
         "SPARK_LOCAL_DIRS": str(scratch),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": _without_spaces(folder, python),
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": _without_spaces(folder, sys.executable),
     }
 
 
@@ -95,7 +96,7 @@ def _without_spaces(folder: Path, python: str) -> str:
     """
     if python.split() == [python]:
         return python
-    program = folder / "python"
+    program = folder / f"python-{sha256(python.encode()).hexdigest()[:8]}"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     return str(program)
