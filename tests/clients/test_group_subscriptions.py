@@ -334,6 +334,24 @@ def test_a_callback_may_unsubscribe_or_subscribe(four, crew, log, strategy, call
         assert a.moves == [assigned(0, 1, 2, 3), revoked(0, 1, 2, 3), assigned(("u", 0))]
 
 
+@both_strategies
+def test_who_is_about_to_leave_keeps_his_place_and_tells_nothing_of_what_he_had_subscribed_to(
+    four, crew, log, strategy
+):
+    log.topic("u", 1)
+    (a,) = crew.members("a", **strategy)
+    crew.until([a], lambda: len(a.partitions) == 4)
+    parts = a.consumer._parts
+    with parts.arrived:
+        a.subscribe("u")
+        a.consumer.unsubscribe()
+        work, _ = parts.group.next_work()
+    # A join would be refused by itself, at once and again and again until the next poll.
+    assert work == parts.group._beat
+    crew.until([a], lambda: a.moves[-1] == revoked(0, 1, 2, 3))
+    eventually(lambda: log.members() == [])
+
+
 def test_a_consumer_that_is_dropped_without_closing_is_expired(four, crew, log, url):
     before = set(threading.enumerate())
     dropped = [

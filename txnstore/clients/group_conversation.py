@@ -36,7 +36,7 @@ LOOK_FOR_TOPICS_SECONDS: Final = 1.0
 RENEW_AFTER: Final = 1 / 3
 
 #: The answers that say that the consumer is not the member that it takes itself for.
-FENCED: Final = (UnknownMember, FencedInstance, IllegalGeneration)
+LOST_PLACE: Final = (UnknownMember, FencedInstance, IllegalGeneration)
 
 
 class GroupConversation(GroupState):
@@ -61,7 +61,9 @@ class GroupConversation(GroupState):
             self._lapse(now)
             return None, 0.0
         if now >= self._next_request_at or self._has_news:
-            return (self._join if self._has_to_join else self._beat), 0.0
+            # One that is about to leave has nothing to tell of its subscription; it only keeps its place until then.
+            joins = self._has_to_join and self.stage is Stage.MEMBER
+            return (self._join if joins else self._beat), 0.0
         refresh_at = self._refresh_at()
         if now >= refresh_at:
             return self._refresh, 0.0
@@ -214,7 +216,7 @@ class GroupConversation(GroupState):
             self._pause_seconds = min(self._pause_seconds * 2, PAUSE_LAST_SECONDS)
 
     def _refused(self, error: Exception, life: int) -> None:
-        if not isinstance(error, FENCED):
+        if not isinstance(error, LOST_PLACE):
             self._failed(error)
             return
         with self._lock:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from txnstore.clients.consumer_events import AnswerEvent, Listener, RebalanceEvent, RebalanceKind
-from txnstore.clients.group_conversation import FENCED, GroupConversation
+from txnstore.clients.group_conversation import LOST_PLACE, GroupConversation
 from txnstore.clients.group_state import HAS_PLACE, Stage
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.lease import lease_seconds
@@ -100,7 +100,7 @@ class GroupMember(GroupConversation):
     def noticed(self, error: TxnStoreError, membership: GroupMembership) -> None:
         """Ask the group how things stand: it has refused a commit of `membership`."""
         with self._lock:
-            if isinstance(error, FENCED) and self.stage is Stage.MEMBER and membership == self._membership:
+            if isinstance(error, LOST_PLACE) and self.stage is Stage.MEMBER and membership == self._membership:
                 self._stir()
 
     # --- what the application is told; on its thread -----------------------------------------------------------------
