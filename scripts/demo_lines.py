@@ -279,8 +279,9 @@ class _Source:
             return ""
 
     def detach(self) -> None:
-        """Leave the stream to whoever opened it."""
-        self._stream.detach()
+        """Leave the stream to whoever opened it; nothing to do if that one has closed it already."""
+        if not self._stream.closed:
+            self._stream.detach()
 
     def start_record(self) -> None:
         """Forget the last record."""

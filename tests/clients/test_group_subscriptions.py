@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 
@@ -374,6 +375,30 @@ def test_a_consumer_that_is_dropped_without_closing_is_expired(four, crew, log, 
     b2 = crew.member("c", {**COOPERATIVE, **SHORT_SESSION}).subscribe()
     crew.until([b, b2], lambda: len(b.partitions) == len(b2.partitions) == 2)
     assert sorted(member.client_id for member in log.members()) == ["b", "c"]
+
+
+def test_whoever_finds_a_member_expired_tells_the_others(four, crew, log, url):
+    before = set(threading.enumerate())
+    session = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 100}
+    dropped = [
+        Consumer({"bootstrap.servers": url, "group.id": "readers", "client.id": "dropped", **session, **COOPERATIVE})
+    ]
+    dropped[0].subscribe(["t"])
+    eventually(lambda: dropped[0].poll(0.01) is None and len(dropped[0].assignment()) == 4)
+    threads = set(threading.enumerate()) - before
+    b = crew.member("b", COOPERATIVE | {"heartbeat.interval.ms": 100, "session.timeout.ms": 60_000}).subscribe()
+    crew.until([b], lambda: dropped[0].poll(0.01) is None and len(b.partitions) == 2)
+    dropped.clear()
+    gc.collect()
+    crew.until([b], lambda: not any(thread.is_alive() for thread in threads))
+    with contextlib.closing(log.store.waiter()) as waiter:
+        # What was told before; on SQLite each commit tells.
+        for _ in range(5):
+            if not waiter.wait(100):
+                break
+        assert len(b.partitions) == 2
+        crew.until([b], lambda: len(b.partitions) == 4)
+        assert waiter.wait(1_500)
 
 
 def test_a_member_hears_of_the_expiry_of_another_by_its_own_heartbeats(four, crew, log, url):

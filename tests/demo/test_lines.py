@@ -319,3 +319,11 @@ def test_the_real_lines_are_all_settlements():
     assert (len(lines), len(transactions), len(refunds)) == (541_909, 25_900, 9_288)
     assert len({line.invoice for line in refunds}) == 3_836
     assert sum(line.refund_amount for line in refunds) == Decimal("896812.49")
+
+
+def test_a_reading_that_is_given_up_after_its_file_was_closed_ends_without_a_word():
+    stream = io.BytesIO(b"\n".join((HEADER, GOOD, GOOD)))
+    lines = read_lines(stream)
+    next(lines)
+    stream.close()
+    lines.close()

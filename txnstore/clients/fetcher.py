@@ -190,6 +190,7 @@ class Fetcher:
         if time.monotonic() - self._read_at < self._look_again_seconds * self._look_again_factor:
             return False
         self._look_again_factor = min(2 * self._look_again_factor, LOOK_AGAIN_FACTOR_MAX)
+        self._expect_news()
         return True
 
     def _listen(self, waiter: Waiter, timeout_seconds: float) -> bool:

@@ -58,13 +58,20 @@ class GroupRequests:
         )
 
     def heartbeat(self, report: Report, *, wakes_readers: bool) -> Answer:
-        """Say what the member owns and hear what it may have; with `wakes_readers` the other members hear of it."""
-        return write_repeatable(
-            self._connection.store(),
+        """Say what the member owns and hear what it may have; with `wakes_readers` the other members hear of it.
+
+        They hear of a new generation in any case: this member may have found another one expired.
+        """
+        store = self._connection.store()
+        answer = write_repeatable(
+            store,
             lambda connection: coordinator.heartbeat(connection, report),
             timeout_seconds=REQUEST_TIMEOUT_SECONDS,
             wakes_readers=wakes_readers,
         )
+        if not wakes_readers and answer.membership.generation != report.membership.generation:
+            store.announce()
+        return answer
 
     def renew(self, membership: GroupMembership) -> bool:
         """Say that the member is alive; False, and nothing was said: there is news."""
