@@ -13,7 +13,7 @@ import json
 import re
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Context, Decimal, Inexact
@@ -117,7 +117,7 @@ def open_input(path: Path) -> BinaryIO:
         raise InputError(f"{path}: {error.strerror}") from error
 
 
-def read_lines(stream: BinaryIO) -> Iterator[Settlement | Rejected]:
+def read_lines(stream: BinaryIO) -> Generator[Settlement | Rejected, None, None]:
     """Read all lines; one at a time is in memory.
 
     Raises:
