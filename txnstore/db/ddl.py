@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sqlalchemy import BigInteger
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import ExecutableDDLElement
-from sqlalchemy.sql.compiler import DDLCompiler
+from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from txnstore.db import records_view_postgresql, records_view_sqlite
 
@@ -30,6 +32,26 @@ def _compile_verbatim(element: Verbatim, compiler: DDLCompiler, **_: Any) -> str
     # What a driver would take for a parameter is doubled.
     doubles: bool = compiler.preparer._double_percents  # noqa: SLF001 - SQLAlchemy has no other name for it
     return element.statement.replace("%", "%%") if doubles else element.statement
+
+
+class current_transaction_id(FunctionElement[int]):  # noqa: N801 - reads as the SQL function it stands for
+    """The number of the database transaction that is open, savepoints included; NULL where it has none (SQLite)."""
+
+    type = BigInteger()
+    inherit_cache = True
+    name = "current_transaction_id"
+
+
+@compiles(current_transaction_id, "postgresql")
+def _compile_on_postgresql(element: current_transaction_id, compiler: SQLCompiler, **_: Any) -> str:
+    del element, compiler
+    return "(pg_catalog.pg_current_xact_id()::text::bigint)"
+
+
+@compiles(current_transaction_id, "sqlite")
+def _compile_on_sqlite(element: current_transaction_id, compiler: SQLCompiler, **_: Any) -> str:
+    del element, compiler
+    return "NULL"
 
 
 def after_tables(kind: str, schema: str | None) -> list[Verbatim]:

@@ -29,9 +29,9 @@ from txnstore.db.names import CODE_SCHEMA, StoreName
 from txnstore.db.types import Bytes, Flag, Int16, Int32, Int64, String, UuidText
 
 #: The version of the tables that this code reads and writes; the number of the newest migration.
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 #: The oldest version of the code that may write to tables of SCHEMA_VERSION.
-OLDEST_WRITER_VERSION: Final = 2
+OLDEST_WRITER_VERSION: Final = 3
 #: "TXNS": marks an SQLite file that txnstore created (PRAGMA application_id).
 SQLITE_APPLICATION_ID: Final = 0x54584E53
 
@@ -316,11 +316,15 @@ transaction_branches: Final = _table(
     "transaction_branches",
     _column("gid", String, "The name under which the other database keeps the prepared branch."),
     _column("transactional_id", String, "The transaction that the branch is a share of."),
+    _column("producer_id", Int64, "The producer id of that transaction."),
+    _column("producer_epoch", Int32, "Its epoch: which of the producer's transactions it is."),
     _column("database_label", String, "The database that votes; no credentials."),
-    _column("state", String, "registered, prepared, committed or rolled back."),
+    _column("outcome", Int16, "What was decided: 0 abort, 1 commit; NULL: nothing yet.", null=True),
+    _column("registered_ms", Int64, "When the branch was made known, before it could vote."),
     PrimaryKeyConstraint("gid", name="transaction_branches_pk"),
     Index(StoreName("transaction_branches_transaction"), "transactional_id"),
-    comment="Shares of transactions in other databases, which vote.",
+    _check("transaction_branches_outcome", "outcome BETWEEN 0 AND 1"),
+    comment="Shares of transactions in other databases, which vote; a row goes once its branch has ended.",
 )
 
 transaction_log: Final = _table(
@@ -432,8 +436,37 @@ outbox: Final = _table(
     _column("value", Bytes, "The record's value.", null=True),
     _column("headers", String, "JSON: [name, value, ...] as in record_batches; NULL: none.", null=True),
     _column("timestamp_ms", Int64, "The record's timestamp; NULL: when it is sequenced.", null=True),
+    Column(
+        "transaction_id",
+        Int64,
+        nullable=True,
+        autoincrement=False,
+        server_default=ddl.current_transaction_id(),
+        comment="The database transaction that inserted the row, as PostgreSQL numbers them; NULL on SQLite.",
+    ),
     comment="Records that applications insert in database transactions of their own, not yet in a partition.",
     sqlite_autoincrement=True,
+)
+
+outbox_sequencers: Final = _table(
+    "outbox_sequencers",
+    _column("singleton", Int16, "Always 1: the table has one row."),
+    _column("sequenced_count", Int64, "How many rows of the outbox have become records."),
+    PrimaryKeyConstraint("singleton", name="outbox_sequencers_pk"),
+    _check("outbox_sequencers_one_row", "singleton = 1"),
+    comment="Who moves rows from the outbox into partitions locks this row: one at a time.",
+)
+
+relay_positions: Final = _table(
+    "relay_positions",
+    _column("relay_id", String, "The relay: its name, as its operator chose it."),
+    _column("topic", String, "A topic of the Kafka cluster that it reads."),
+    _column("partition_number", Int32, "A partition of that topic."),
+    _column("next_offset", Int64, "The offset behind the last record that was copied."),
+    PrimaryKeyConstraint("relay_id", "topic", "partition_number", name="relay_positions_pk"),
+    _check("relay_positions_offset", "next_offset >= 0"),
+    comment="How far each relay has copied the partitions of a Kafka cluster.",
+    sqlite_with_rowid=False,
 )
 
 sink_batches: Final = _table(
