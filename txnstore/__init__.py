@@ -31,15 +31,16 @@ from txnstore.clients.constants import (
 )
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.message import Message
-from txnstore.clients.partitioners import consistent, fnv1a, murmur2
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.versions import VERSION, libversion, version
+from txnstore.log.partitioners import consistent, fnv1a, murmur2
 
 if TYPE_CHECKING:
     from txnstore.clients.consumer import Consumer
     from txnstore.clients.deserializing_consumer import DeserializingConsumer
     from txnstore.clients.producer import Producer
     from txnstore.clients.serializing_producer import SerializingProducer
+    from txnstore.clients.transaction_outcome import Outcome, PreparedTxnState, outcome
 
 __all__ = [
     "OFFSET_BEGINNING",
@@ -60,6 +61,8 @@ __all__ = [
     "KafkaException",
     "Message",
     "Node",
+    "Outcome",
+    "PreparedTxnState",
     "Producer",
     "SerializingProducer",
     "ThrottleEvent",
@@ -73,6 +76,7 @@ __all__ = [
     "fnv1a",
     "libversion",
     "murmur2",
+    "outcome",
     "version",
 ]
 
@@ -83,8 +87,11 @@ __version__ = VERSION
 _MODULES: Final = {
     "Consumer": "txnstore.clients.consumer",
     "DeserializingConsumer": "txnstore.clients.deserializing_consumer",
+    "Outcome": "txnstore.clients.transaction_outcome",
+    "PreparedTxnState": "txnstore.clients.transaction_outcome",
     "Producer": "txnstore.clients.producer",
     "SerializingProducer": "txnstore.clients.serializing_producer",
+    "outcome": "txnstore.clients.transaction_outcome",
 }
 _SUBMODULES: Final = frozenset(
     {"admin", "aio", "cimpl", "deserializing_consumer", "error", "serialization", "serializing_producer"}

@@ -46,6 +46,8 @@ PRODUCER_CALLS = {
     "abort_transaction": lambda producer: producer.abort_transaction(),
     "transaction": lambda producer: producer.transaction().__enter__(),
     "transaction_token": lambda producer: producer.transaction_token(),
+    "prepare_transaction": lambda producer: producer.prepare_transaction(),
+    "complete_transaction": lambda producer: producer.complete_transaction(""),
     "report_writer": lambda producer: producer.report_writer(),
     "__enter__": lambda producer: producer.__enter__(),
 }

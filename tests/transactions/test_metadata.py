@@ -13,7 +13,7 @@ from txnstore.transactions.metadata import (
     EPOCH_MAX,
     TIMEOUT_NEVER_MS,
     FenceReason,
-    PreparedTransaction,
+    PreparedTxnState,
     TransactionMetadata,
     check_change,
 )
@@ -165,19 +165,19 @@ def test_epochs_are_exhausted_from_32766_on(epoch: int) -> None:
 @pytest.mark.parametrize(
     ("prepared", "text"),
     [
-        pytest.param(PreparedTransaction(7, 5), "7:5", id="both"),
-        pytest.param(PreparedTransaction(0, 0), "0:0", id="zeros"),
-        pytest.param(PreparedTransaction(2**63 - 1, 32767), "9223372036854775807:32767", id="largest"),
-        pytest.param(PreparedTransaction(), "", id="none"),
+        pytest.param(PreparedTxnState(7, 5), "7:5", id="both"),
+        pytest.param(PreparedTxnState(0, 0), "0:0", id="zeros"),
+        pytest.param(PreparedTxnState(2**63 - 1, 32767), "9223372036854775807:32767", id="largest"),
+        pytest.param(PreparedTxnState(), "", id="none"),
     ],
 )
-def test_a_prepared_transaction_is_written_and_read_back(prepared: PreparedTransaction, text: str) -> None:
+def test_a_prepared_transaction_is_written_and_read_back(prepared: PreparedTxnState, text: str) -> None:
     assert str(prepared) == text
-    assert PreparedTransaction.parse(text) == prepared
+    assert PreparedTxnState.parse(text) == prepared
 
 
 def test_both_numbers_at_minus_one_are_read_as_none() -> None:
-    assert PreparedTransaction.parse("-1:-1") == PreparedTransaction()
+    assert PreparedTxnState.parse("-1:-1") == PreparedTxnState()
 
 
 @pytest.mark.parametrize(
@@ -208,10 +208,10 @@ def test_both_numbers_at_minus_one_are_read_as_none() -> None:
 )
 def test_another_text_is_no_prepared_transaction(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        PreparedTransaction.parse(text)
+        PreparedTxnState.parse(text)
 
 
 @pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 0), (0, -1), (-2, -2), (7, -1), (-1, 5)])
 def test_half_a_prepared_transaction_cannot_be_made(producer_id: int, epoch: int) -> None:
     with pytest.raises(InvalidRequest):
-        PreparedTransaction(producer_id, epoch)
+        PreparedTxnState(producer_id, epoch)

@@ -10,7 +10,7 @@ from txnstore.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from txnstore.model import ControlType, ProducerIdentity
-from txnstore.transactions.metadata import TIMEOUT_NEVER_MS, PreparedTransaction
+from txnstore.transactions.metadata import TIMEOUT_NEVER_MS, PreparedTxnState
 from txnstore.transactions.recovery import abort_if_timed_out
 from txnstore.transactions.states import TransactionState
 
@@ -31,7 +31,7 @@ def prepared(bench):
     producer = bench.started(**TWO_PHASE)
     producer.send(bench.partition_ids[0], b"a")
     producer.send_offsets(bench.prefix, {bench.partition_ids[1]: 4})
-    return producer, str(PreparedTransaction(producer.identity.producer_id, producer.identity.epoch))
+    return producer, str(PreparedTxnState(producer.identity.producer_id, producer.identity.epoch))
 
 
 def committed_offsets(bench) -> dict[int, int]:

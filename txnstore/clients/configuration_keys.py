@@ -28,7 +28,7 @@ from txnstore.clients.configuration_values import (
     Token,
 )
 from txnstore.clients.ignored_configuration_keys import IGNORED
-from txnstore.clients.partitioners import PARTITIONERS
+from txnstore.log.partitioners import PARTITIONERS
 
 _INT32_MAX: Final = 2**31 - 1
 _FETCH_BYTES_MAX: Final = _INT32_MAX - 512
@@ -125,6 +125,7 @@ _MEANINGFUL: Final = (
     # The producer
     Key("transactional.id", Text(_ID_LENGTH_MAX), None, _P),
     Key("transaction.timeout.ms", Integer(1_000, _INT32_MAX), 60_000, _P),
+    Key("transaction.two.phase.commit.enable", Boolean(), False, _P, only_user=True),
     Key("txnstore.transaction.token", Token(), None, _P, only_user=True),
     Key("enable.idempotence", Boolean(), None, _P),
     Key("enable.gapless.guarantee", Boolean(), False, _P),

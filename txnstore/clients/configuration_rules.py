@@ -30,6 +30,7 @@ def apply_producer_rules(values: Values, given: Mapping[str, Any], logger: loggi
         ConfigurationError: they do not go together.
     """
     _default(values, "allow.auto.create.topics", True)
+    _check_two_phase_commit(values, given)
     if values["txnstore.transaction.token"] is not None:
         if values["transactional.id"]:
             raise _refusal("`transactional.id` and `txnstore.transaction.token` are of different producers: set one")
@@ -113,6 +114,16 @@ def _check_idempotence(values: Values) -> None:
         raise _refusal("`acks` must be set to `all` when `enable.idempotence` is true")
     if values["queuing.strategy"] != "fifo":
         raise _refusal("`queuing.strategy` must be set to `fifo` when `enable.idempotence` is true")
+
+
+def _check_two_phase_commit(values: Values, given: Mapping[str, Any]) -> None:
+    if not values["transaction.two.phase.commit.enable"]:
+        return
+    if not values["transactional.id"]:
+        raise _refusal("`transaction.two.phase.commit.enable` requires `transactional.id`")
+    if "transaction.timeout.ms" in given:
+        # KIP-939: such transactions never time out; the key's default still bounds how long calls wait.
+        raise _refusal("`transaction.timeout.ms` and `transaction.two.phase.commit.enable` exclude each other")
 
 
 def _set_message_timeout(values: Values, given: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from txnstore.clients.record_arguments import (
     check_batch_message,
     check_topic_text,
     packed_headers,
+    prepared_state_of,
     timeout_seconds_of,
     whole_number,
     writer_ids_of,
@@ -37,6 +38,7 @@ from txnstore.clients.transaction_states import ProducerState
 from txnstore.clock import Clock
 from txnstore.errors import TxnStoreError
 from txnstore.model import Header
+from txnstore.transactions.metadata import PreparedTxnState
 
 #: How long `close` tries to send what is queued, and to abort what is open.
 CLOSE_TIMEOUT_SECONDS: Final = 30.0
@@ -272,13 +274,19 @@ class Producer:
 
     # --- transactions -----------------------------------------------------------------------------------------------
 
-    def init_transactions(self, timeout: float = -1) -> None:
+    def init_transactions(self, timeout: float = -1, *, keep_prepared_txn: bool = False) -> None:
         """Claim the transactional id: what an older producer with it left open is aborted, and it is fenced.
 
+        With `keep_prepared_txn` (KIP-939) it is not aborted: it waits for `complete_transaction`, `commit_transaction`
+        or `abort_transaction`, and until then nothing else may be done.  If there is none, these return at once until
+        the next transaction begins.
+
         Raises:
-            KafkaException: `_NOT_CONFIGURED`, `_STATE`, `_TIMED_OUT` (retriable: call again to resume), or fatal.
+            KafkaException: `_NOT_CONFIGURED`, `_STATE`, `_TIMED_OUT` (retriable: call again to resume), or fatal;
+                INVALID_REQUEST: `keep_prepared_txn` without `transaction.two.phase.commit.enable`, which the store
+                has to allow too (a setting of the same name), else TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
         """
-        self._transactional().init(timeout_seconds_of(timeout))
+        self._transactional().init(timeout_seconds_of(timeout), keep_prepared=bool(keep_prepared_txn))
 
     def begin_transaction(self) -> None:
         """Begin a transaction: all records until its end become visible together, or never.
@@ -341,6 +349,39 @@ class Producer:
             KafkaException: `_TIMED_OUT` (retriable: call again to resume), or fatal.
         """
         self._transactional().abort(timeout_seconds_of(timeout))
+
+    def prepare_transaction(self, timeout: float = -1) -> PreparedTxnState:
+        """Send what is queued and prepare: from now on the transaction can only be committed or aborted (KIP-939).
+
+        The answer, "producer id:epoch" as text, is for the application's own database: remembered in the same
+        database transaction as the application's rows, it decides, whatever happens to this process.
+
+            with database.begin() as connection:
+                connection.execute(...)  # the application's rows
+                remember(connection, str(producer.prepare_transaction()))
+            producer.complete_transaction(remembered)
+
+        Such a transaction never times out; a process that is started again ends it by
+        `init_transactions(keep_prepared_txn=True)` and `complete_transaction(what is remembered)`.
+
+        Args:
+            timeout: seconds; at most, and by default, a minute.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED`, INVALID_TXN_STATE without `transaction.two.phase.commit.enable`,
+                `_STATE` outside of a transaction, `_TIMED_OUT` (retriable), or an error that takes an abort.
+        """
+        return self._transactional().prepare(timeout_seconds_of(timeout))
+
+    def complete_transaction(self, state: PreparedTxnState | str, timeout: float = -1) -> None:
+        """Commit the prepared transaction if it is the one that is remembered as `state`, else abort it (KIP-939).
+
+        Raises:
+            ValueError: the text is none that `prepare_transaction` returned.
+            KafkaException: INVALID_TXN_STATE: nothing is prepared; and as `commit_transaction`, `abort_transaction`.
+        """
+        transactions = self._transactional()
+        transactions.complete(prepared_state_of(state), timeout_seconds_of(timeout))
 
     def transaction_token(self, timeout: float = -1) -> bytes:
         """Open the transaction in the database, and return a token by which other processes can join it as writers.

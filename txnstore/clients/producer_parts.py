@@ -164,6 +164,7 @@ def _make_transactions(
         directory,
         delayed,
         reports.serve_reports,
+        two_phase_commit=configuration["transaction.two.phase.commit.enable"],
     )
     sender.listener = transactions
     return transactions

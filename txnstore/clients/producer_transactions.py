@@ -33,6 +33,7 @@ from txnstore.errors import TransactionAbortable, TxnStoreError, UnknownTopicOrP
 from txnstore.groups.offsets import check_committer
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions.coordinator import Ended, TransactionCoordinator
+from txnstore.transactions.metadata import PreparedTxnState
 from txnstore.transactions.tokens import TransactionToken
 from txnstore.transactions.work import SentOffsets
 from txnstore.transactions.writers import begin_transaction
@@ -43,6 +44,7 @@ _S = ProducerState
 _C = TransactionCall
 
 CLOSED_TEXT: Final = "Producer has been closed"
+NEEDS_TWO_PHASE_COMMIT: Final = "needs transaction.two.phase.commit.enable in the producer's configuration"
 
 
 class ProducerTransactions:
@@ -57,8 +59,15 @@ class ProducerTransactions:
         directory: TopicDirectory,
         delayed: DelayedJob,
         serve_reports: Callable[[], object],
+        *,
+        two_phase_commit: bool = False,
     ) -> None:
         """Begin in the state Init; `serve_reports` is called before a call returns that has sent records."""
+        self._two_phase_commit = two_phase_commit
+        #: What is prepared; None: nothing.
+        self._prepared: PreparedTxnState | None = None
+        #: Whether `init` was to keep what was prepared and there was nothing: it is complete already (KIP-939).
+        self._has_kept_nothing = False
         self._directory = directory
         self._delayed = delayed
         self._serve_reports = serve_reports
@@ -82,14 +91,17 @@ class ProducerTransactions:
 
     # --- the calls --------------------------------------------------------------------------------------------------
 
-    def init(self, timeout_seconds: float) -> None:
-        """Claim the transactional id.
+    def init(self, timeout_seconds: float, *, keep_prepared: bool = False) -> None:
+        """Claim the transactional id; with `keep_prepared` what an older producer has prepared waits to be completed.
 
         Raises:
             KafkaException: see the class's tables; `_TIMED_OUT` is retriable and resumes.
         """
+        if keep_prepared and not self._two_phase_commit:
+            raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST, f"keep_prepared_txn {NEEDS_TWO_PHASE_COMMIT}"))
         longest_seconds = 2 * self._timeout_ms / 1000
-        self._call(_C.INIT, timeout_seconds, longest_seconds, self._init_work, _S.WAIT_PRODUCER_ID)
+        work = partial(self._init_work, keep_prepared=keep_prepared)
+        self._call(_C.INIT, timeout_seconds, longest_seconds, work, _S.WAIT_PRODUCER_ID)
 
     def begin(self) -> None:
         """Begin a transaction; nothing is written before its first record.
@@ -99,7 +111,7 @@ class ProducerTransactions:
         """
         with self._in_call(_C.BEGIN), self._changed:
             self._enter(_S.IN_TRANSACTION)
-            self._is_written = self._has_token = False
+            self._is_written = self._has_token = self._has_kept_nothing = False
             self._failed_count = 0
 
     def send_offsets(self, positions: Sequence[TopicPartition], group_metadata: bytes, timeout_seconds: float) -> None:
@@ -144,6 +156,48 @@ class ProducerTransactions:
                 is_cancelled.set()
                 work.cancel()
 
+    def prepare(self, timeout_seconds: float) -> PreparedTxnState:
+        """Send all of the transaction, so that whoever has the answer can commit it later, in another process too.
+
+        Raises:
+            KafkaException: see the class's tables.
+        """
+        if not self._two_phase_commit:
+            raise KafkaException(
+                KafkaError(KafkaError.INVALID_TXN_STATE, f"prepare_transaction() {NEEDS_TWO_PHASE_COMMIT}")
+            )
+        with self._in_call(_C.PREPARE):
+            is_cancelled = threading.Event()
+            work = self._submit(lambda: self._prepare_work(is_cancelled))
+            try:
+                return self._wait(work, timeout_seconds, self._timeout_ms / 1000, resumable=False)
+            finally:
+                is_cancelled.set()
+                work.cancel()
+                self._serve_reports()
+
+    def complete(self, remembered: PreparedTxnState, timeout_seconds: float) -> None:
+        """Commit what is prepared if it is what the application remembers, else abort it.
+
+        Raises:
+            KafkaException: see the class's tables.
+        """
+        if self._current in (_C.COMMIT, _C.ABORT):
+            commit = self._current is _C.COMMIT
+        elif self._has_kept_nothing and self.state is _S.READY:
+            return
+        else:
+            with self._changed:
+                if self.state not in ALLOWED_IN[_C.COMPLETE] and self._error is None and self._current is None:
+                    reason = f"no transaction is prepared: Operation not valid in state {self.state.value}"
+                    raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
+                self._check_call(_C.COMPLETE)
+                commit = self._prepared == remembered
+        if commit:
+            self.commit(timeout_seconds)
+        else:
+            self.abort(timeout_seconds)
+
     def commit(self, timeout_seconds: float, writers: Collection[int] | None = None) -> None:
         """Commit the transaction: afterwards every reader of committed records sees it.
 
@@ -152,6 +206,8 @@ class ProducerTransactions:
         Raises:
             KafkaException: see the class's tables.
         """
+        if self._has_kept_nothing and self.state is _S.READY:
+            return
         if writers and not self._has_token:
             reason = (
                 "no writer has joined this transaction: transaction_token() lets others join; nothing was committed"
@@ -166,6 +222,8 @@ class ProducerTransactions:
         Raises:
             KafkaException: see the class's tables.
         """
+        if self._has_kept_nothing and self.state is _S.READY:
+            return
         longest_seconds = 2 * self._timeout_ms / 1000
         self._call(_C.ABORT, timeout_seconds, longest_seconds, self._abort_work, _S.BEGIN_ABORT)
 
@@ -178,7 +236,7 @@ class ProducerTransactions:
         current = self._current
         if current is _C.COMMIT:
             self.commit(timeout_seconds)
-        elif current is _C.ABORT or self.state in ALLOWED_IN[_C.ABORT]:
+        elif current is _C.ABORT or self.is_open:
             self.abort(timeout_seconds)
 
     def refuse_record(self) -> NoReturn:
@@ -189,8 +247,9 @@ class ProducerTransactions:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a transaction that would have to be aborted."""
-        return self.state in ALLOWED_IN[_C.ABORT] or self._current in (_C.COMMIT, _C.ABORT)
+        """Whether there is a transaction that would have to be aborted; one that is prepared outlives its producer."""
+        may_abort = self.state in ALLOWED_IN[_C.ABORT] and self.state is not _S.PREPARED
+        return may_abort or self._current in (_C.COMMIT, _C.ABORT)
 
     # --- what the sender tells ----------------------------------------------------------------------------------------
 
@@ -242,7 +301,8 @@ class ProducerTransactions:
                 finally:
                     if is_done:
                         with self._changed:
-                            self._enter(_S.READY)
+                            is_prepared = call is _C.INIT and self._prepared is not None
+                            self._enter(_S.PREPARED if is_prepared else _S.READY)
 
     @contextmanager
     def _in_call(self, call: TransactionCall) -> Iterator[None]:
@@ -319,12 +379,21 @@ class ProducerTransactions:
     def _coordinator(self) -> TransactionCoordinator:
         return TransactionCoordinator(self._sender.session.connection.store())
 
-    def _init_work(self) -> None:
+    def _init_work(self, *, keep_prepared: bool) -> None:
         def request() -> None:
             initialized = self._coordinator().init_producer_id(
-                self.transactional_id, self._timeout_ms, retry_timeout_ms=TRY_TIMEOUT_MS
+                self.transactional_id,
+                self._timeout_ms,
+                enable_two_phase_commit=self._two_phase_commit,
+                keep_prepared=keep_prepared,
+                retry_timeout_ms=TRY_TIMEOUT_MS,
             )
             self._sender.session.become(initialized.identity)
+            ongoing = initialized.ongoing
+            self._has_kept_nothing = keep_prepared and ongoing is None
+            if ongoing is not None:
+                self._is_written = True
+                self._prepared = PreparedTxnState(ongoing.producer_id, ongoing.epoch)
 
         try:
             self._sender.thread.until_answered(request)
@@ -345,6 +414,27 @@ class ProducerTransactions:
             return self._sender.thread.until_answered(request)
         except TxnStoreError as error:
             self._fail_and_raise(transaction_error_of(error, _C.TOKEN))
+
+    def _prepare_work(self, is_cancelled: threading.Event) -> PreparedTxnState:
+        self._delayed.forget()
+        while True:
+            self._sender.send_everything()
+            self._check_delivered(None)
+            try:
+                for group_id, sent in list(self._offsets.items()):
+                    self._sender.thread.until_answered(partial(self._write_offsets, sent))
+                    del self._offsets[group_id]
+            except TxnStoreError as error:
+                self._fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
+            with self._changed:
+                if self._sender.has_something and not is_cancelled.is_set():
+                    continue
+                if self._prepared is None:
+                    identity = self._sender.session.identity
+                    self._prepared = PreparedTxnState(identity.producer_id, identity.epoch)
+                if self.state is _S.IN_TRANSACTION and not is_cancelled.is_set():
+                    self._enter(_S.PREPARED)
+                return self._prepared
 
     def _send_offsets_work(
         self, committer: GroupMembership, positions: Sequence[TopicPartition], is_cancelled: threading.Event
@@ -505,7 +595,11 @@ class ProducerTransactions:
             before = session.identity
             expected = ProducerIdentity(before.producer_id, before.epoch + 1)
             initialized = self._coordinator().init_producer_id(
-                self.transactional_id, self._timeout_ms, expected=expected, retry_timeout_ms=TRY_TIMEOUT_MS
+                self.transactional_id,
+                self._timeout_ms,
+                expected=expected,
+                enable_two_phase_commit=self._two_phase_commit,
+                retry_timeout_ms=TRY_TIMEOUT_MS,
             )
             session.become(initialized.identity)
 
@@ -519,5 +613,6 @@ class ProducerTransactions:
     def _reset(self) -> None:
         with self._changed:
             self._is_written = self._has_token = False
+            self._prepared = None
             self._failed_count = 0
             self._offsets.clear()

@@ -8,7 +8,9 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from txnstore.errors import InvalidRequest
 from txnstore.model import OFFSET_MAX, Header
+from txnstore.transactions.metadata import PreparedTxnState
 
 PARTITION_MAX: Final = 2**31 - 1
 TIMESTAMP_MAX: Final = 2**63 - 1
@@ -128,6 +130,23 @@ def writer_ids_of(writers: object) -> frozenset[int]:
     if isinstance(writers, (str, bytes)) or not isinstance(writers, Collection):
         raise TypeError(f"writers is a collection of what report_writer() returned, not {type(writers).__name__}")
     return frozenset(whole_number(writer, OFFSET_MAX, "int too big to convert") for writer in writers)
+
+
+def prepared_state_of(state: object) -> PreparedTxnState:
+    """Return what an application remembers of a prepared transaction.
+
+    Raises:
+        TypeError: it is neither text nor what `prepare_transaction` returned.
+        ValueError: the text is none that `prepare_transaction` returned.
+    """
+    if isinstance(state, PreparedTxnState):
+        return state
+    if not isinstance(state, str):
+        raise TypeError(f"state is what prepare_transaction() returned, or its text, not {type(state).__name__}")
+    try:
+        return PreparedTxnState.parse(state)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
 
 
 def timeout_seconds_of(timeout: Any) -> float:

@@ -20,6 +20,7 @@ class ProducerState(enum.Enum):
     READY_NOT_ACKED = "ReadyNotAcked"
     READY = "Ready"
     IN_TRANSACTION = "InTransaction"
+    PREPARED = "PreparedTransaction"
     BEGIN_COMMIT = "BeginCommit"
     COMMITTING = "CommittingTransaction"
     COMMIT_NOT_ACKED = "CommitNotAcked"
@@ -40,11 +41,13 @@ ENTERED_FROM: Final[Mapping[ProducerState, frozenset[ProducerState]]] = MappingP
         _S.READY_NOT_ACKED: frozenset({_S.WAIT_PRODUCER_ID}),
         _S.READY: frozenset({_S.READY_NOT_ACKED, _S.COMMIT_NOT_ACKED, _S.ABORT_NOT_ACKED}),
         _S.IN_TRANSACTION: frozenset({_S.READY}),
-        _S.BEGIN_COMMIT: frozenset({_S.IN_TRANSACTION}),
+        # By itself, or by a producer of the past (KIP-939).
+        _S.PREPARED: frozenset({_S.IN_TRANSACTION, _S.READY_NOT_ACKED}),
+        _S.BEGIN_COMMIT: frozenset({_S.IN_TRANSACTION, _S.PREPARED}),
         _S.COMMITTING: frozenset({_S.BEGIN_COMMIT}),
         # An empty transaction has nothing that would have to be committed.
         _S.COMMIT_NOT_ACKED: frozenset({_S.BEGIN_COMMIT, _S.COMMITTING}),
-        _S.BEGIN_ABORT: frozenset({_S.IN_TRANSACTION, _S.ABORTING, _S.ABORTABLE_ERROR}),
+        _S.BEGIN_ABORT: frozenset({_S.IN_TRANSACTION, _S.PREPARED, _S.ABORTING, _S.ABORTABLE_ERROR}),
         _S.ABORTING: frozenset({_S.BEGIN_ABORT}),
         _S.ABORT_NOT_ACKED: frozenset({_S.BEGIN_ABORT, _S.ABORTING}),
         _S.ABORTABLE_ERROR: frozenset({_S.IN_TRANSACTION, _S.BEGIN_COMMIT, _S.COMMITTING}),
@@ -61,6 +64,8 @@ class TransactionCall(enum.Enum):
     SEND_OFFSETS = "send_offsets_to_transaction"
     COMMIT = "commit_transaction"
     ABORT = "abort_transaction"
+    PREPARE = "prepare_transaction"
+    COMPLETE = "complete_transaction"
     TOKEN = "transaction_token"  # noqa: S105 - the name of a call
 
 
@@ -73,9 +78,12 @@ ALLOWED_IN: Final[Mapping[TransactionCall, frozenset[ProducerState]]] = MappingP
         _C.BEGIN: frozenset({_S.READY}),
         _C.SEND_OFFSETS: frozenset({_S.IN_TRANSACTION}),
         _C.TOKEN: frozenset({_S.IN_TRANSACTION}),
-        _C.COMMIT: frozenset({_S.IN_TRANSACTION}),
+        # Prepared already: it says the same again.
+        _C.PREPARE: frozenset({_S.IN_TRANSACTION, _S.PREPARED}),
+        _C.COMPLETE: frozenset({_S.PREPARED}),
+        _C.COMMIT: frozenset({_S.IN_TRANSACTION, _S.PREPARED}),
         # Aborting: the last try was refused for a reason that may be gone by now.
-        _C.ABORT: frozenset({_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING}),
+        _C.ABORT: frozenset({_S.IN_TRANSACTION, _S.PREPARED, _S.ABORTABLE_ERROR, _S.ABORTING}),
     }
 )
 

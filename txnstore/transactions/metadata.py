@@ -161,7 +161,7 @@ _CHECKS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedTransaction:
+class PreparedTxnState:
     """A transaction that an application remembers in its own database: KIP-939's PreparedTxnState."""
 
     producer_id: int = NO_PRODUCER_ID

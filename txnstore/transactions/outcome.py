@@ -10,23 +10,25 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from sqlalchemy import Connection, and_, bindparam, exists, select
+from sqlalchemy import Connection, and_, bindparam, exists, or_, select
 
-from txnstore.db.schema import transaction_log
+from txnstore.db.schema import transaction_log, transactions
 from txnstore.db.store import Store
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.model import ProducerIdentity
-from txnstore.transactions import protocol
+from txnstore.transactions import protocol, rows
 from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.states import DECIDED, TransactionState
 from txnstore.transactions.work import TransactionWork
 
 
 class Outcome(enum.Enum):
-    """How a transaction ended, for good."""
+    """How a transaction ended, for good, or that it has not."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
+    OPEN = "open"
+    """Nothing is decided: it may still go either way."""
 
 
 _OF_PRODUCER: Final = and_(
@@ -53,6 +55,56 @@ _DECISION: Final = (
     .order_by(transaction_log.c.entry_id)
     .limit(1)
 )
+
+
+# There is one at most: producer ids are never given out twice. After more changes of it only the journal knows.
+_OWNER: Final = select(transactions.c.transactional_id).where(
+    or_(
+        transactions.c.producer_id == bindparam("of_producer_id"),
+        transactions.c.previous_producer_id == bindparam("of_producer_id"),
+    )
+)
+_FORMER_OWNER: Final = (
+    select(transaction_log.c.transactional_id)
+    .where(transaction_log.c.producer_id == bindparam("of_producer_id"))
+    .limit(1)
+)
+
+
+def read_outcome(connection: Connection, producer: ProducerIdentity) -> Outcome:
+    """Return how the transaction that `producer` began has ended, or that it has not; changes nothing.
+
+    For whoever has "producer id:epoch" left and nothing else.  OPEN is no promise: the next moment may decide it.
+
+    Raises:
+        TransactionalIdNotFound: nothing is remembered of such a producer.
+    """
+    of = {"of_producer_id": producer.producer_id, "of_epoch": producer.epoch}
+    found = connection.execute(_OWNER, of).scalars().first() or connection.execute(_FORMER_OWNER, of).scalars().first()
+    if found is None:
+        raise _not_remembered(producer, None)
+    row = rows.read_row(connection, found).row
+    is_current = row is not None and row.identity == producer
+    of["of_transactional_id"] = found
+    number = connection.execute(_BEGAN, of).scalar_one_or_none()
+    if number is None:
+        if is_current:
+            return Outcome.OPEN
+        if connection.execute(_GIVEN_OUT, of).scalar_one():
+            return Outcome.ABORTED
+        raise _not_remembered(producer, found)
+    of["of_number"] = number
+    state = connection.execute(_DECISION, of).scalar_one_or_none()
+    if state is None:
+        return Outcome.OPEN
+    return Outcome.COMMITTED if state == TransactionState.PREPARE_COMMIT else Outcome.ABORTED
+
+
+def _not_remembered(producer: ProducerIdentity, transactional_id: str | None) -> TransactionalIdNotFound:
+    whose = "" if transactional_id is None else f" of {transactional_id[:80]!r}"
+    return TransactionalIdNotFound(
+        f"nothing is remembered of producer {producer}{whose}: it began no transaction, or its journal has been trimmed"
+    )
 
 
 def resolve_outcome(store: Store, transactional_id: str, producer: ProducerIdentity) -> Outcome:
@@ -83,10 +135,7 @@ def _resolve(connection: Connection, transactional_id: str, producer: ProducerId
     if number is None:
         if (row is not None and row.identity == producer) or connection.execute(_GIVEN_OUT, of).scalar_one():
             return Outcome.ABORTED
-        raise TransactionalIdNotFound(
-            f"nothing is remembered of producer {producer} of {transactional_id[:80]!r}: it began no transaction,"
-            " or its journal has been trimmed"
-        )
+        raise _not_remembered(producer, transactional_id)
     state = connection.execute(
         _DECISION,
         {"of_transactional_id": transactional_id, "of_producer_id": producer.producer_id, "of_number": number},

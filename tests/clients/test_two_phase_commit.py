@@ -1,0 +1,300 @@
+"""Transactions that an application's own database decides (KIP-939): states, completion, the recipe with SIGKILL."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clients import two_phase_recipe
+from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from txnstore import KafkaError, KafkaException, Outcome, PreparedTxnState, Producer, TopicPartition, outcome
+from txnstore.admin import AdminClient
+from txnstore.db.settings import change_store_settings
+from txnstore.db.store import open_store
+from txnstore.testing.killed_children import every_kill
+from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
+
+TOPIC = "orders"
+TWO_PHASE = {"transactional.id": "anna", "transaction.two.phase.commit.enable": True}
+YEAR_MS = 365 * 24 * 3600 * 1000
+
+
+def allow(url):
+    with open_store(url) as store:
+        store.write(
+            lambda connection: change_store_settings(connection, {"transaction.two.phase.commit.enable": "true"})
+        )
+
+
+@pytest.fixture
+def topic(url):
+    allow(url)
+    return create_topic(url, TOPIC)
+
+
+@pytest.fixture
+def start(make_producer, topic):
+    """Start another process of the application."""
+
+    def start(**options):
+        producer = make_producer(TWO_PHASE)
+        producer.init_transactions(PATIENCE_SECONDS, **options)
+        return producer
+
+    return start
+
+
+def prepared(producer, *records):
+    producer.begin_transaction()
+    for record in records:
+        producer.produce(TOPIC, record, partition=0)
+    return producer.prepare_transaction(PATIENCE_SECONDS)
+
+
+def seen(url):
+    return values(read_to_end(url, TOPIC))
+
+
+def test_what_is_remembered_is_committed_and_anything_else_aborted(url, start):
+    producer = start()
+    state = prepared(producer, b"a", b"b")
+    assert str(state) == f"{state.producer_id}:{state.epoch}"
+    assert seen(url) == []
+    producer.complete_transaction(str(state), PATIENCE_SECONDS)
+    assert seen(url) == [b"a", b"b"]
+    for other in ("", PreparedTxnState(state.producer_id, state.epoch), str(state)):
+        assert prepared(producer, b"lost") != other
+        producer.complete_transaction(other, PATIENCE_SECONDS)
+    assert seen(url) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_the_next_process_completes_what_the_last_one_has_prepared(url, start, commit):
+    zombie = start()
+    state = prepared(zombie, b"a")
+    producer = start(keep_prepared_txn=True)
+    assert seen(url) == []
+    assert producer.prepare_transaction(PATIENCE_SECONDS) == state
+    assert error_of(zombie.commit_transaction).code() == KafkaError._FENCED
+    producer.complete_transaction(state if commit else "", PATIENCE_SECONDS)
+    assert seen(url) == ([b"a"] if commit else [])
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"next", partition=0)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url) == ([b"a", b"next"] if commit else [b"next"])
+
+
+def test_a_process_that_is_started_without_keeping_aborts_it(url, start):
+    zombie = start()
+    state = prepared(zombie, b"a")
+    start()
+    assert seen(url) == []
+    assert outcome(state, url) is Outcome.ABORTED
+    assert error_of(zombie.complete_transaction, state).code() == KafkaError._FENCED
+
+
+def test_where_nothing_was_prepared_completion_is_done_already(url, start):
+    producer = start(keep_prepared_txn=True)
+    for end in (
+        lambda: producer.complete_transaction("7:7"),
+        producer.commit_transaction,
+        producer.abort_transaction,
+        lambda: producer.complete_transaction(""),
+    ):
+        assert end() is None
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"a", partition=0)
+    assert error_of(producer.complete_transaction, "").code() == KafkaError.INVALID_TXN_STATE
+    producer.commit_transaction(PATIENCE_SECONDS)
+    # What was true at the start is not any more.
+    assert error_of(producer.commit_transaction).code() == KafkaError._STATE
+    assert error_of(producer.complete_transaction, "").code() == KafkaError.INVALID_TXN_STATE
+    assert seen(url) == [b"a"]
+
+
+def test_an_empty_transaction_is_prepared_and_completed_too(url, start):
+    state = prepared(start())
+    producer = start(keep_prepared_txn=True)
+    producer.complete_transaction(state, PATIENCE_SECONDS)
+    assert seen(url) == []
+
+
+def test_nothing_is_added_to_what_is_prepared(url, start):
+    producer = start()
+    state = prepared(producer, b"a")
+    for call in (
+        producer.begin_transaction,
+        producer.init_transactions,
+        producer.transaction_token,
+        lambda: producer.produce(TOPIC, b"late", partition=0),
+        lambda: producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 1)], NO_MEMBER),
+    ):
+        assert error_of(call).code() == KafkaError._STATE
+    assert producer.prepare_transaction() == state
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url) == [b"a"]
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_it_holds_consumed_offsets_too(url, start, make_consumer, commit):
+    producer = start()
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"a", partition=0)
+    producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 1)], NO_MEMBER, PATIENCE_SECONDS)
+    state = producer.prepare_transaction(PATIENCE_SECONDS)
+    start(keep_prepared_txn=True).complete_transaction(state if commit else "", PATIENCE_SECONDS)
+    (committed,) = make_consumer().committed([TopicPartition(TOPIC, 0)], PATIENCE_SECONDS)
+    assert committed.offset == (1 if commit else -1001)
+
+
+def test_closing_the_producer_leaves_it_prepared(url, start, recwarn):
+    producer = start()
+    state = prepared(producer, b"a")
+    assert producer.close()
+    assert not recwarn.list
+    assert outcome(state, url) is Outcome.OPEN
+    start(keep_prepared_txn=True).complete_transaction(state, PATIENCE_SECONDS)
+    assert seen(url) == [b"a"]
+    assert outcome(state, url) is Outcome.COMMITTED
+
+
+def test_an_error_after_it_was_prepared_does_not_abort_it(url, start):
+    producer = start()
+    states = []
+
+    def work():
+        with producer.transaction():
+            producer.produce(TOPIC, b"a", partition=0)
+            states.append(producer.prepare_transaction(PATIENCE_SECONDS))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    (state,) = states
+    producer.complete_transaction(state, PATIENCE_SECONDS)
+    assert seen(url) == [b"a"]
+
+
+def test_a_record_that_is_refused_keeps_it_from_being_prepared(url, start):
+    producer = start()
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"a", partition=7)
+    error = error_of(producer.prepare_transaction, PATIENCE_SECONDS)
+    assert error.txn_requires_abort()
+    producer.abort_transaction(PATIENCE_SECONDS)
+    prepared(producer, b"b")
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url) == [b"b"]
+
+
+def test_it_has_no_deadline_but_an_administrator_can_end_it(url, make_producer, topic, clock):
+    producer = make_producer({**TWO_PHASE, "txnstore.clock": clock})
+    producer.init_transactions(PATIENCE_SECONDS)
+    state = prepared(producer, b"a")
+    with open_store(url, clock=clock) as store:
+        clock.advance(YEAR_MS)
+        assert abort_timed_out(store) == ()
+        assert abort_by_administrator(store, "anna")
+    error = error_of(producer.complete_transaction, state, PATIENCE_SECONDS)
+    assert error.txn_requires_abort()
+    producer.abort_transaction(PATIENCE_SECONDS)
+    prepared(producer, b"b")
+    with open_store(url, clock=clock) as store:
+        # Its successor still has no deadline.
+        clock.advance(YEAR_MS)
+        assert abort_timed_out(store) == ()
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url) == [b"b"]
+
+
+def test_forced_termination_fences_the_producer(url, start):
+    producer = start()
+    state = prepared(producer, b"a")
+    AdminClient({"bootstrap.servers": url}).force_terminate_transaction("anna").result(PATIENCE_SECONDS)
+    assert error_of(producer.complete_transaction, state).code() == KafkaError._FENCED
+    assert outcome(state, url) is Outcome.ABORTED
+
+
+def test_it_takes_the_configuration_and_the_store(url, make_producer):
+    create_topic(url, TOPIC)
+    plain = make_producer({"transactional.id": "anna"})
+    assert error_of(plain.init_transactions, keep_prepared_txn=True).code() == KafkaError.INVALID_REQUEST
+    plain.init_transactions(PATIENCE_SECONDS)
+    plain.begin_transaction()
+    assert error_of(plain.prepare_transaction).code() == KafkaError.INVALID_TXN_STATE
+    refused = make_producer({**TWO_PHASE, "transactional.id": "otto"})
+    error = error_of(refused.init_transactions, PATIENCE_SECONDS)
+    assert (error.code(), error.fatal()) == (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, True)
+    assert "transaction.two.phase.commit.enable" in error.str()
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        {"transaction.two.phase.commit.enable": True},
+        {**TWO_PHASE, "transaction.timeout.ms": 60_000},
+        {**TWO_PHASE, "transaction.two.phase.commit.enable": "perhaps"},
+    ],
+    ids=["without a transactional id", "with a timeout", "no truth value"],
+)
+def test_configurations_that_do_not_fit_are_refused(url, configuration):
+    with pytest.raises(KafkaException) as caught:
+        Producer({"bootstrap.servers": url, **configuration})
+    assert caught.value.args[0].code() == KafkaError._INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [("1", ValueError), ("1:x", ValueError), ("-1:0", ValueError), (b"1:1", TypeError), (None, TypeError)],
+    ids=["a number", "letters", "half of it", "bytes", "nothing"],
+)
+def test_what_is_no_state_is_refused_before_anything_is_done(url, start, state, kind):
+    producer = start()
+    prepared(producer, b"a")
+    with pytest.raises(kind):
+        producer.complete_transaction(state)
+    with pytest.raises(kind):
+        outcome(state, url)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url) == [b"a"]
+
+
+def test_the_outcome_of_what_nobody_has_begun_is_not_known(url, start):
+    state = prepared(start(), b"a")
+    for unknown in (f"{state.producer_id + 100}:0", f"{state.producer_id}:{state.epoch + 7}"):
+        assert error_of(outcome, unknown, url).code() == KafkaError.TRANSACTIONAL_ID_NOT_FOUND
+    with pytest.raises(ValueError, match="names no transaction"):
+        outcome("", url)
+
+
+def test_the_outcome_of_every_transaction_of_a_producer_is_its_own(url, start):
+    producer = start()
+    states = []
+    for number, commit in enumerate((True, False, True, True, False)):
+        states.append((str(prepared(producer, b"%d" % number)), commit))
+        producer.complete_transaction(states[-1][0] if commit else "", PATIENCE_SECONDS)
+    for state, commit in states:
+        assert outcome(state, {"bootstrap.servers": url}) is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+    assert outcome(prepared(producer, b"open"), url) is Outcome.OPEN
+
+
+def test_the_recipe_keeps_both_databases_together_whatever_dies(url, tmp_path):
+    if url.startswith("postgresql"):
+        pytest.skip("a killed client leaves the same on PostgreSQL as one whose connection is cut, and takes longer")
+    counter = iter(range(10_000))
+
+    def make():
+        folder = tmp_path / str(next(counter))
+        folder.mkdir()
+        task = f"sqlite:///{folder / 'log.db'}", f"sqlite:///{folder / 'shop.db'}"
+        allow(task[0])
+        create_topic(task[0], TOPIC)
+        return task
+
+    orders_left = set()
+    for kill in every_kill(make, two_phase_recipe.run):
+        log_url, shop_url = kill.argument
+        with two_phase_recipe.start(log_url, shop_url):
+            orders = two_phase_recipe.orders_in(shop_url)
+            assert [int(value) for value in seen(log_url)] == orders, kill
+        orders_left.add(len(orders))
+    assert orders_left == {0, 1, 2}

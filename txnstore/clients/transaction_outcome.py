@@ -1,0 +1,45 @@
+"""This file is the answer to "did my commit land?", for an application that has only "producer id:epoch" left."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from txnstore.clients.configuration import admin_configuration
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.error_mapping import kafka_exception_of
+from txnstore.clients.record_arguments import prepared_state_of
+from txnstore.errors import TxnStoreError
+from txnstore.model import ProducerIdentity
+from txnstore.transactions.metadata import PreparedTxnState
+from txnstore.transactions.outcome import Outcome, read_outcome
+
+__all__ = ["Outcome", "PreparedTxnState", "outcome"]
+
+
+def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | str) -> Outcome:
+    """Return whether the transaction that `state` names was committed, was aborted, or is still open.
+
+    Nothing is changed, and nobody is fenced.  COMMITTED and ABORTED are final; OPEN may be something else the next
+    moment, for its producer may live: `Producer.init_transactions(keep_prepared_txn=True)` keeps it from that.
+
+    Args:
+        state: what `prepare_transaction()` returned, or its text "producer id:epoch".
+        configuration: what an `AdminClient` takes, or the database URL.
+
+    Raises:
+        TypeError, ValueError: the state is none, or is the empty one, which names no transaction.
+        KafkaException: TRANSACTIONAL_ID_NOT_FOUND: nothing is remembered of such a transaction: it never began, or
+            was longer ago than `txnstore.transaction.log.retention.ms`; or what the database answers.
+    """
+    prepared = prepared_state_of(state)
+    if prepared == PreparedTxnState():
+        raise ValueError("the state is empty: it names no transaction")
+    given = {"bootstrap.servers": configuration} if isinstance(configuration, str) else configuration
+    producer = ProducerIdentity(prepared.producer_id, prepared.epoch)
+    with contextlib.closing(StoreConnection(admin_configuration((given,), {}))) as connection:
+        try:
+            return connection.store().read(lambda opened: read_outcome(opened, producer))
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from error
