@@ -17,6 +17,25 @@ from txnstore.testing.server_programs import NoServerProgramsError, find_program
 
 pytest_plugins = ("txnstore.testing.plugin",)
 
+#: The files that take longest, those that take most first: with a process for each core, the last one to end is soon.
+LONG_FILES = (
+    "spark/test_sink_kills.py",
+    "demo/test_demo.py",
+    "crash/test_kills.py",
+    "spark/test_sink_streams.py",
+    "crash/test_writer_kills.py",
+    "processes/test_group_workers.py",
+    "spark/test_source_spark.py",
+    "processes/test_client_workers.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files, in whatever order the rest is."""
+    rank = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
+
 
 @pytest.fixture
 def url(txnstore_url: str) -> str:
