@@ -1,0 +1,214 @@
+"""Objects of the ORM as records: what a session's commit has changed, in the same commit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sqlalchemy import ForeignKey, create_engine, select, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, sessionmaker
+
+from tests.outbox.steps import records, values, waiting
+from txnstore import KafkaException, Outbox
+from txnstore.outbox import Change, ChangeKind
+
+
+class Base(DeclarativeBase):
+    """The application's own tables."""
+
+
+class Order(Base):
+    """What is watched."""
+
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(default="plain")
+    amount: Mapped[int]
+    lines: Mapped[list[Line]] = relationship(back_populates="order", cascade="all, delete-orphan")
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "plain"}  # noqa: RUF012 - SQLAlchemy's way
+
+
+class LargeOrder(Order):
+    """A subclass of it."""
+
+    __mapper_args__ = {"polymorphic_identity": "large"}  # noqa: RUF012 - SQLAlchemy's way
+
+
+class Line(Base):
+    """What is not watched."""
+
+    __tablename__ = "order_lines"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    order_id: Mapped[int] = mapped_column(ForeignKey("orders.id"))
+    order: Mapped[Order] = relationship(back_populates="lines")
+
+
+def as_json(order: Order, change: Change) -> str:
+    return json.dumps([change.kind, order.id, order.amount, sorted(change.attributes & {"amount"})])
+
+
+@pytest.fixture
+def sessions(engine):
+    Base.metadata.create_all(engine)
+    return sessionmaker(engine)
+
+
+@pytest.fixture
+def outbox(engine, sessions):
+    with Outbox(engine, sequencer=False) as found:
+        yield found
+
+
+@pytest.fixture
+def watch(outbox, sessions):
+    return outbox.watch(Order, topic="orders", key=lambda order: str(order.id), value=as_json, sessions=sessions)
+
+
+def made(outbox, store):
+    outbox.sequence()
+    return [json.loads(value or b"") for value in values(store, "orders")]
+
+
+def test_inserts_updates_and_deletions_become_records(store, outbox, sessions, watch):
+    with sessions.begin() as session:
+        session.add_all([Order(amount=5), Order(amount=6)])
+    with sessions.begin() as session:
+        session.get(Order, 1).amount = 7
+        session.delete(session.get(Order, 2))
+    assert made(outbox, store) == [
+        ["insert", 1, 5, ["amount"]],
+        ["insert", 2, 6, ["amount"]],
+        ["update", 1, 7, ["amount"]],
+        ["delete", 2, 6, []],
+    ]
+    ((first, *_),) = records(store, "orders")
+    assert first.key == b"1"
+
+
+def test_what_is_rolled_back_leaves_nothing_nor_does_a_savepoint(store, outbox, sessions, watch):
+    with sessions() as session:
+        session.add(Order(amount=1))
+        session.flush()
+        session.rollback()
+        session.add(Order(amount=2))
+        savepoint = session.begin_nested()
+        session.add(Order(amount=3))
+        session.flush()
+        savepoint.rollback()
+        with session.begin_nested():
+            session.add(Order(amount=4))
+        assert waiting(store) == 0
+        session.commit()
+    assert [amount for _, _, amount, _ in made(outbox, store)] == [2, 4]
+
+
+def test_several_flushes_are_several_records_in_one_transaction(store, outbox, sessions, watch):
+    with sessions.begin() as session:
+        order = Order(amount=1)
+        session.add(order)
+        session.flush()
+        order.amount = 2
+        session.execute(select(Order)).all()
+        order.amount = 3
+    assert [(kind, amount) for kind, _, amount, _ in made(outbox, store)] == [
+        ("insert", 1),
+        ("update", 2),
+        ("update", 3),
+    ]
+
+
+def test_an_object_that_is_only_touched_becomes_no_record(store, outbox, sessions, watch):
+    with sessions.begin() as session:
+        session.add(Order(amount=1))
+    with sessions.begin() as session:
+        order = session.get(Order, 1)
+        order.amount = 1
+        session.add(Line(order_id=1))
+    assert len(made(outbox, store)) == 1
+
+
+def test_subclasses_count_and_other_models_do_not(store, outbox, sessions, watch):
+    with sessions.begin() as session:
+        session.add(LargeOrder(amount=1, lines=[Line(), Line()]))
+    assert made(outbox, store) == [["insert", 1, 1, ["amount"]]]
+
+
+def test_a_change_may_be_left_out_or_be_a_tombstone_with_headers(store, outbox, sessions):
+    outbox.watch(
+        Order,
+        "orders",
+        key=lambda order: str(order.id),
+        value=lambda order, change: None if change.kind is ChangeKind.DELETE else str(order.amount),
+        headers=lambda order, change: {"change": change.kind},
+        when=lambda order, change: order.amount > 1,
+        sessions=sessions,
+    )
+    with sessions.begin() as session:
+        session.add_all([Order(amount=1), Order(amount=2)])
+    with sessions.begin() as session:
+        session.delete(session.get(Order, 2))
+    outbox.sequence()
+    ((first, second),) = records(store, "orders")
+    assert (first.key, first.value, first.headers) == (b"2", b"2", (("change", b"insert"),))
+    assert (second.key, second.value, second.headers) == (b"2", None, (("change", b"delete"),))
+
+
+def test_an_error_in_a_function_ends_the_flush_and_nothing_is_committed(store, outbox, sessions):
+    outbox.watch(Order, "orders", value=lambda order, change: 1 / 0, sessions=sessions)
+    with pytest.raises(ZeroDivisionError), sessions.begin() as session:
+        session.add(Order(amount=1))
+    with sessions() as session:
+        assert session.scalars(select(Order)).all() == []
+    assert waiting(store) == 0
+
+
+def test_what_passes_by_the_session_is_not_seen(store, outbox, sessions, watch):
+    with sessions.begin() as session:
+        session.add(Order(amount=1))
+    with sessions.begin() as session:
+        session.execute(update(Order).values(amount=2))
+    assert len(made(outbox, store)) == 1
+
+
+def test_a_watch_ends_and_all_of_them_with_their_outbox(store, outbox, sessions, watch):
+    watch.stop()
+    watch.stop()
+    outbox.watch(Order, "orders", value=as_json, sessions=sessions)
+    outbox.close()
+    with sessions.begin() as session:
+        session.add(Order(amount=1))
+    assert waiting(store) == 0
+
+
+def test_all_sessions_are_watched_unless_told(store, outbox, sessions, engine):
+    outbox.watch(Order, "orders", value=as_json)
+    with Session(engine) as session, session.begin():
+        session.add(Order(amount=1))
+    assert made(outbox, store) == [["insert", 1, 1, ["amount"]]]
+
+
+def test_a_session_on_several_engines_uses_the_one_of_the_object(store, outbox, engine, sessions, watch, tmp_path):
+    other = create_engine(f"sqlite:///{tmp_path / 'other.db'}")
+    Base.metadata.create_all(other)
+    both = sessionmaker(binds={Order: engine, Line: other})
+    outbox.watch(Order, "orders", value=as_json, sessions=both)
+    with both.begin() as session:
+        session.add_all([Order(amount=1), Line(order_id=1)])
+    assert made(outbox, store) == [["insert", 1, 1, ["amount"]]]
+    other.dispose()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"model": str}, TypeError, "no mapped class"),
+        ({"model": 5}, TypeError, "no mapped class"),
+        ({"topic": "a b"}, KafkaException, "a-z A-Z 0-9"),
+        ({"value": None}, TypeError, "value is a function"),
+        ({"key": "id"}, TypeError, "key is a function"),
+    ],
+    ids=["no model", "a number", "a bad topic", "no value", "text for a key"],
+)
+def test_bad_arguments_are_refused(outbox, arguments, error, text):
+    with pytest.raises(error, match=text):
+        outbox.watch(**{"model": Order, "topic": "orders", "value": as_json} | arguments)

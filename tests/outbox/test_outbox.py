@@ -1,0 +1,345 @@
+"""The Outbox: what it takes, what it refuses before anything is written, and its thread that comes and goes."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import threading
+import time
+
+import pytest
+from sqlalchemy import create_engine, event
+
+from tests.outbox.conftest import engine_url, plain_connection
+from tests.outbox.steps import records, values, waiting
+from txnstore import Consumer, KafkaError, KafkaException, Outbox
+from txnstore.db.store import Store, open_store
+from txnstore.errors import PermissionDenied, StoreUnavailable
+from txnstore.log.outbox_sequencer import drain_outbox, sequence_outbox
+
+
+@pytest.fixture
+def outbox(url):
+    with Outbox(url, sequencer=False) as found:
+        yield found
+
+
+def eventually(condition, timeout_seconds=20.0):
+    """Wait until it holds; a bounded wait."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "no text for a topic": ({"topic": 5}, TypeError, "a topic's name is str, not int"),
+    "a bad name": ({"topic": "a b"}, KafkaException, "a-z A-Z 0-9"),
+    "an empty name": ({"topic": ""}, KafkaException, "not empty"),
+    "a number for a value": ({"value": 5}, TypeError, "bytes-like"),
+    "a number for a key": ({"key": 5}, TypeError, "bytes-like"),
+    "half a letter": ({"value": "\ud800"}, UnicodeEncodeError, "surrogates"),
+    "text for a partition": ({"partition": "1"}, TypeError, "integer"),
+    "a partition below -1": ({"partition": -2}, KafkaException, "0 or more, not -2"),
+    "a partition too large": ({"partition": 2**31}, OverflowError, "maximum"),
+    "text for headers": ({"headers": "a=1"}, TypeError, "dict or list"),
+    "a header of three": ({"headers": [("a", b"1", 2)]}, TypeError, "tuples"),
+    "a number as a header": ({"headers": {"a": 1}}, TypeError, "header value"),
+    "a time before all times": ({"timestamp": -1}, KafkaException, "milliseconds since 1970, not -1"),
+    "a time too large": ({"timestamp": 2**63}, OverflowError, "too big"),
+    "text for a time": ({"timestamp": "now"}, TypeError, "integer"),
+    "too many bytes": ({"value": b"x" * 1_000_001}, KafkaException, "1000001 bytes is larger than message.max.bytes"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), REFUSED.values(), ids=list(REFUSED))
+def test_a_bad_argument_is_refused_before_anything_is_written(url, store, outbox, caller, arguments, error, text):
+    connection = caller().connection
+    with pytest.raises(error, match=text):
+        outbox.produce(connection, **{"topic": "t"} | arguments)
+    good = {"topic": "t", "value": b"good"}
+    with pytest.raises(error, match=text) as told:
+        outbox.produce_all(connection, [good, {"topic": "t"} | arguments, good])
+    assert "record 1; nothing was inserted" in told.value.__notes__
+    connection.commit()
+    assert waiting(store) == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (b"v", "record 0 is a mapping"),
+        ({"value": b"v"}, "record 0 has a 'topic'"),
+        ({"topic": "t", "values": b"v"}, "record 0 has no 'values'; it may have headers, key, partition"),
+    ],
+    ids=["bytes", "no topic", "a wrong name"],
+)
+def test_what_is_no_record_is_refused(outbox, caller, record, text):
+    with pytest.raises(TypeError, match=text):
+        outbox.produce_all(caller().connection, [record])
+
+
+def test_no_records_are_no_statement(outbox):
+    assert outbox.produce_all(None, []) == 0
+
+
+def test_an_outbox_that_was_closed_refuses(url, caller):
+    outbox = Outbox(url)
+    outbox.close()
+    outbox.close()
+    for call in (
+        lambda: outbox.produce(caller().connection, "t"),
+        lambda: outbox.produce_all(caller().connection, []),
+        lambda: outbox.watch(object, "t", value=lambda found, change: None),
+        outbox.sequence,
+    ):
+        with pytest.raises(RuntimeError, match="has been closed"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("database", "error", "text"),
+    [
+        (5, TypeError, "not int"),
+        (None, TypeError, "not NoneType"),
+        ("mysql://localhost/x", KafkaException, "no support|kind of database"),
+        ({"bootstrap.servers": "sqlite:///x.db", "linger": 5}, KafkaException, "linger"),
+        ("postgresql://me:secret@/", KafkaException, "names no database"),
+    ],
+    ids=["a number", "nothing", "another kind", "a wrong key", "no name"],
+)
+def test_what_names_no_database_is_refused(database, error, text):
+    with pytest.raises(error, match=text) as told:
+        Outbox(database)
+    assert "secret" not in str(told.value)
+
+
+def test_an_engine_that_nobody_else_can_reach_is_refused():
+    engine = create_engine("sqlite://")
+    with pytest.raises(KafkaException, match="own memory"):
+        Outbox(engine)
+    engine.dispose()
+
+
+def test_an_engine_or_a_configuration_will_do(url, store, engine):
+    for database in (engine, {"bootstrap.servers": url, "linger.ms": 5, "enable.idempotence": True}):
+        with Outbox(database, sequencer=False) as outbox, engine.begin() as connection:
+            outbox.produce(connection, "t", b"v")
+    assert waiting(store) == 2
+
+
+def test_another_schema(txnstore_postgresql_url):
+    engine = create_engine(engine_url(txnstore_postgresql_url))
+    with Outbox(engine, schema="Messages", sequencer=False) as outbox:
+        outbox.open()
+        with engine.begin() as connection:
+            outbox.produce(connection, "t", b"core")
+        plain = plain_connection(txnstore_postgresql_url)
+        with plain:
+            outbox.produce(plain, "t", b"plain")
+        assert outbox.sequence() == 2
+    with open_store(txnstore_postgresql_url, schema="Messages") as store:
+        assert values(store) == [b"core", b"plain"]
+    engine.dispose()
+
+
+def test_no_password_is_shown(txnstore_postgres_server):
+    engine = create_engine(engine_url(txnstore_postgres_server.url("nowhere", "postgres", "secret")))
+    outbox = Outbox(engine)
+    assert "secret" not in repr(outbox)
+    with pytest.raises(KafkaException) as told:
+        outbox.open()
+    # There is no such database; a server that asks for the password says that it is the wrong one.
+    assert told.value.args[0].code() in (KafkaError._INVALID_ARG, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+    assert "secret" not in str(told.value)
+
+
+def test_one_statement_and_nothing_else_runs_on_the_callers_connection(url, engine, outbox):
+    seen = []
+    with engine.connect() as connection:
+        event.listen(connection, "before_cursor_execute", lambda *arguments: seen.append(arguments[2]))
+        outbox.produce(connection, "t", b"v")
+        outbox.produce_all(connection, [{"topic": "t"}, {"topic": "t"}])
+        assert len(seen) == 2
+        assert all(statement.startswith("INSERT INTO") for statement in seen)
+
+
+# --- the thread -------------------------------------------------------------------------------------------------------
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "txnstore-outbox"]
+
+
+def test_the_thread_makes_records_of_rows_and_wakes_readers(url, connect):
+    with (
+        Outbox(url) as outbox,
+        Consumer({"bootstrap.servers": url, "group.id": "g", "auto.offset.reset": "earliest"}) as consumer,
+    ):
+        connection = connect()
+        outbox.produce(connection, "t", b"first")
+        connection.commit()
+        eventually(lambda: not waiting_in(url))
+        consumer.subscribe(["t"])
+        assert next_value(consumer) == b"first"
+        outbox.produce(connection, "t", b"second")
+        connection.commit()
+        assert next_value(consumer) == b"second"
+    assert threads() == []
+
+
+def waiting_in(url):
+    with open_store(url) as store:
+        return waiting(store)
+
+
+def test_nothing_is_opened_and_no_thread_runs_before_the_first_record(txnstore_empty_url):
+    outbox = Outbox(txnstore_empty_url)
+    assert threads() == []
+    assert outbox._connection.opened is None
+    outbox.close()
+
+
+def test_closing_moves_what_is_committed(url, store, connect):
+    connection = connect()
+    outbox = Outbox(url)
+    outbox.produce(connection, "t", b"v")
+    connection.commit()
+    outbox.close()
+    assert values(store) == [b"v"]
+    assert threads() == []
+
+
+def test_without_its_thread_the_rows_wait(url, store, connect):
+    connection = connect()
+    with Outbox(url, sequencer=False) as outbox:
+        outbox.produce(connection, "t", b"v")
+        connection.commit()
+        assert threads() == []
+    assert waiting(store) == 1
+
+
+def test_the_thread_ends_with_an_outbox_that_nobody_holds(url, connect):
+    outbox = Outbox(url)
+    outbox.produce(connect(), "t", b"v")
+    (thread,) = threads()
+    del outbox
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_the_thread_outlives_a_database_that_is_away(txnstore_postgresql_url, caplog, monkeypatch):
+    with Outbox(txnstore_postgresql_url) as outbox, open_store(txnstore_postgresql_url) as store:
+        connection = plain_connection(txnstore_postgresql_url)
+        looks = iter([True])
+        real = Store.read
+
+        def read(self, *arguments, **options):
+            if threading.current_thread().name == "txnstore-outbox" and next(looks, None):
+                raise StoreUnavailable
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(Store, "read", read)
+        with connection:
+            outbox.produce(connection, "t", b"v")
+        eventually(lambda: values(store) == [b"v"])
+    assert "is not looked after now" in caplog.text
+
+
+def child_of_a_fork(outbox, url):
+    connection = plain_connection(url)
+    outbox.produce(connection, "t", b"child")
+    connection.commit()
+    connection.close()
+    outbox.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_child_of_a_fork_has_a_thread_of_its_own(url, store, connect):
+    with Outbox(url) as outbox:
+        connection = connect()
+        outbox.produce(connection, "t", b"parent")
+        connection.commit()
+        connection.close()
+        eventually(lambda: values(store) == [b"parent"])
+        process = multiprocessing.get_context("fork").Process(target=child_of_a_fork, args=(outbox, url))
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+        # The parent's thread may have been quicker, and be about to commit.
+        eventually(lambda: values(store) == [b"parent", b"child"])
+
+
+# --- others who make records of rows ----------------------------------------------------------------------------------
+
+
+def test_a_consumer_makes_records_of_what_it_waits_for(url, caller):
+    """Nobody else is there: also the topic is made by the first row."""
+    with Consumer(
+        {
+            "bootstrap.servers": url,
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+            "topic.metadata.refresh.interval.ms": 200,
+        }
+    ) as consumer:
+        consumer.subscribe(["t"])
+        caller().insert(b"first").commit()
+        assert next_value(consumer) == b"first"
+        caller().insert(b"second").commit()
+        assert next_value(consumer) == b"second"
+
+
+def next_value(consumer):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        message = consumer.poll(1)
+        if message is not None and message.error() is None:
+            return message.value()
+    raise AssertionError("nothing came")
+
+
+def test_a_consumer_that_may_only_read_reads_on(url, monkeypatch, caller, store):
+    """On a copy that takes no writes, say: it reads what others make records of."""
+    caller().insert(b"made").commit()
+    assert sequence_outbox(store).moved_count == 1
+    caller().insert(b"not made").commit()
+    tries = []
+
+    def refuse(*_, **__):
+        tries.append(True)
+        raise PermissionDenied
+
+    monkeypatch.setattr("txnstore.clients.outbox_help.sequence_outbox", refuse)
+    configuration = {"bootstrap.servers": url, "group.id": "g", "auto.offset.reset": "earliest"}
+    with Consumer(configuration) as consumer:
+        consumer.subscribe(["t"])
+        assert next_value(consumer) == b"made"
+        eventually(lambda: tries)
+        caller().insert(b"more").commit()
+        assert consumer.poll(0.5) is None
+        monkeypatch.undo()
+        assert drain_outbox(store) == 2
+        assert next_value(consumer) == b"not made"
+    assert len(tries) == 1
+
+
+def test_plain_sql_of_any_language_will_do(url, store, sql_program):
+    statements = {
+        "sqlite": (
+            "INSERT INTO txnstore_outbox (topic, key, value, headers)"
+            """ VALUES ('t', CAST('k' AS BLOB), CAST('v' AS BLOB), '["a","1"]');"""
+        ),
+        "postgresql": (
+            "INSERT INTO txnstore.outbox (topic, key, value, headers)"
+            """ VALUES ('t', convert_to('k', 'UTF8'), 'v', '["a","1"]');"""
+        ),
+    }
+    sql_program(url, f"BEGIN; {statements[store.backend.name]} COMMIT;")
+    with Outbox(url, sequencer=False) as outbox:
+        assert outbox.sequence() == 1
+    ((record,),) = records(store)
+    assert (record.key, record.value, record.headers) == (b"k", b"v", (("a", b"1"),))

@@ -1,0 +1,448 @@
+"""The sequencer: what callers committed becomes records, together, in order, once; who is slow holds nobody up."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+from sqlalchemy import insert, select, update
+
+from tests.outbox.steps import records, refusals, values, waiting
+from txnstore.db.schema import databases, outbox, outbox_sequencers, partitions
+from txnstore.db.settings import change_store_settings
+from txnstore.db.store import open_store
+from txnstore.log import outbox_rows, outbox_sequencer
+from txnstore.log.append import append
+from txnstore.log.heads import lock_heads
+from txnstore.log.outbox_poller import PAUSE_LAST_SECONDS, OutboxPoller
+from txnstore.log.outbox_rows import lock_outbox
+from txnstore.log.outbox_sequencer import Sequenced, drain_outbox, sequence_outbox
+from txnstore.log.partitioners import consistent
+from txnstore.log.topics import create_topic, delete_topic, list_topics
+from txnstore.testing.invariants import assert_sound
+
+only_postgresql = pytest.mark.parametrize("txnstore_url", ["postgresql"], indirect=True)
+only_sqlite = pytest.mark.parametrize("txnstore_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    """Pages of three rows."""
+    monkeypatch.setattr(outbox_rows, "PAGE_ROWS_MAX", 3)
+
+
+def topic_of(store, partition_count=1, name="t", **config):
+    found = {key.replace("_", "."): value for key, value in config.items()}
+    return store.write(lambda c: create_topic(c, name, partition_count=partition_count, config=found))
+
+
+# --- rows become records ----------------------------------------------------------------------------------------------
+
+
+def test_committed_rows_become_records_in_the_order_of_their_numbers(store, caller):
+    caller().insert(b"a", b"b", b"c").commit()
+    caller().insert(b"d").commit()
+    assert sequence_outbox(store) == Sequenced(moved_count=4)
+    assert values(store) == [b"a", b"b", b"c", b"d"]
+    assert waiting(store) == 0
+    assert store.read(lambda c: c.execute(select(outbox_sequencers.c.sequenced_count)).scalar_one()) == 4
+    assert_sound(store, at_rest=True)
+
+
+def test_an_empty_outbox_is_left_alone(store):
+    assert sequence_outbox(store) == Sequenced()
+    assert drain_outbox(store) == 0
+
+
+def test_every_column_arrives(store, caller):
+    topic_of(store, 3)
+    one = caller()
+    headers = '["a","1","b",null,"c",["ff00"]]'
+    one.insert_row(topic="t", key=b"k", value=b"v", partition_number=2, timestamp_ms=1_700_000_000_123, headers=headers)
+    one.insert_row(topic="t", partition_number=2)
+    one.commit()
+    sequence_outbox(store)
+    _, _, (first, second) = records(store)
+    assert (first.key, first.value, first.timestamp_ms) == (b"k", b"v", 1_700_000_000_123)
+    assert first.headers == (("a", b"1"), ("b", None), ("c", b"\xff\x00"))
+    assert (second.key, second.value, second.headers) == (None, None, ())
+    now_ms = store.write(lambda c: lock_outbox(c, waits=True)).now_ms
+    assert 0 <= now_ms - second.timestamp_ms < 60_000
+
+
+def test_a_key_goes_where_producers_send_it(store, caller):
+    topic_of(store, 5)
+    one = caller()
+    for number in range(40):
+        one.insert(b"v", key=str(number).encode())
+    one.commit()
+    sequence_outbox(store)
+    for number, partition in enumerate(records(store)):
+        assert {consistent(record.key or b"", 5) for record in partition} <= {number}
+
+
+def test_rows_without_a_key_stay_together_and_in_order(store, caller):
+    topic_of(store, 50)
+    wanted = [str(number).encode() for number in range(20)]
+    caller().insert(*wanted).commit()
+    sequence_outbox(store)
+    assert [[record.value for record in partition] for partition in records(store) if partition] == [wanted]
+
+
+def test_large_rows_fill_several_batches(store, caller):
+    topic_of(store, max_message_bytes="1000")
+    wanted = [bytes([65 + number]) * 300 for number in range(10)]
+    caller().insert(*wanted, headers='["a","' + "x" * 200 + '"]').commit()
+    assert sequence_outbox(store).moved_count == 10
+    assert values(store) == wanted
+
+
+def test_a_topic_that_is_not_there_is_made_as_its_use_makes_it(store, caller):
+    store.write(lambda c: change_store_settings(c, {"num.partitions": "3"}))
+    caller().insert(b"v", topic="new").commit()
+    sequence_outbox(store)
+    assert len(records(store, "new")) == 3
+    assert values(store, "new") == [b"v"]
+
+
+def test_a_topic_with_times_of_its_own_stamps_the_rows(store, caller):
+    topic_of(store, message_timestamp_type="LogAppendTime")
+    caller().insert(b"v", timestamp_ms=5).commit()
+    sequence_outbox(store)
+    assert records(store)[0][0].timestamp_ms > 5
+
+
+# --- together, and in the order of causes -----------------------------------------------------------------------------
+
+
+@only_postgresql
+def test_a_row_that_is_committed_late_is_not_skipped(store, caller):
+    slow, fast = caller(), caller()
+    slow.insert(b"first number, last commit")
+    fast.insert(b"last number, first commit").commit()
+    assert sequence_outbox(store).moved_count == 1
+    assert sequence_outbox(store).moved_count == 0
+    slow.commit()
+    assert sequence_outbox(store).moved_count == 1
+    assert values(store) == [b"last number, first commit", b"first number, last commit"]
+
+
+@only_postgresql
+def test_an_effect_comes_after_its_cause_though_its_transaction_is_older(store, caller):
+    older, younger = caller(), caller()
+    # It has an id before it inserts anything.
+    older.connection.execute("SELECT pg_current_xact_id()")
+    younger.insert(b"created").commit()
+    older.insert(b"paid: saw created").commit()
+    sequence_outbox(store)
+    assert values(store) == [b"created", b"paid: saw created"]
+
+
+@only_postgresql
+def test_pages_keep_the_rows_of_a_caller_together(store, caller, small_pages):
+    first, second, third = caller(), caller(), caller()
+    first.insert(b"1a")
+    second.insert(b"2a", b"2b")
+    first.insert(b"1b")
+    third.insert(b"3a")
+    for one in (first, second, third):
+        one.commit()
+    # Three rows are read: of the first caller there is one more, so it waits.
+    assert sequence_outbox(store) == Sequenced(moved_count=2, has_more=True)
+    assert values(store) == [b"2a", b"2b"]
+    assert drain_outbox(store) == 3
+    assert values(store) == [b"2a", b"2b", b"1a", b"1b", b"3a"]
+
+
+@only_postgresql
+def test_a_caller_with_more_rows_than_a_page_goes_in_one_piece_with_what_it_has_seen(store, caller, small_pages):
+    large, cause, later = caller(), caller(), caller()
+    large.insert(*(b"large %d" % number for number in range(4)))
+    cause.insert(b"cause").commit()
+    large.insert(*(b"effect %d" % number for number in range(4)))
+    later.insert(b"later")
+    large.insert(b"end").commit()
+    later.insert(b"later end").commit()
+    assert sequence_outbox(store) == Sequenced(moved_count=10, has_more=True)
+    held = values(store)
+    assert held[:4] == [b"large %d" % number for number in range(4)]
+    assert held[4] == b"cause"
+    assert held[5:] == [*(b"effect %d" % number for number in range(4)), b"end"]
+    assert drain_outbox(store) == 2
+    assert values(store)[10:] == [b"later", b"later end"]
+
+
+def test_many_rows_go_page_by_page_in_one_database_transaction(store, caller, small_pages):
+    topic_of(store, 3, "u")
+    wanted = [str(number).encode() for number in range(20)]
+    one = caller()
+    for number, value in enumerate(wanted):
+        one.insert(value, topic="u", partition_number=(20 - number) % 3)
+        one.insert(value)
+    one.commit()
+    assert sequence_outbox(store) == Sequenced(moved_count=40, has_more=True)
+    assert values(store) == wanted
+    assert {*values(store, "u")} == {*wanted}
+    assert len(values(store, "u")) == 20
+    assert_sound(store, at_rest=True)
+
+
+def test_heads_are_locked_in_one_go_before_the_first_page(store, caller, small_pages, monkeypatch):
+    """Page by page they would be locked out of order, and producers that write to both wait in a circle."""
+    first, second = topic_of(store, 2, "a"), topic_of(store, 2, "b")
+    locked = []
+
+    def lock(connection, ids):
+        locked.append(ids)
+        return lock_heads(connection, ids)
+
+    monkeypatch.setattr(outbox_sequencer, "lock_heads", lock)
+    one = caller()
+    one.insert(*(b"b" for _ in range(4)), topic="b", partition_number=1)
+    one.insert(*(b"a" for _ in range(4)), topic="a").commit()
+    assert sequence_outbox(store).moved_count == 8
+    assert locked == [[*first.partition_ids, second.partition_ids[1]]]
+
+
+@only_postgresql
+def test_who_commits_during_a_round_is_for_the_next_one(store, caller, small_pages, monkeypatch):
+    large, late = caller(), caller()
+    late.insert(b"late 1")
+    large.insert(*(b"large" for _ in range(7)))
+    late.insert(b"late 2")
+    large.insert(b"end").commit()
+    take = outbox_rows.take_rows
+
+    def take_and_commit(connection, ids):
+        late.commit()
+        return take(connection, ids)
+
+    monkeypatch.setattr("txnstore.log.outbox_sequencer.take_rows", take_and_commit)
+    assert sequence_outbox(store).moved_count == 8
+    assert b"late 1" not in values(store)
+    assert drain_outbox(store) == 2
+    assert values(store)[8:] == [b"late 1", b"late 2"]
+
+
+@only_postgresql
+def test_who_commits_between_the_list_and_the_choice_goes_as_a_whole(store, caller, small_pages, monkeypatch):
+    """The list that the choice began with has not all of its rows."""
+    large, late = caller(), caller()
+    late.insert(b"late 1")
+    large.insert(*(b"large" for _ in range(7)))
+    late.insert(b"late 2")
+    large.insert(b"end").commit()
+    last_ids = outbox_rows.last_ids_of_callers
+
+    def commit_and_look(connection):
+        late.commit()
+        return last_ids(connection)
+
+    monkeypatch.setattr("txnstore.log.outbox_sequencer.last_ids_of_callers", commit_and_look)
+    assert sequence_outbox(store).moved_count == 10
+    assert values(store) == [b"late 1", *[b"large"] * 7, b"late 2", b"end"]
+
+
+# --- who is slow, or at it already ------------------------------------------------------------------------------------
+
+
+@only_postgresql
+def test_a_caller_that_stays_open_blocks_nobody(store, caller):
+    topic_of(store)
+    idle = caller().insert(b"of a caller that does not end")
+    for number in range(3):
+        caller().insert(b"%d" % number).commit()
+        assert sequence_outbox(store, retry_timeout_ms=0).moved_count == 1
+    assert values(store) == [b"0", b"1", b"2"]
+    idle.rollback()
+    assert sequence_outbox(store).moved_count == 0
+
+
+@only_postgresql
+def test_a_caller_that_was_prepared_and_forgotten_blocks_nobody(store, caller, connect):
+    caller().insert(b"prepared").connection.execute("PREPARE TRANSACTION 'forgotten-outbox'")
+    other = connect()
+    other.autocommit = True
+    try:
+        caller().insert(b"other").commit()
+        assert sequence_outbox(store, retry_timeout_ms=0).moved_count == 1
+        assert values(store) == [b"other"]
+    finally:
+        other.execute("COMMIT PREPARED 'forgotten-outbox'")
+    assert sequence_outbox(store).moved_count == 1
+    assert values(store) == [b"other", b"prepared"]
+
+
+@only_sqlite
+def test_a_caller_with_the_write_lock_is_waited_for_no_longer_than_asked(store, caller):
+    caller().insert(b"a").commit()
+    writer = caller().insert(b"b")
+    poller = OutboxPoller(store)
+    assert 0.0 < poller.turn() <= PAUSE_LAST_SECONDS
+    assert poller.moved_count == 0
+    writer.commit()
+    assert poller.turn() > 0
+    assert poller.moved_count == 2
+
+
+@only_postgresql
+def test_who_finds_another_sequencer_at_work_goes_away_or_waits(store, url, caller):
+    caller().insert(b"v").commit()
+    with open_store(url) as other:
+
+        def while_locked(connection):
+            assert lock_outbox(connection, waits=False) is not None
+            return sequence_outbox(other)
+
+        assert store.write(while_locked) == Sequenced(is_busy=True)
+        assert sequence_outbox(other).moved_count == 1
+
+
+@only_postgresql
+def test_without_the_lock_a_later_row_would_pass_an_earlier_one(store, url, caller, monkeypatch):
+    """The second sequencer comes while the first one has taken the cause and not committed yet."""
+    topic_of(store)
+    caller().insert(b"cause").commit()
+    with open_store(url) as other:
+
+        def during(connection, moved_count):
+            monkeypatch.undo()
+            caller().insert(b"effect").commit()
+            assert sequence_outbox(other, retry_timeout_ms=0).is_busy
+
+        monkeypatch.setattr("txnstore.log.outbox_sequencer.count_moved", during)
+        monkeypatch.setattr("txnstore.log.outbox_sequencer.append", lambda *_: None)
+        sequence_outbox(store)
+        assert sequence_outbox(other).moved_count == 1
+
+
+def test_readers_are_told_of_what_was_moved_and_of_nothing_else(store, caller, monkeypatch):
+    told = []
+    monkeypatch.setattr(store, "announce", lambda: told.append(values(store)))
+    sequence_outbox(store)
+    assert told == []
+    caller().insert(b"v").commit()
+    sequence_outbox(store)
+    assert told == [[b"v"]]
+
+
+def test_the_poller_looks_often_while_rows_come_and_rarely_while_none_do(store, caller):
+    poller = OutboxPoller(store)
+    pauses = [poller.turn() for _ in range(8)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 0.01
+    assert pauses[-1] == PAUSE_LAST_SECONDS
+    caller().insert(b"v").commit()
+    assert poller.turn() < 0.01
+    assert poller.moved_count == 1
+    assert poller.turn() < 0.01
+
+
+# --- what cannot become a record --------------------------------------------------------------------------------------
+
+BAD = {
+    "a topic's name": ({"topic": "no topic"}, "a topic's name has only the characters"),
+    "a name like another's": ({"topic": "t_x"}, "differs from the topic t.x only in dots"),
+    "a partition that is not there": ({"partition_number": 1}, "topic t has partitions 0 to 0, not 1"),
+    "a partition below 0": ({"partition_number": -1}, "topic t has partitions 0 to 0, not -1"),
+    "no JSON": ({"headers": "a=1"}, r"its headers are not \[name, value, ...\].*not JSON"),
+    "an object": ({"headers": '{"a": "1"}'}, "neither null nor a list"),
+    "half a pair": ({"headers": '["a"]'}, "pairs of text"),
+    "a number": ({"headers": '["a", 1]'}, "pairs of text"),
+    "half a letter as a name": ({"headers": '["\\ud800", null]'}, "surrogates"),
+    "half a letter as a value": ({"headers": '["a", "\\ud800"]'}, "pairs of text"),
+    "a time before all times": ({"timestamp_ms": -5}, "its timestamp is -5"),
+    "a time to come": ({"timestamp_ms": 2**62}, "message.timestamp.after.max.ms"),
+    "too many bytes": ({"value": b"x" * 2_000_000}, "it takes 20000.. bytes, above the max.message.bytes of topic t"),
+}
+
+
+@pytest.mark.parametrize(("columns", "why"), BAD.values(), ids=list(BAD))
+def test_a_row_that_can_be_no_record_is_marked_and_stops_nobody(store, caller, caplog, columns, why):
+    topic_of(store)
+    topic_of(store, name="t.x")
+    caller().insert(b"before").commit()
+    bad = caller()
+    bad.insert_row(**{"topic": "t", "value": b"bad"} | columns)
+    bad.commit()
+    caller().insert(b"after").commit()
+    with caplog.at_level(logging.ERROR):
+        assert sequence_outbox(store) == Sequenced(refused_count=1, has_more=True)
+    assert "row 2" in caplog.text
+    assert "xxxx" not in caplog.text
+    assert drain_outbox(store) == 2
+    assert values(store) == [b"before", b"after"]
+    ((_, told),) = refusals(store).items()
+    assert re.search(why, told)
+    assert not store.read(outbox_rows.has_outbox_rows)
+
+
+@only_postgresql
+@pytest.mark.parametrize("rows_after", [1, 5], ids=["in one page", "in several"])
+def test_with_a_row_all_of_its_callers_database_transaction_is_refused(store, caller, small_pages, rows_after):
+    bad = caller().insert(b"good")
+    bad.insert(b"bad", topic="no topic").insert(*(b"good %d" % number for number in range(rows_after))).commit()
+    caller().insert(b"other").commit()
+    assert drain_outbox(store) == 1
+    assert values(store) == [b"other"]
+    told = refusals(store)
+    assert len(told) == 2 + rows_after
+    assert told[b"bad"].startswith("a topic's name has only the characters")
+    assert told[b"good 0"] == f"row 2 of the same database transaction was refused: {told[b'bad']}"
+
+
+def test_a_refused_row_may_be_tried_again(store, caller):
+    store.write(lambda c: change_store_settings(c, {"auto.create.topics.enable": "false"}))
+    caller().insert(b"v").commit()
+    assert drain_outbox(store) == 0
+    assert refusals(store) == {b"v": "there is no topic t, and the store creates none by their use"}
+    topic_of(store)
+    store.write(lambda c: c.execute(update(outbox).values(refusal=None)))
+    assert drain_outbox(store) == 1
+    assert values(store) == [b"v"]
+
+
+def test_a_partition_in_another_database_is_refused_for_now(store, caller):
+    topic = topic_of(store, 2)
+
+    def move(connection):
+        other = dict(connection.execute(select(databases)).mappings().one()) | {
+            "database_id": 2,
+            "label": "second",
+            "store_uuid": "00000000-0000-0000-0000-000000000002",
+        }
+        connection.execute(insert(databases), other)
+        connection.execute(
+            update(partitions).where(partitions.c.partition_id == topic.partition_ids[1]).values(home_database_id=2)
+        )
+
+    store.write(move)
+    caller().insert(b"here", partition_number=0).commit()
+    # What may go anywhere stays here.
+    caller().insert(b"keyless").commit()
+    caller().insert(b"away", partition_number=1).commit()
+    caller().insert(b"keyless").commit()
+    assert drain_outbox(store) == 3
+    assert values(store)[:3] == [b"here", b"keyless", b"keyless"]
+    assert "lives in another database" in refusals(store)[b"away"]
+
+
+def test_a_topic_that_is_deleted_in_between_is_made_anew(store, caller, monkeypatch):
+    topic_of(store)
+    caller().insert(b"v").commit()
+    if store.backend.name == "sqlite":
+        store.write(lambda c: delete_topic(c, "t"))
+        assert drain_outbox(store) == 1
+        return
+    real = append
+
+    def append_after_deletion(connection, appends):
+        monkeypatch.undo()
+        store.write(lambda c: delete_topic(c, "t"))
+        return real(connection, appends)
+
+    monkeypatch.setattr(outbox_sequencer, "append", append_after_deletion)
+    assert drain_outbox(store) == 1
+    assert values(store) == [b"v"]
+    assert store.read(list_topics) == ["t"]

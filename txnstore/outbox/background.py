@@ -1,0 +1,97 @@
+"""This file is the thread that looks after the outbox for an application that writes to it.
+
+It is started by the first record and ends with its outbox: at `close`, or once nobody knows the outbox any more.
+Without it the rows wait for a consumer of the store, `txnstore maintain` or `txnstore relay`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Final
+
+from txnstore.clients.connection import StoreConnection
+from txnstore.errors import StoreClosed, TxnStoreError
+from txnstore.log.outbox_poller import OutboxPoller
+
+#: After this long without a record it looks more rarely: a caller's database transaction may still be open.
+BUSY_SECONDS: Final = 60.0
+IDLE_PAUSE_SECONDS: Final = 1.0
+#: After an error of the database.
+PAUSE_FIRST_SECONDS: Final = 0.1
+PAUSE_LAST_SECONDS: Final = 5.0
+
+
+class BackgroundSequencer:
+    """Moves rows from the outbox into their partitions, as long as it runs; knows nothing of the outbox object."""
+
+    def __init__(self, connection: StoreConnection, logger: logging.Logger) -> None:
+        """Look after the store of `connection`, once started."""
+        self._connection = connection
+        self._logger = logger
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._hurries = False
+        self._produced_at = 0.0
+
+    def notice(self) -> None:
+        """Look often from now on: a record was inserted, and is going to be committed."""
+        self._produced_at = time.monotonic()
+        if self._hurries and self._thread is not None:
+            return
+        with self._changed:
+            self._hurries = True
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name="txnstore-outbox", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Let the thread end as soon as it can; it is not waited for."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Move what is committed once more, let the thread end and wait for it; return whether it has ended."""
+        self.stop()
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(max(0.0, timeout_seconds))
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        poller: OutboxPoller | None = None
+        error_pause_seconds = PAUSE_FIRST_SECONDS
+        while True:
+            with self._changed:
+                hurries, self._hurries = self._hurries, False
+                closing = self._closing
+            try:
+                poller = poller or OutboxPoller(self._connection.store())
+                if hurries:
+                    poller.hurry()
+                pause_seconds = poller.turn()
+                error_pause_seconds = PAUSE_FIRST_SECONDS
+            except StoreClosed:
+                return
+            except TxnStoreError as error:
+                self._logger.warning("the outbox is not looked after now, and will be again: %s", error)
+                pause_seconds = error_pause_seconds
+                error_pause_seconds = min(2 * error_pause_seconds, PAUSE_LAST_SECONDS)
+            except Exception:
+                self._logger.exception("looking after the outbox failed")
+                pause_seconds = PAUSE_LAST_SECONDS
+            if closing:
+                return
+            if time.monotonic() - self._produced_at > BUSY_SECONDS:
+                pause_seconds = max(pause_seconds, IDLE_PAUSE_SECONDS)
+            self._sleep(pause_seconds)
+
+    def _sleep(self, seconds: float) -> None:
+        with self._changed:
+            if seconds > 0 and not (self._closing or self._hurries):
+                self._changed.wait(seconds)

@@ -1,0 +1,126 @@
+"""This file is changes of ORM objects that become records: seen at each flush, inserted on the session's connection."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import event, inspect
+from sqlalchemy.exc import NoInspectionAvailable
+from sqlalchemy.orm import Mapper, Session
+
+from txnstore.clients.error_mapping import kafka_exception_of
+from txnstore.errors import InvalidTopic
+from txnstore.log.topics import check_topic_name
+
+if TYPE_CHECKING:
+    from txnstore.outbox.outbox import Outbox
+
+_EVENT = "after_flush"
+
+
+class ChangeKind(enum.StrEnum):
+    """What a flush does to an object."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a flush did to an object."""
+
+    kind: ChangeKind
+    attributes: frozenset[str]
+    """The names of the attributes that it changed; of an object that was deleted, none."""
+
+
+class Watch:
+    """Objects of one model becoming records, until `stop`."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        model: type,
+        topic: str,
+        *,
+        key: Callable[[Any], Any] | None,
+        value: Callable[[Any, Change], Any],
+        headers: Callable[[Any, Change], Any] | None,
+        when: Callable[[Any, Change], bool] | None,
+        sessions: Any,
+    ) -> None:
+        """Use `Outbox.watch` instead."""
+        mapper: Any
+        try:
+            mapper = inspect(model)
+        except NoInspectionAvailable:
+            mapper = None
+        if not isinstance(mapper, Mapper):
+            raise TypeError(f"{model!r} is no mapped class of SQLAlchemy's ORM")
+        try:
+            check_topic_name(topic)
+        except InvalidTopic as error:
+            raise kafka_exception_of(error) from error
+        for name, function in (("key", key), ("value", value), ("headers", headers), ("when", when)):
+            if not callable(function) and (function is not None or name == "value"):
+                raise TypeError(f"{name} is a function of the object, not {type(function).__name__}")
+        self._outbox = outbox
+        self._model = model
+        self._topic = topic
+        self._key = key
+        self._value = value
+        self._headers = headers
+        self._when = when
+        self._sessions = sessions
+        self._is_stopped = False
+        event.listen(sessions, _EVENT, self._after_flush)
+
+    def stop(self) -> None:
+        """Let changes become no records any more; a second call does nothing."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            event.remove(self._sessions, _EVENT, self._after_flush)
+
+    def _after_flush(self, session: Session, _: object) -> None:
+        connections: dict[Any, list[dict[str, Any]]] = {}
+        for found, change in self._changes(session):
+            if self._when is None or self._when(found, change):
+                # Several engines may serve one session: the record goes where the object's row went.
+                connection = session.connection(bind_arguments={"mapper": inspect(found).mapper})
+                connections.setdefault(connection, []).append(self._record(found, change))
+        for connection, records in connections.items():
+            self._outbox.produce_all(connection, records)
+
+    def _changes(self, session: Session) -> Iterator[tuple[Any, Change]]:
+        """Yield what the flush has done: inserts in the order of `session.add`, then updates, then deletions."""
+        for found in sorted(self._of_model(session.new), key=_insert_order):
+            yield found, Change(ChangeKind.INSERT, _changed(found))
+        for found in self._of_model(session.dirty):
+            if session.is_modified(found):
+                yield found, Change(ChangeKind.UPDATE, _changed(found))
+        for found in self._of_model(session.deleted):
+            yield found, Change(ChangeKind.DELETE, frozenset())
+
+    def _of_model(self, objects: Any) -> list[Any]:
+        return [found for found in objects if isinstance(found, self._model)]
+
+    def _record(self, found: Any, change: Change) -> dict[str, Any]:
+        return {
+            "topic": self._topic,
+            "key": None if self._key is None else self._key(found),
+            "value": self._value(found, change),
+            "headers": None if self._headers is None else self._headers(found, change),
+        }
+
+
+def _insert_order(found: Any) -> int:
+    order: int = getattr(inspect(found), "insert_order", 0)
+    return order
+
+
+def _changed(found: Any) -> frozenset[str]:
+    return frozenset(attribute.key for attribute in inspect(found).attrs if attribute.history.has_changes())

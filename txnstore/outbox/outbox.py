@@ -1,0 +1,285 @@
+"""This file is the outbox of an application: `produce` inside its own database transaction."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, scoped_session
+
+from txnstore.clients.configuration import Configuration, producer_configuration
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.error_mapping import kafka_exception_of
+from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.record_arguments import timeout_seconds_of
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.outbox_insert import OutboxRow, outbox_connection
+from txnstore.errors import TxnStoreError
+from txnstore.log.outbox_sequencer import drain_outbox
+from txnstore.outbox.background import BackgroundSequencer
+from txnstore.outbox.changes import Change, Watch
+from txnstore.outbox.rows import outbox_row, row_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+#: What `produce` takes: a Connection or Session of SQLAlchemy, or a plain connection of psycopg or sqlite3.
+OutboxConnection = Any
+#: How long `close` waits for the last rows to be moved, unless told otherwise.
+CLOSE_TIMEOUT_SECONDS: Final = 10.0
+#: Drivers of SQLAlchemy by the kind of their database.
+_KINDS: Final = ("sqlite", "postgresql")
+_IN_MEMORY: Final = (None, "", ":memory:")
+
+
+class Outbox:
+    """Records that are committed with the application's own rows, or not at all; safe to share between threads.
+
+    `produce` inserts a row into the table `outbox` within the database transaction that is open on the connection it
+    is given, and does nothing else there.  Once that is committed, the sequencer makes the row a record: a consumer
+    of the store that waits for news, `txnstore maintain`, `txnstore relay`, or a small thread of this object.
+
+    All rows of one database transaction become visible to consumers at the same moment.
+
+    Args:
+        database: a database's URL, an Engine or AsyncEngine of SQLAlchemy on it, or the configuration of a Producer.
+        schema: the PostgreSQL schema of txnstore's tables; default: "txnstore", or what the configuration says.
+        sequencer: whether this object's own thread makes records of rows; started by the first record.
+
+    Raises:
+        KafkaException: `_INVALID_ARG`: the URL or the configuration cannot be understood.
+        TypeError: it is none of these.
+    """
+
+    def __init__(
+        self,
+        database: str | Engine | AsyncEngine | Mapping[str, Any],
+        *,
+        schema: str | None = None,
+        sequencer: bool = True,
+    ) -> None:
+        self._configuration = _configuration(database, schema)
+        self._schema: str = self._configuration["txnstore.schema"]
+        self._sequences = sequencer
+        self._closed = False
+        self._watches: list[Watch] = []
+        self._start()
+
+    def __repr__(self) -> str:
+        return f"Outbox({str(self._configuration.url)!r})"
+
+    def __enter__(self) -> Self:
+        """Return the outbox."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def open(self) -> Self:
+        """Connect now and make txnstore's tables if they are not there; return this outbox.
+
+        Not from within a database transaction of the application: on SQLite it would wait for itself.
+
+        Raises:
+            KafkaException: the database cannot be reached or refuses, or its tables are of another version.
+        """
+        try:
+            self._connection.store()
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from error
+        return self
+
+    def produce(  # noqa: PLR0917 - the arguments of Producer.produce
+        self,
+        connection: OutboxConnection,
+        topic: str,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
+        partition: int | None = None,
+        headers: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Insert a record that will be there if the connection's database transaction is committed.
+
+        Args:
+            connection: a Connection or Session of SQLAlchemy, a psycopg.Connection or a sqlite3.Connection.
+            topic: the topic's name; one that is not there is created if the store allows it.
+            value: the payload; text is stored as UTF-8; None is a tombstone.
+            key: what the partition is chosen by, unless `partition` says which.
+            partition: its number; None or -1: chosen by the key as producers do (consistent_random).
+            headers: a dict, or a list of `(name, value)`.
+            timestamp: milliseconds since 1970; None or 0 is now.
+
+        Raises:
+            TypeError, UnicodeEncodeError, OverflowError: an argument is not what it may be; nothing was inserted.
+            KafkaException: `INVALID_REQUEST`: the connection is on another database, or commits by itself;
+                `UNSUPPORTED_VERSION`: there are no tables of txnstore; `TOPIC_EXCEPTION`, `INVALID_TIMESTAMP`,
+                `_UNKNOWN_PARTITION`, `MSG_SIZE_TOO_LARGE`: the record cannot be one.
+            RuntimeError: the outbox has been closed.
+        """
+        self._check_open()
+        row = outbox_row(
+            self._configuration,
+            topic,
+            value=value,
+            key=key,
+            partition=partition,
+            headers=headers,
+            timestamp=timestamp,
+        )
+        self._insert(connection, [row])
+
+    def produce_all(self, connection: OutboxConnection, records: Iterable[Mapping[str, Any]]) -> int:
+        """Insert several records, in their order, and return how many; each a dict with the arguments of `produce`.
+
+        Raises:
+            TypeError, UnicodeEncodeError, OverflowError, KafkaException, RuntimeError: as `produce`; if a record
+                cannot be one, none of them was inserted.
+        """
+        self._check_open()
+        rows = [row_of(self._configuration, record, index) for index, record in enumerate(records)]
+        if rows:
+            self._insert(connection, rows)
+        return len(rows)
+
+    def watch(
+        self,
+        model: type,
+        topic: str,
+        *,
+        key: Callable[[Any], str | bytes | None] | None = None,
+        value: Callable[[Any, Change], str | bytes | None],
+        headers: Callable[[Any, Change], Any] | None = None,
+        when: Callable[[Any, Change], bool] | None = None,
+        sessions: Any = Session,
+    ) -> Watch:
+        """Let each object of an ORM model that a session inserts, updates or deletes become a record of its own.
+
+        The records are inserted at the session's flush, on its connection, so they share the fate of what it wrote:
+        also that of a savepoint.  What passes by the unit of work is not seen: `session.execute(update(...))`,
+        `bulk_insert_mappings`, cascades of the database, plain SQL.
+
+        Args:
+            model: a mapped class; its subclasses count as well.
+            topic: where the records go.
+            key: makes the key of an object; default: no key.
+            value: makes the value of an object and its change; None is a tombstone.
+            headers: makes the headers.
+            when: says whether a change becomes a record at all; default: each does.
+            sessions: the Session class, sessionmaker or session that is watched; default: all sessions.
+
+        Raises:
+            TypeError: the model is not mapped, or an argument cannot be called.
+            KafkaException: `TOPIC_EXCEPTION`: Kafka does not allow the topic's name.
+            RuntimeError: the outbox has been closed.
+        """
+        self._check_open()
+        watch = Watch(self, model, topic, key=key, value=value, headers=headers, when=when, sessions=sessions)
+        self._watches.append(watch)
+        return watch
+
+    def sequence(self) -> int:
+        """Make records of all rows that are committed now, and return of how many; over a connection of its own.
+
+        Nobody needs to call it: it is for tests, and for programs that end before anybody else comes.
+
+        Raises:
+            KafkaException: the database cannot be reached or refuses; what was moved before stays moved.
+            RuntimeError: the outbox has been closed.
+        """
+        self._check_open()
+        try:
+            return drain_outbox(self._connection.store())
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from error
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
+        """Stop watching and end the thread, which moves once more what is committed; a second call does nothing.
+
+        `timeout` is how many seconds that may take.  Rows that are committed later wait for somebody else.
+        """
+        timeout_seconds = timeout_seconds_of(timeout)
+        if self._closed:
+            return
+        self._closed = True
+        for watch in self._watches:
+            watch.stop()
+        if os.getpid() == self._connection.process_id:
+            self._background.close(CLOSE_TIMEOUT_SECONDS if timeout_seconds < 0 else timeout_seconds)
+        self._finalizer()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._connection = StoreConnection(self._configuration)
+        self._background = BackgroundSequencer(self._connection, self._configuration.logger)
+        self._finalizer = weakref.finalize(self, _end, self._background, self._connection)
+
+    def _insert(self, connection: OutboxConnection, rows: Sequence[OutboxRow]) -> None:
+        try:
+            target = outbox_connection(_of_session(connection))
+            target.check(self._configuration.url)
+            target.insert(rows, self._schema)
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from error
+        if self._sequences:
+            if os.getpid() != self._connection.process_id:
+                # A child of a fork has no thread of its parent's, and none of its connections.
+                self._finalizer.detach()
+                self._start()
+            self._background.notice()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this outbox has been closed")
+
+
+def _end(background: BackgroundSequencer, connection: StoreConnection) -> None:
+    """End what works for an outbox that is no more."""
+    if os.getpid() == connection.process_id:
+        background.stop()
+    connection.close()
+
+
+def _of_session(given: object) -> object:
+    """Return the connection of an ORM session, in the database transaction that it is in."""
+    session = given() if isinstance(given, scoped_session) else given
+    return session.connection() if isinstance(session, Session) else session
+
+
+def _configuration(database: object, schema: str | None) -> Configuration:
+    if isinstance(database, Mapping):
+        further = {} if schema is None else {"txnstore.schema": schema}
+        return producer_configuration(({**database, **further},), {})
+    # An AsyncEngine has one.
+    engine = getattr(database, "sync_engine", database)
+    if isinstance(engine, Engine):
+        url: object = _url_of(engine)
+    elif isinstance(engine, str):
+        url = engine
+    else:
+        raise TypeError(
+            "an outbox is made from a database URL, an Engine of SQLAlchemy or the configuration of a Producer, not"
+            f" {type(database).__name__}"
+        )
+    return producer_configuration(({"bootstrap.servers": url, "txnstore.schema": schema or DEFAULT_SCHEMA},), {})
+
+
+def _url_of(engine: Engine) -> str:
+    """Return the URL under which txnstore reaches the engine's database, with whichever driver the engine does."""
+    kind = engine.dialect.name
+    if kind not in _KINDS:
+        raise KafkaException(
+            KafkaError(KafkaError._INVALID_ARG, f"an outbox is on PostgreSQL or SQLite, not on {kind}")
+        )
+    if kind == "sqlite" and engine.url.database in _IN_MEMORY:
+        reason = "the engine's database is in its own memory, where no consumer can read it; an outbox needs a file"
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+    return engine.url.set(drivername=kind).render_as_string(hide_password=False)
