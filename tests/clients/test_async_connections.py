@@ -1,0 +1,79 @@
+"""Connections of async SQLAlchemy, handed over within `run_sync`; needs greenlet, and aiosqlite for SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import text
+
+from tests.clients.callers import ledger_of, make_ledger
+from tests.clients.group_steps import TP
+from tests.clients.steps import PATIENCE_SECONDS, read_to_end, values
+from txnstore import Consumer, Producer
+from txnstore.aio import AIOConsumer
+
+pytest.importorskip("greenlet", reason="async SQLAlchemy needs greenlet, which is not installed")
+
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+INSERT = text("INSERT INTO ledger (entry) VALUES (:entry)")
+
+
+@pytest.fixture
+def async_url(url, log):
+    """The URL for async SQLAlchemy, next to the application's own table and a topic."""
+    make_ledger(url)
+    log.topic()
+    log.write("t", 0, b"0", b"1")
+    if url.startswith("sqlite"):
+        pytest.importorskip("aiosqlite", reason="async SQLAlchemy on SQLite needs aiosqlite, which is not installed")
+        return url.replace("sqlite://", "sqlite+aiosqlite://", 1)
+    return url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def committed(url):
+    consumer = Consumer({"bootstrap.servers": url, "group.id": "readers"})
+    offset = consumer.committed([TP("t", 0)], PATIENCE_SECONDS)[0].offset
+    consumer.close()
+    return offset
+
+
+def test_offsets_and_rows_of_an_async_session_are_one_commit(url, async_url):
+    async def work():
+        consumer = AIOConsumer({"bootstrap.servers": url, "group.id": "readers", "enable.auto.commit": False})
+        engine = create_async_engine(async_url)
+        async with AsyncSession(engine) as session:
+            await session.execute(INSERT, {"entry": "never"})
+            await consumer.commit(offsets=[TP("t", 0, 1)], connection=session)
+            await session.rollback()
+        async with engine.begin() as connection:
+            await connection.execute(INSERT, {"entry": "row"})
+            await consumer.commit(offsets=[TP("t", 0, 2)], connection=connection)
+            assert committed(url) < 0
+        await engine.dispose()
+        await consumer.close()
+
+    asyncio.run(work())
+    assert (committed(url), ledger_of(url)) == (2, ["row"])
+
+
+def test_records_and_rows_of_an_async_connection_are_one_commit(url, async_url):
+    producer = Producer({"bootstrap.servers": url, "transactional.id": "anna"})
+    producer.init_transactions(PATIENCE_SECONDS)
+
+    async def work():
+        engine = create_async_engine(async_url)
+        async with engine.connect() as connection:
+            for end in (producer.abort_transaction, producer.commit_transaction):
+                producer.begin_transaction()
+                await connection.run_sync(producer.enlist)
+                await connection.execute(INSERT, {"entry": end.__name__})
+                producer.produce("t", end.__name__)
+                await connection.run_sync(lambda _, end=end: end(PATIENCE_SECONDS))
+        await engine.dispose()
+
+    asyncio.run(work())
+    producer.close()
+    assert ledger_of(url) == ["commit_transaction"]
+    assert values(read_to_end(url, "t"))[2:] == [b"commit_transaction"]
