@@ -1,0 +1,90 @@
+"""`txnstore transactions branches`, `... recover` and `txnstore maintain --participant`: what was left is ended."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from txnstore.db.store import open_store
+from txnstore.participants.branches import Branches
+from txnstore.testing.postgres_server import connection_string
+from txnstore.transactions.coordinator import TransactionCoordinator
+
+
+@pytest.fixture
+def other(txnstore_postgres_server):
+    """The URL of another database that can vote."""
+    if not txnstore_postgres_server.keeps_prepared_transactions:
+        pytest.skip("needs a PostgreSQL server with max_prepared_transactions above 0")
+    txnstore_postgres_server.create_database("txnstore_other")
+    with txnstore_postgres_server.connect("txnstore_other") as connection:
+        connection.execute("CREATE TABLE account (name text)")
+    yield txnstore_postgres_server.url("txnstore_other")
+    txnstore_postgres_server.drop_database("txnstore_other")
+
+
+def prepare(url, other, name, *, commit):
+    """Leave a branch as a process does that dies after the vote, or after the decision."""
+    import psycopg
+
+    with open_store(url) as store, psycopg.connect(connection_string(other)) as connection:
+        coordinator = TransactionCoordinator(store)
+        producer = coordinator.init_producer_id(name).identity
+        branches = Branches(store, name)
+        branches.enlist(connection)
+        connection.execute("INSERT INTO account VALUES (%s)", [name])
+        branches.prepare(producer)
+        if commit is not None:
+            coordinator.end_transaction(name, producer, commit=commit)
+
+
+def names(other):
+    import psycopg
+
+    with psycopg.connect(connection_string(other)) as connection:
+        return sorted(name for (name,) in connection.execute("SELECT name FROM account"))
+
+
+def test_recover_ends_what_was_left_and_says_what(run, done, url, other):
+    for name, commit in (("yes", True), ("no", False), ("open", None)):
+        prepare(url, other, name, commit=commit)
+    listed = json.loads(done("transactions", "branches", "--json"))
+    assert [(row["transactional_id"], row["outcome"]) for row in listed] == [
+        ("yes", "commit"),
+        ("no", "abort"),
+        ("open", "open"),
+    ]
+    out = done("transactions", "recover", "--participant", other)
+    assert "/txnstore_other: 1 committed, 1 rolled back, 0 ended before, 1 still open" in out
+    assert ":" not in out.split("@")[0].partition("/txnstore_other")[0].partition("://")[2]
+    assert names(other) == ["yes"]
+    answered = json.loads(done("transactions", "recover", "--participant", other, "--json"))
+    assert [len(each["open"]) for each in answered] == [1]
+    assert [row["transactional_id"] for row in json.loads(done("transactions", "branches", "--json"))] == ["open"]
+
+
+def test_maintain_ends_what_was_left_where_it_was_told_of(txnstore, url, other, monkeypatch):
+    prepare(url, other, "yes", commit=True)
+    monkeypatch.setenv("TXNSTORE_PARTICIPANTS", other)
+    ended = txnstore("maintain", url, "--once")
+    assert ended.code == 0
+    assert "1 branches ended in" in ended.out
+    assert names(other) == ["yes"]
+
+
+def test_a_database_that_is_away_is_said_and_tried_again_later(txnstore, run, url):
+    away = "postgresql://bank:secret@127.0.0.1:1/bank"
+    ended = txnstore("maintain", url, "--once", "--participant", away)
+    assert ended.code == 75
+    assert "branches ended" not in ended.out
+    ended = run("transactions", "recover", "--participant", away)
+    assert ended.code == 75
+    assert "secret" not in ended.out + ended.err
+
+
+def test_without_a_database_or_with_one_that_cannot_vote_it_is_refused(txnstore, run, url):
+    assert "which database" in run("transactions", "recover").err
+    ended = txnstore("maintain", url, "--once", "--participant", "sqlite:///shop.db")
+    assert ended.code == 1
+    assert "no other kind votes" in ended.err

@@ -1,0 +1,30 @@
+"""This file is what children do that are killed: functions of a module, so that another process finds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.participants.bank import Bank, Table
+from tests.participants.dying import kill_at
+from txnstore.db.store import open_store
+from txnstore.testing.manual_clock import ManualClock
+
+
+@dataclass(frozen=True)
+class Task:
+    """A transfer, and the place where the process that makes it is killed."""
+
+    home_url: str
+    table_urls: tuple[str, ...]
+    now_ms: int
+    partition_id: int
+    name: str
+    place: int
+
+
+def transfer_and_be_killed(task: Task) -> None:
+    with open_store(task.home_url, clock=ManualClock(task.now_ms)) as store:
+        bank = Bank(store, ManualClock(task.now_ms), [Table(url) for url in task.table_urls], task.partition_id)
+        transfer = bank.written(name=task.name)
+        kill_at(task.place, transfer.commit)
+        bank.close()

@@ -1,0 +1,496 @@
+"""The branches of a transaction as the process sees them that coordinates it: votes, decisions, ends, refusals."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from txnstore.db import postgresql_exchange
+from txnstore.db.postgresql_exchange import Answer, AnswerKind
+from txnstore.errors import (
+    BranchUnfinished,
+    InvalidProducerEpoch,
+    InvalidRequest,
+    ProducerFenced,
+    TransactionAbortable,
+    TxnStoreError,
+)
+from txnstore.participants import branches
+from txnstore.participants.gids import gid_prefix, new_gid
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
+
+
+def test_a_commit_is_in_the_log_and_in_both_databases(bank):
+    transfer = bank.written()
+    assert bank.is_in(transfer.name) == [False, False, False]
+    transfer.commit()
+    bank.assert_whole(transfer.name, committed=True)
+    assert bank.tables[0].balances() == {transfer.name: -1}
+    assert bank.tables[1].balances() == {transfer.name: 1}
+
+
+def test_an_abort_is_nowhere(bank):
+    transfer = bank.written()
+    transfer.abort()
+    bank.assert_whole(transfer.name, committed=False)
+
+
+def test_an_abort_of_prepared_branches_is_nowhere(bank):
+    transfer = bank.prepared()
+    assert [len(table.our_gids()) for table in bank.tables] == [1, 1]
+    transfer.abort()
+    bank.assert_whole(transfer.name, committed=False)
+
+
+def test_branches_are_known_at_home_before_they_are_prepared_and_visible_only_when_it_is_decided(bank):
+    transfer = bank.written()
+    assert bank.rows() == []
+    transfer.prepare()
+    rows = bank.rows()
+    assert sorted(row.gid for row in rows) == sorted(gid for table in bank.tables for gid in table.our_gids())
+    assert {row.commit for row in rows} == {None}
+    assert {row.transactional_id for row in rows} == {transfer.name}
+    assert bank.is_in(transfer.name) == [False, False, False]
+    transfer.decide(commit=True)
+    assert {row.commit for row in bank.rows()} == {True}
+    assert bank.is_in(transfer.name) == [True, False, False]
+    transfer.finish(commit=True)
+    bank.assert_whole(transfer.name, committed=True)
+
+
+def test_connections_are_their_owners_again_afterwards_and_take_part_in_the_next_transaction(bank):
+    transfer = bank.written()
+    transfer.commit()
+    first_gids = {row.gid for row in bank.rows()}
+    assert all(driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE for driver in transfer.drivers)
+    transfer.drivers[0].commit()
+    transfer.drivers[1].rollback()
+    name, transfer.name = transfer.name, transfer.name
+    transfer.producer = TransactionCoordinator(bank.store).init_producer_id(name).identity
+    for driver in transfer.drivers:
+        driver.execute("DELETE FROM account")
+        transfer.branches.enlist(driver)
+    transfer.prepare()
+    # What has ended goes with the next registration.
+    assert first_gids.isdisjoint({row.gid for row in bank.rows()})
+    transfer.decide(commit=True)
+    transfer.finish(commit=True)
+    assert [table.balances() for table in bank.tables] == [{}, {}]
+    transfer.branches.forget_ended()
+    assert bank.rows() == []
+
+
+def test_a_gid_says_whose_it_is_and_nothing_else(bank):
+    transfer = bank.prepared(name="tenant-7/secret")
+    gids = [gid for table in bank.tables for gid in table.our_gids()]
+    assert all(gid.startswith(gid_prefix(bank.store.store_uuid)) for gid in gids)
+    assert len(set(gids)) == 2
+    assert all(len(gid.encode()) < 200 and "secret" not in gid and "tenant" not in gid for gid in gids)
+    assert new_gid(bank.store.store_uuid) != new_gid(bank.store.store_uuid)
+    labels = {row.database_label for row in bank.rows()}
+    assert all("postgres" not in label.replace("postgresql", "") and "@" not in label for label in labels)
+    assert {label.rpartition("/")[2] for label in labels} == {"checking", "savings"}
+    transfer.abort()
+
+
+# --- votes ------------------------------------------------------------------------------------------------------------
+
+
+def spoil_with_notify(driver):
+    driver.execute("NOTIFY somebody")
+
+
+def spoil_with_a_temporary_table(driver):
+    driver.execute("CREATE TEMPORARY TABLE notes (note text)")
+
+
+def spoil_with_a_cursor(driver):
+    driver.execute("DECLARE later CURSOR WITH HOLD FOR SELECT 1")
+
+
+def spoil_with_a_snapshot(driver):
+    driver.execute("SELECT pg_export_snapshot()")
+
+
+def spoil_with_an_error(driver):
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        driver.execute("SELECT 1 / 0")
+
+
+def spoil_with_a_deferred_constraint(driver):
+    driver.execute("CREATE TABLE once (a int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    driver.execute("INSERT INTO once VALUES (4711), (4711)")
+
+
+def spoil_with_a_commit(driver):
+    driver.commit()
+
+
+def spoil_with_a_rollback(driver):
+    driver.rollback()
+
+
+def spoil_with_a_commit_in_sql(driver):
+    driver.execute("COMMIT")
+    driver.execute("INSERT INTO account VALUES ('later', 0)")
+
+
+def spoil_by_closing(driver):
+    driver.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (spoil_with_notify, "NOTIFY.*outbox"),
+        (spoil_with_a_temporary_table, "temporary.*outbox"),
+        (spoil_with_a_cursor, "WITH HOLD.*outbox"),
+        (spoil_with_a_snapshot, "snapshots.*outbox"),
+        (spoil_with_an_error, "25P02"),
+        (spoil_with_a_deferred_constraint, "23505.*once_a_key"),
+        (spoil_with_a_commit, "committed or rolled back by its owner"),
+        (spoil_with_a_rollback, "committed or rolled back by its owner"),
+        (spoil_with_a_commit_in_sql, "committed or rolled back by its owner"),
+        (spoil_by_closing, "closed before"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_one_vote_against_it_aborts_the_transaction_everywhere(sqlite_bank, spoil, told):
+    transfer = sqlite_bank.written()
+    spoil(transfer.drivers[1])
+    with pytest.raises(TransactionAbortable, match=f"savings: .*{told}") as raised:
+        transfer.prepare()
+    assert "4711" not in str(raised.value)
+    assert len(sqlite_bank.tables[0].our_gids()) == 1
+    transfer.abort()
+    spoilt_by_owner = spoil in {spoil_with_a_commit, spoil_with_a_commit_in_sql}
+    assert sqlite_bank.is_in(transfer.name) == [False, False, spoilt_by_owner]
+    assert [table.our_gids() for table in sqlite_bank.tables] == [[], []]
+
+
+def test_a_vote_that_does_not_come_is_in_doubt_and_rolled_back_once_it_is_aborted(sqlite_bank, monkeypatch):
+    transfer = sqlite_bank.written()
+    # A trigger that is deferred to the vote keeps the server busy for longer than is waited.
+    transfer.drivers[1].execute(
+        "CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.6); RETURN NULL; END'"
+    )
+    transfer.drivers[1].execute("CREATE TABLE naps (name text)")
+    transfer.drivers[1].execute(
+        "CREATE CONSTRAINT TRIGGER nap AFTER INSERT ON naps DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+        " EXECUTE FUNCTION nap()"
+    )
+    transfer.drivers[1].execute("INSERT INTO naps VALUES ('slow')")
+    with pytest.raises(TransactionAbortable, match=r"savings: its vote is not known \(no answer came in time\)"):
+        transfer.branches.prepare(transfer.producer, timeout_ms=200)
+    transfer.abort()
+    # Somebody looks until it has come, or never will.
+    for _ in range(200):
+        sqlite_bank.recover()
+        with sqlite_bank.tables[1].connect() as watching:
+            if not watching.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%PREPARE TRANSACTION%' AND pid <> pg_backend_pid()"
+                " AND datname = current_database() AND state = 'active'"
+            ).fetchall():
+                break
+    sqlite_bank.recover()
+    sqlite_bank.assert_whole(transfer.name, committed=False)
+    assert sqlite_bank.rows() == []
+
+
+def test_a_vote_whose_answer_is_lost_is_rolled_back_with_the_abort_and_not_left_to_recovery(sqlite_bank, monkeypatch):
+    transfer = sqlite_bank.written()
+    real = postgresql_exchange.exchange
+
+    def lose_the_second(statements, timeout_seconds):
+        answers = real(statements, timeout_seconds)
+        if len(statements) == 2 and statements[1].tag == "PREPARE TRANSACTION":
+            statements[1].driver.close()
+            answers[1] = Answer(AnswerKind.UNKNOWN, None, "the connection broke")
+        return answers
+
+    monkeypatch.setattr(branches, "exchange", lose_the_second)
+    with pytest.raises(TransactionAbortable, match="savings: its vote is not known"):
+        transfer.prepare()
+    assert [len(table.our_gids()) for table in sqlite_bank.tables] == [1, 1]
+    transfer.abort()
+    sqlite_bank.assert_whole(transfer.name, committed=False)
+
+
+def test_no_room_for_another_prepared_transaction_is_a_vote_against_it(sqlite_bank, small_server):
+    table = small_server
+    other = sqlite_bank.transfer()
+    with table.connect(autocommit=True) as connection:
+        connection.execute("BEGIN")
+        connection.execute("PREPARE TRANSACTION 'the only one'")
+        try:
+            driver = table.connect()
+            other.branches.enlist(driver)
+            with pytest.raises(TransactionAbortable, match=r"53200.*max_prepared_transactions"):
+                other.prepare()
+            other.abort()
+            driver.close()
+        finally:
+            connection.execute("ROLLBACK PREPARED 'the only one'")
+
+
+# --- refusals, before any effect --------------------------------------------------------------------------------------
+
+
+def autocommit(table):
+    return table.connect(autocommit=True)
+
+
+def closed(table):
+    connection = table.connect()
+    connection.close()
+    return connection
+
+
+def failed(table):
+    connection = table.connect()
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        connection.execute("SELECT * FROM nothing")
+    return connection
+
+
+def no_connection(table):
+    return "postgresql://"
+
+
+def of_sqlite(table):
+    import sqlite3
+
+    return sqlite3.connect(":memory:")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (autocommit, "autocommit"),
+        (closed, "closed"),
+        (failed, "roll it back"),
+        (no_connection, r"builtins\.str.*outbox"),
+        (of_sqlite, r"sqlite3\.Connection.*outbox"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_connection_that_cannot_take_part_is_refused_at_once(sqlite_bank, make, told):
+    transfer = sqlite_bank.transfer()
+    connection = make(sqlite_bank.tables[0])
+    try:
+        with pytest.raises(InvalidRequest, match=told):
+            transfer.branches.enlist(connection)
+    finally:
+        getattr(connection, "close", lambda: None)()
+    assert len(transfer.branches) == 0
+
+
+def test_a_connection_in_pipeline_mode_is_refused(sqlite_bank):
+    transfer = sqlite_bank.transfer()
+    with transfer.drivers[0].pipeline(), pytest.raises(InvalidRequest, match="pipeline"):
+        transfer.branches.enlist(transfer.drivers[0])
+
+
+def test_a_server_without_prepared_transactions_is_refused_with_what_to_do_instead(sqlite_bank, no_vote_server):
+    transfer = sqlite_bank.transfer()
+    driver = no_vote_server.connect()
+    with driver, pytest.raises(InvalidRequest, match=r"max_prepared_transactions = 0.*outbox"):
+        transfer.branches.enlist(driver)
+
+
+def test_a_role_that_may_not_ask_which_database_it_is_is_told(sqlite_bank, other_server):
+    other_server.create_role("blind", "secret")
+    with other_server.connect("checking") as admin:
+        admin.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        try:
+            with sqlite_bank.tables[0].__class__(other_server.url("checking", "blind", "secret")).connect() as driver:
+                transfer = sqlite_bank.transfer()
+                with pytest.raises(InvalidRequest, match=r"GRANT EXECUTE ON FUNCTION pg_control_system"):
+                    transfer.branches.enlist(driver)
+                # Nothing of the owner's is spoilt.
+                assert driver.execute("SELECT 1").fetchone() == (1,)
+        finally:
+            admin.execute("GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC")
+            other_server.drop_role("blind")
+
+
+def test_a_connection_with_rows_and_cursors_of_its_own_kind_takes_part(sqlite_bank):
+    transfer = sqlite_bank.transfer()
+    for driver in transfer.drivers:
+        driver.row_factory = psycopg.rows.dict_row
+        driver.cursor_factory = psycopg.ClientCursor
+    transfer.write()
+    transfer.commit()
+    sqlite_bank.assert_whole(transfer.name, committed=True)
+
+
+# --- fences -----------------------------------------------------------------------------------------------------------
+
+
+def by_a_newer_producer(bank, transfer):
+    TransactionCoordinator(bank.store).init_producer_id(transfer.name)
+
+
+def by_its_age(bank, transfer):
+    bank.clock.advance(60_001)
+    assert transfer.name in abort_timed_out(bank.store)
+
+
+def by_an_administrator(bank, transfer):
+    assert abort_by_administrator(bank.store, transfer.name)
+
+
+FENCES = [by_a_newer_producer, by_its_age, by_an_administrator]
+
+
+@pytest.mark.parametrize("fence", FENCES)
+def test_whoever_aborts_the_transaction_decides_its_branches(bank, fence):
+    transfer = bank.prepared()
+    fence(bank, transfer)
+    assert {row.commit for row in bank.rows()} == {False}
+    with pytest.raises(TxnStoreError):
+        transfer.decide(commit=True)
+    assert {row.commit for row in bank.rows()} == {False}
+    transfer.branches.settle()
+    bank.assert_whole(transfer.name, committed=False)
+
+
+def test_a_fenced_producer_registers_nothing_and_prepares_nothing(bank):
+    transfer = bank.written()
+    TransactionCoordinator(bank.store).init_producer_id(transfer.name)
+    with pytest.raises((ProducerFenced, InvalidProducerEpoch)):
+        transfer.prepare()
+    assert bank.rows() == []
+    assert bank.tables[0].our_gids() == []
+    transfer.branches.settle()
+    bank.assert_whole(transfer.name, committed=False)
+
+
+def test_the_next_transaction_of_the_id_leaves_the_branches_of_the_last_one_alone(bank):
+    transfer = bank.prepared()
+    transfer.decide(commit=True)
+    transfer.die()
+    again = bank.transfer(name=transfer.name)
+    again.branches.enlist(again.drivers[0])
+    again.prepare()
+    again.decide(commit=False)
+    outcomes = {row.producer.epoch: row.commit for row in bank.rows()}
+    assert outcomes == {transfer.producer.epoch: True, again.producer.epoch: False}
+    bank.recover()
+    assert bank.is_in(transfer.name) == [True, True, True]
+    again.finish(commit=False)
+
+
+def test_settling_an_undecided_transaction_leaves_it_prepared(bank):
+    transfer = bank.prepared()
+    transfer.branches.settle()
+    assert [len(table.our_gids()) for table in bank.tables] == [1, 1]
+    transfer.decide(commit=True)
+    transfer.branches.settle()
+    bank.assert_whole(transfer.name, committed=True)
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_whose_connection_broke_is_ended_on_a_new_one(sqlite_bank):
+    transfer = sqlite_bank.prepared()
+    transfer.decide(commit=True)
+    transfer.die()
+    transfer.finish(commit=True)
+    sqlite_bank.assert_whole(transfer.name, committed=True)
+
+
+def test_a_branch_that_its_owner_has_begun_to_use_again_is_ended_on_a_new_connection(sqlite_bank):
+    transfer = sqlite_bank.prepared()
+    transfer.drivers[0].execute("SELECT 1")
+    transfer.decide(commit=True)
+    transfer.finish(commit=True)
+    sqlite_bank.assert_whole(transfer.name, committed=True)
+    assert transfer.drivers[0].info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+
+
+def test_a_branch_prepared_as_another_role_is_ended_as_that_role(sqlite_bank, other_server):
+    other_server.create_role("clerk", "secret")
+    other_server.create_role("teller", "secret")
+    with other_server.connect("checking") as admin:
+        admin.execute("GRANT clerk TO teller")
+        admin.execute("GRANT ALL ON account TO clerk")
+    driver = type(sqlite_bank.tables[0])(other_server.url("checking", "teller", "secret")).connect()
+    try:
+        transfer = sqlite_bank.transfer()
+        driver.execute("SET LOCAL ROLE clerk")
+        transfer.branches.enlist(driver)
+        driver.execute("INSERT INTO account VALUES ('by the clerk', 0)")
+        transfer.prepare()
+        transfer.decide(commit=True)
+        transfer.finish(commit=True)
+        assert sqlite_bank.tables[0].balances() == {"by the clerk": 0}
+        assert sqlite_bank.tables[0].our_gids() == []
+    finally:
+        driver.close()
+        with other_server.connect("checking") as admin:
+            admin.execute("DROP OWNED BY clerk, teller")
+            admin.execute("DROP ROLE clerk, teller")
+
+
+def test_somebody_else_may_have_ended_a_branch_already(sqlite_bank):
+    transfer = sqlite_bank.prepared()
+    transfer.decide(commit=True)
+    sqlite_bank.recover()
+    sqlite_bank.assert_whole(transfer.name, committed=True)
+    transfer.finish(commit=True)
+    sqlite_bank.assert_whole(transfer.name, committed=True)
+
+
+def test_a_branch_that_cannot_be_ended_in_time_says_what_is_decided_and_the_next_call_ends_it(sqlite_bank, monkeypatch):
+    transfer = sqlite_bank.prepared()
+    transfer.decide(commit=True)
+    branch = transfer.branches._branches[1]
+    transfer.drivers[1].close()
+    with monkeypatch.context() as patch:
+        patch.setitem(branch.address._parameters, "port", "1")
+        with pytest.raises(BranchUnfinished, match=r"decided: commit;.*savings .*repeat the call.*recovery") as raised:
+            transfer.finish(commit=True, timeout_ms=100)
+    assert "secret" not in str(raised.value)
+    assert raised.value.retriable
+    # Only its own branch waits: the log and the other database have it.
+    assert sqlite_bank.is_in(transfer.name) == [True, True, False]
+    transfer.finish(commit=True)
+    sqlite_bank.assert_whole(transfer.name, committed=True)
+
+
+def test_abandoned_branches_are_rolled_back_or_left_to_recovery(sqlite_bank):
+    prepared, written = sqlite_bank.prepared(), sqlite_bank.written()
+    prepared.branches.abandon()
+    written.branches.abandon()
+    assert written.drivers[0].info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert [len(table.our_gids()) for table in sqlite_bank.tables] == [1, 1]
+    by_its_age(sqlite_bank, prepared)
+    sqlite_bank.recover()
+    sqlite_bank.assert_whole(prepared.name, committed=False)
+
+
+def test_an_owner_in_another_thread_keeps_the_vote_waiting_no_longer_than_allowed(sqlite_bank):
+    transfer = sqlite_bank.written()
+    held, release = threading.Event(), threading.Event()
+
+    def use():
+        with transfer.drivers[1].lock:
+            held.set()
+            release.wait(10)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    held.wait(10)
+    try:
+        with pytest.raises(TransactionAbortable, match="another thread"):
+            transfer.branches.prepare(transfer.producer, timeout_ms=100)
+    finally:
+        release.set()
+        thread.join()
+    transfer.abort()
+    sqlite_bank.assert_whole(transfer.name, committed=False)

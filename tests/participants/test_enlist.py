@@ -1,0 +1,468 @@
+"""producer.enlist(connection) of other databases: one `with` block over the log and two PostgreSQL databases."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import psycopg
+import pytest
+from sqlalchemy import BigInteger, Text, create_engine, event, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from txnstore import Consumer, KafkaError, KafkaException, Producer
+from txnstore.db.store import open_store
+from txnstore.participants.recovery import raise_failed, recover_branches
+from txnstore.transactions.branch_rows import all_branches
+from txnstore.transactions.recovery import abort_by_administrator
+
+TIMEOUT = 20
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Account(Base):
+    __tablename__ = "account"
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    balance: Mapped[int] = mapped_column(BigInteger)
+
+
+@pytest.fixture
+def name():
+    return f"transfer-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def url(shared_store):
+    """A store that other tests use too: each keeps to a topic and ids of its own."""
+    return shared_store.url.url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def producer(url, name):
+    producer = Producer({"bootstrap.servers": url, "transactional.id": name})
+    producer.init_transactions(TIMEOUT)
+    yield producer
+    producer.close()
+
+
+@pytest.fixture
+def drivers(tables):
+    drivers = [table.connect() for table in tables]
+    yield drivers
+    for driver in drivers:
+        driver.close()
+
+
+@pytest.fixture
+def engines(tables):
+    engines = [create_engine(table.url) for table in tables]
+    yield engines
+    for engine in engines:
+        engine.dispose()
+
+
+def records(url, topic):
+    consumer = Consumer({"bootstrap.servers": url, "group.id": topic, "auto.offset.reset": "earliest"})
+    try:
+        consumer.subscribe([topic])
+        found = []
+        while messages := consumer.consume(100, timeout=1.0):
+            found += [(message.value() or b"").decode() for message in messages if message.error() is None]
+            if found:
+                break
+        return found
+    finally:
+        consumer.close()
+
+
+def move(connection, name, amount):
+    connection.execute("INSERT INTO account VALUES (%s, %s)", [name, amount])
+
+
+def topic_of(producer):
+    return f"of-{producer._transactions.transactional_id}"
+
+
+def transfer(producer, drivers, name):
+    producer.begin_transaction()
+    for driver, amount in zip(drivers, (-1, 1), strict=True):
+        producer.enlist(driver)
+        move(driver, name, amount)
+    producer.produce(topic_of(producer), name)
+
+
+def assert_nowhere(tables):
+    for table in tables:
+        assert table.balances() == {}
+        assert table.gids() == table.foreign_gids
+
+
+def assert_everywhere(tables, name):
+    assert [table.balances() for table in tables] == [{name: -1}, {name: 1}]
+    for table in tables:
+        assert table.gids() == table.foreign_gids
+
+
+def test_one_block_over_two_databases(url, producer, drivers, tables, name):
+    with producer.transaction():
+        for driver, amount in zip(drivers, (-1, 1), strict=True):
+            producer.enlist(driver)
+            move(driver, name, amount)
+        producer.produce(topic_of(producer), name)
+        assert [table.balances() for table in tables] == [{}, {}]
+    assert_everywhere(tables, name)
+    assert records(url, topic_of(producer)) == [name]
+
+
+def test_an_exception_in_the_block_leaves_nothing(producer, drivers, tables, name):
+
+    def fail_within():
+        with producer.transaction():
+            for driver in drivers:
+                producer.enlist(driver)
+                move(driver, name, 1)
+            producer.produce(topic_of(producer), name)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_within()
+    assert_nowhere(tables)
+    # Connections and producer go on.
+    with producer.transaction():
+        producer.enlist(drivers[0])
+        move(drivers[0], "later", 1)
+    assert tables[0].balances() == {"later": 1}
+
+
+def test_databases_without_records_commit_together_as_well(producer, drivers, tables, name):
+    transfer_without = zip(drivers, (-1, 1), strict=True)
+    with producer.transaction():
+        for driver, amount in transfer_without:
+            producer.enlist(driver)
+            move(driver, name, amount)
+    assert_everywhere(tables, name)
+
+
+def test_many_transactions_in_a_row_over_the_same_connections(url, producer, drivers, tables, name):
+    for number in range(5):
+        transfer(producer, drivers, f"number {number}")
+        if number % 2:
+            producer.abort_transaction(TIMEOUT)
+        else:
+            producer.commit_transaction(TIMEOUT)
+    assert [sorted(table.balances()) for table in tables] == [["number 0", "number 2", "number 4"]] * 2
+    assert records(url, topic_of(producer)) == ["number 0", "number 2", "number 4"]
+    producer.close()
+    with open_store(url) as store:
+        assert [row for row in store.read(all_branches) if row.transactional_id == name] == []
+
+
+def test_sqlalchemy_connections_and_sessions_take_part(producer, engines, tables, name):
+    with engines[0].connect() as connection, Session(engines[1]) as session:
+        with producer.transaction():
+            producer.enlist(connection)
+            producer.enlist(session)
+            connection.execute(text("INSERT INTO account VALUES (:name, -1)"), {"name": name})
+            # Not flushed: the commit does it.
+            session.add(Account(name=name, balance=1))
+        assert not connection.in_transaction()
+        assert not session.in_transaction()
+        assert_everywhere(tables, name)
+        # They are their owners' again.
+        connection.execute(text("DELETE FROM account"))
+        connection.commit()
+        session.execute(text("DELETE FROM account"))
+        session.rollback()
+    assert [table.balances() for table in tables] == [{}, {name: 1}]
+
+
+def test_hooks_of_the_session_are_called_once_it_is_committed(producer, engines, tables, name):
+    seen = []
+    with Session(engines[0]) as session:
+        event.listen(session, "after_commit", lambda _: seen.append(tables[0].balances()))
+        with producer.transaction():
+            producer.enlist(session)
+            session.add(Account(name=name, balance=1))
+    assert seen == [{name: 1}]
+
+
+def test_what_a_session_cannot_write_aborts_it_all(producer, engines, drivers, tables, name):
+
+    def write_nothing(session):
+        with producer.transaction():
+            producer.enlist(drivers[0])
+            move(drivers[0], name, 1)
+            producer.enlist(session)
+            session.add_all([Account(name=name, balance=None)])
+
+    with Session(engines[1]) as session, pytest.raises(KafkaException, match="IntegrityError"):
+        write_nothing(session)
+    assert_nowhere(tables)
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_endings_of_the_owner_are_refused_within_and_not_afterwards(producer, drivers, engines, tables, name, ending):
+    with engines[1].connect() as connection, producer.transaction():
+        producer.enlist(drivers[0])
+        producer.enlist(connection)
+        for mine in (drivers[0], connection):
+            with pytest.raises(KafkaException, match=f"{ending}.*refused"):
+                getattr(mine, ending)()
+        move(drivers[0], name, -1)
+        connection.execute(text("INSERT INTO account VALUES (:name, 1)"), {"name": name})
+    assert_everywhere(tables, name)
+    getattr(drivers[0], ending)()
+
+
+def test_a_commit_in_sql_aborts_the_rest(producer, drivers, tables, name):
+
+    def commit_within():
+        with producer.transaction():
+            for driver in drivers:
+                producer.enlist(driver)
+                move(driver, name, 1)
+            drivers[0].execute("COMMIT")
+
+    with pytest.raises(KafkaException, match="by its owner") as raised:
+        commit_within()
+    assert raised.value.args[0].txn_requires_abort()
+    assert [table.balances() for table in tables] == [{name: 1}, {}]
+
+
+def test_a_connection_that_its_owner_gave_back_is_left_alone_and_the_rest_aborted(producer, engines, drivers, tables):
+    engine = create_engine(tables[1].url, pool_size=1, max_overflow=0)
+    strangers = []
+
+    def give_back_within():
+        with producer.transaction():
+            producer.enlist(drivers[0])
+            move(drivers[0], "a", 1)
+            with engine.connect() as connection:
+                producer.enlist(connection)
+                connection.execute(text("INSERT INTO account VALUES ('b', 1)"))
+            strangers.append(engine.connect())
+            strangers[0].execute(text("INSERT INTO account VALUES ('stranger', 1)"))
+
+    try:
+        with pytest.raises(KafkaException, match="by its owner"):
+            give_back_within()
+        strangers[0].commit()
+        strangers[0].close()
+    finally:
+        engine.dispose()
+    assert [table.balances() for table in tables] == [{}, {"stranger": 1}]
+
+
+def test_a_database_that_votes_against_it_aborts_it_all(url, producer, drivers, tables, name):
+    transfer(producer, drivers, name)
+    drivers[1].execute("NOTIFY somebody")
+    with pytest.raises(KafkaException, match=r"savings.*NOTIFY.*outbox") as raised:
+        producer.commit_transaction(TIMEOUT)
+    assert raised.value.args[0].txn_requires_abort()
+    producer.abort_transaction(TIMEOUT)
+    assert_nowhere(tables)
+    transfer(producer, drivers, "again")
+    producer.commit_transaction(TIMEOUT)
+    assert_everywhere(tables, "again")
+    assert records(url, topic_of(producer)) == ["again"]
+
+
+def test_an_aborted_transaction_cannot_be_committed_and_leaves_nothing(url, producer, drivers, tables, name):
+    transfer(producer, drivers, name)
+    producer.flush(TIMEOUT)
+    with open_store(url) as store:
+        assert abort_by_administrator(store, producer._transactions.transactional_id)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(TIMEOUT)
+    assert raised.value.args[0].txn_requires_abort()
+    producer.abort_transaction(TIMEOUT)
+    assert_nowhere(tables)
+
+
+def test_a_newer_producer_fences_and_nothing_is_left(url, producer, drivers, tables, name):
+    transfer(producer, drivers, name)
+    producer.flush(TIMEOUT)
+    newer = Producer({"bootstrap.servers": url, "transactional.id": producer._transactions.transactional_id})
+    newer.init_transactions(TIMEOUT)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(TIMEOUT)
+    assert raised.value.args[0].fatal()
+    assert_nowhere(tables)
+    for driver in drivers:
+        driver.rollback()
+        driver.execute("SELECT 1")
+    newer.close()
+
+
+def test_a_producer_that_is_closed_rolls_back(producer, drivers, tables, name):
+    transfer(producer, drivers, name)
+    producer.close()
+    assert_nowhere(tables)
+    assert all(driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE for driver in drivers)
+
+
+def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers, tables, name, monkeypatch):
+    transfer(producer, drivers, name)
+    real = producer._transactions._branches.finish
+
+    def away(**options):
+        branch = producer._transactions._branches._branches[-1]
+        branch.driver.close()
+        monkeypatch.setitem(branch.address._parameters, "port", "1")
+        real(**options)
+
+    monkeypatch.setattr(producer._transactions._branches, "finish", away)
+    with pytest.raises(KafkaException, match=r"decided: commit.*savings") as raised:
+        producer.commit_transaction(0.5)
+    assert raised.value.args[0].retriable()
+    assert raised.value.args[0].code() == KafkaError._TIMED_OUT
+    assert tables[0].balances() == {name: -1}
+    assert records(url, topic_of(producer)) == [name]
+    # Repeated, it is tried again; the next transaction need not wait for it.
+    branches = producer._transactions._branches
+    assert len(branches) == 1
+    with pytest.raises(KafkaException, match=r"decided: commit"):
+        producer.commit_transaction(0.5)
+    monkeypatch.undo()
+    other = tables[0].connect()
+    with producer.transaction():
+        producer.enlist(other)
+        move(other, "next", 0)
+    other.close()
+    with open_store(url) as store:
+        raise_failed(recover_branches(store, tables[1].url))
+    assert tables[1].balances() == {name: 1}
+    assert tables[0].balances() == {name: -1, "next": 0}
+
+
+def test_a_commit_that_ran_out_of_time_is_taken_up_by_the_same_call(producer, drivers, tables, name):
+    transfer(producer, drivers, name)
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        try:
+            producer.commit_transaction(0)
+        except KafkaException as error:
+            if error.args[0].retriable() and time.monotonic() < deadline:
+                continue
+            raise
+        break
+    assert_everywhere(tables, name)
+
+
+def test_what_cannot_take_part_is_refused_at_once_and_the_transaction_goes_on(
+    producer, drivers, tables, name, no_vote_server, tmp_path
+):
+    import sqlite3
+
+    no_vote, of_sqlite = no_vote_server.connect(), sqlite3.connect(tmp_path / "other.db")
+    autocommit = tables[0].connect(autocommit=True)
+    with producer.transaction():
+        with pytest.raises(KafkaException, match=r"max_prepared_transactions = 0.*outbox"):
+            producer.enlist(no_vote)
+        with pytest.raises(KafkaException, match="outbox"):
+            producer.enlist(of_sqlite)
+        with pytest.raises(KafkaException, match=r"autocommit|by itself"):
+            producer.enlist(autocommit)
+        with pytest.raises(TypeError):
+            producer.enlist("postgresql://")
+        for driver, amount in zip(drivers, (-1, 1), strict=True):
+            producer.enlist(driver)
+            move(driver, name, amount)
+    for connection in (no_vote, of_sqlite, autocommit):
+        connection.close()
+    assert_everywhere(tables, name)
+
+
+def test_a_transaction_with_branches_is_not_prepared_for_somebody_else(txnstore_sqlite_url, drivers, tables, name):
+    with open_store(txnstore_sqlite_url) as store:
+        from txnstore.db.settings import change_store_settings
+
+        setting = {"transaction.two.phase.commit.enable": "true"}
+        store.write(lambda connection: change_store_settings(connection, setting))
+    producer = Producer(
+        {
+            "bootstrap.servers": txnstore_sqlite_url,
+            "transactional.id": name,
+            "transaction.two.phase.commit.enable": True,
+        }
+    )
+    try:
+        producer.init_transactions(timeout=TIMEOUT)
+        transfer(producer, drivers, name)
+        with pytest.raises(KafkaException, match="enlisted"):
+            producer.prepare_transaction()
+        producer.commit_transaction(TIMEOUT)
+        assert_everywhere(tables, name)
+    finally:
+        producer.close()
+
+
+# --- together with a connection to the log's own database -------------------------------------------------------------
+
+
+def own_connection(store_url):
+    connection = create_engine(store_url).connect()
+    connection.execute(text("CREATE TABLE own (name text)"))
+    connection.commit()
+    return connection
+
+
+def test_rows_beside_the_log_and_rows_elsewhere_commit_together(txnstore_postgresql_url, drivers, tables, name):
+    producer = Producer({"bootstrap.servers": txnstore_postgresql_url, "transactional.id": name})
+    producer.init_transactions(TIMEOUT)
+    own = own_connection(txnstore_postgresql_url)
+    try:
+        for commit in (False, True):
+            producer.begin_transaction()
+            producer.enlist(own)
+            own.execute(text("SET LOCAL synchronous_commit = off"))
+            own.execute(text("INSERT INTO own VALUES (:name)"), {"name": name})
+            for driver, amount in zip(drivers, (-1, 1), strict=True):
+                producer.enlist(driver)
+                move(driver, name, amount)
+            producer.produce(topic_of(producer), name)
+            if commit:
+                producer.commit_transaction(TIMEOUT)
+            else:
+                producer.abort_transaction(TIMEOUT)
+                assert_nowhere(tables)
+        assert_everywhere(tables, name)
+        assert own.execute(text("SELECT name FROM own")).scalars().all() == [name]
+        own.rollback()
+        assert records(txnstore_postgresql_url, topic_of(producer)) == [name]
+        # One that votes against it keeps the rows beside the log out as well.
+        producer.begin_transaction()
+        producer.enlist(own)
+        own.execute(text("INSERT INTO own VALUES ('no')"))
+        producer.enlist(drivers[0])
+        drivers[0].execute("NOTIFY somebody")
+        producer.produce(topic_of(producer), "no")
+        with pytest.raises(KafkaException, match="NOTIFY"):
+            producer.commit_transaction(TIMEOUT)
+        producer.abort_transaction(TIMEOUT)
+        assert own.execute(text("SELECT name FROM own")).scalars().all() == [name]
+        own.rollback()
+    finally:
+        own.close()
+        own.engine.dispose()
+        producer.close()
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_a_sqlite_log_takes_one_or_the_other(txnstore_sqlite_url, drivers, tables, name, own_first):
+    producer = Producer({"bootstrap.servers": txnstore_sqlite_url, "transactional.id": name})
+    producer.init_transactions(TIMEOUT)
+    own = own_connection(txnstore_sqlite_url)
+    try:
+        with producer.transaction():
+            first, second = (own, drivers[0]) if own_first else (drivers[0], own)
+            producer.enlist(first)
+            with pytest.raises(KafkaException, match=r"only write lock.*outbox"):
+                producer.enlist(second)
+    finally:
+        own.close()
+        own.engine.dispose()
+        producer.close()

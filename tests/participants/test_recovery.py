@@ -1,0 +1,300 @@
+"""Recovery: whoever has the rights ends what was left behind, as the home has decided, and touches nothing else."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from sqlalchemy import delete, update
+
+from txnstore.db.postgresql_branches import list_prepared
+from txnstore.db.schema import transaction_branches, transactions
+from txnstore.db.store import open_store
+from txnstore.errors import InvalidRequest, InvalidUrl, PermissionDenied, StoreUnavailable, TxnStoreError
+from txnstore.participants import recovery
+from txnstore.participants.branch_rules import (
+    CURES,
+    ENDS,
+    ENTERED_FROM,
+    BranchState,
+    Cure,
+    End,
+    IllegalBranchMove,
+    Standing,
+    check_move,
+    end_of,
+)
+from txnstore.participants.recovery import raise_failed, recover_branches
+from txnstore.transactions.coordinator import TransactionCoordinator
+
+
+def test_what_is_decided_to_commit_is_committed(bank):
+    transfer = bank.prepared()
+    transfer.decide(commit=True)
+    transfer.die()
+    assert [(len(done.committed), len(done.rolled_back)) for done in bank.recover()] == [(1, 0), (1, 0)]
+    bank.assert_whole(transfer.name, committed=True)
+    assert bank.rows() == []
+
+
+def test_what_is_decided_to_abort_is_rolled_back(bank):
+    transfer = bank.prepared()
+    transfer.decide(commit=False)
+    transfer.die()
+    assert [(len(done.committed), len(done.rolled_back)) for done in bank.recover()] == [(0, 1), (0, 1)]
+    bank.assert_whole(transfer.name, committed=False)
+    assert bank.rows() == []
+
+
+def test_what_is_open_is_left_until_it_is_too_old_and_its_coordinator_comes_too_late_then(bank):
+    transfer = bank.prepared()
+    gids = [table.our_gids() for table in bank.tables]
+    assert [done.open for done in bank.recover()] == gids
+    bank.clock.advance(60_001)
+    assert [done.rolled_back for done in bank.recover()] == gids
+    with pytest.raises(TxnStoreError):
+        transfer.decide(commit=True)
+    transfer.branches.settle()
+    bank.assert_whole(transfer.name, committed=False)
+
+
+def test_what_the_home_does_not_know_was_never_decided_to_commit(bank):
+    transfer = bank.prepared()
+    bank.store.write(lambda connection: connection.execute(delete(transaction_branches)))
+    transfer.die()
+    assert [len(done.rolled_back) for done in bank.recover()] == [1, 1]
+    assert [table.gids() for table in bank.tables] == [table.foreign_gids for table in bank.tables]
+
+
+def test_what_is_not_decided_though_its_transaction_is_over_is_aborted_first(bank):
+    """Damage; a commit of the same branch later could not be taken back."""
+    transfer = bank.prepared()
+    transfer.decide(commit=False)
+    bank.store.write(lambda connection: connection.execute(update(transaction_branches).values(outcome=None)))
+    transfer.die()
+    assert [len(done.rolled_back) for done in bank.recover()] == [1, 1]
+    bank.assert_whole(transfer.name, committed=False)
+
+
+def test_what_is_not_decided_nor_prepared_though_its_transaction_is_over_is_forgotten(bank):
+    transfer = bank.prepared()
+    transfer.abort()
+    bank.store.write(lambda connection: connection.execute(update(transaction_branches).values(outcome=None)))
+    bank.recover()
+    assert {row.commit for row in bank.rows()} == {False}
+    bank.recover()
+    assert bank.rows() == []
+
+
+def test_a_transactional_id_that_is_forgotten_has_decided_nothing(bank):
+    transfer = bank.prepared()
+    forget = delete(transactions).where(transactions.c.transactional_id == transfer.name)
+    bank.store.write(lambda connection: connection.execute(forget))
+    transfer.die()
+    assert [len(done.rolled_back) for done in bank.recover()] == [1, 1]
+    assert bank.rows() == []
+
+
+def test_rows_of_what_has_ended_are_forgotten_but_not_those_of_other_databases(bank):
+    transfer = bank.written()
+    transfer.commit()
+    assert len(bank.rows()) == 2
+    (done,) = [recover_branches(bank.store, bank.tables[0].url)]
+    assert len(done.forgotten) == 1
+    assert [row.database_label.rpartition("/")[2] for row in bank.rows()] == ["savings"]
+
+
+def test_the_same_database_by_another_name_is_the_same(bank):
+    transfer = bank.prepared()
+    transfer.decide(commit=True)
+    transfer.die()
+    assert "127.0.0.1" in bank.tables[0].url
+    for table in bank.tables:
+        raise_failed(recover_branches(bank.store, table.url.replace("127.0.0.1", "localhost")))
+    bank.assert_whole(transfer.name, committed=True)
+    assert bank.rows() == []
+
+
+def test_another_database_by_the_same_name_is_another_one(bank, small_server):
+    """Its silence about a branch must not be taken for the branch's end."""
+    transfer = bank.prepared()
+    transfer.decide(commit=True)
+    transfer.die()
+    recovered = recover_branches(bank.store, small_server.url)
+    assert recovered.ended_count == 0
+    assert len(bank.rows()) == 2
+    bank.recover()
+    bank.assert_whole(transfer.name, committed=True)
+
+
+def test_a_decision_between_two_looks_is_not_taken_for_an_end(bank, monkeypatch):
+    """Decided and prepared after the server was asked: its row is all that says that it commits."""
+    transfer = bank.written()
+    real = list_prepared
+
+    def list_then_let_commit(driver, prefix):
+        found = real(driver, prefix)
+        if not transfer.branches.is_registered:
+            transfer.prepare()
+            transfer.decide(commit=True)
+            transfer.die()
+        return found
+
+    monkeypatch.setattr(recovery, "list_prepared", list_then_let_commit)
+    assert bank.recover()[0].forgotten == []
+    bank.recover()
+    bank.assert_whole(transfer.name, committed=True)
+
+
+def test_a_branch_that_is_made_known_between_two_looks_is_not_presumed_aborted(bank, monkeypatch):
+    """Prepared after the home was asked first: the home is asked again."""
+    transfer = bank.written()
+    real = list_prepared
+
+    def let_prepare_then_list(driver, prefix):
+        if not transfer.branches.is_registered:
+            transfer.prepare()
+        return real(driver, prefix)
+
+    monkeypatch.setattr(recovery, "list_prepared", let_prepare_then_list)
+    assert [len(done.open) for done in bank.recover()] == [1, 1]
+    transfer.decide(commit=True)
+    transfer.finish(commit=True)
+    bank.assert_whole(transfer.name, committed=True)
+
+
+def test_two_recoveries_at_once_are_harmless(bank):
+    transfers = [bank.prepared() for _ in range(6)]
+    for number, transfer in enumerate(transfers):
+        transfer.decide(commit=number % 2 == 0)
+        transfer.die()
+    start = threading.Barrier(4)
+    errors: list[Exception] = []
+
+    def recover(url):
+        try:
+            start.wait(10)
+            raise_failed(recover_branches(bank.store, url))
+        except Exception as error:  # noqa: BLE001 - shown below
+            errors.append(error)
+
+    threads = [threading.Thread(target=recover, args=[table.url]) for table in bank.tables for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert errors == []
+    for number, transfer in enumerate(transfers):
+        bank.assert_whole(transfer.name, committed=number % 2 == 0)
+    assert bank.rows() == []
+
+
+def test_a_role_without_the_right_is_told_whose_it_is_and_other_branches_are_ended(bank, other_server):
+    transfer = bank.prepared()
+    transfer.decide(commit=True)
+    transfer.die()
+    other_server.create_role("onlooker", "secret")
+    try:
+        with other_server.connect("checking") as admin:
+            admin.execute("GRANT ALL ON account TO onlooker")
+        table = type(bank.tables[0])(other_server.url("checking", "onlooker", "secret"))
+        with table.connect() as driver:
+            own = bank.transfer()
+            own.drivers.insert(0, driver)
+            own.branches.enlist(driver)
+            driver.execute("INSERT INTO account VALUES ('its own', 0)")
+            own.prepare()
+            own.decide(commit=True)
+        recovered = recover_branches(bank.store, table.url)
+        assert len(recovered.committed) == 1
+        with pytest.raises(PermissionDenied, match="only the role 'postgres', which prepared it") as raised:
+            raise_failed(recovered)
+        assert "secret" not in str(raised.value)
+        bank.recover()
+        bank.assert_whole(transfer.name, committed=True)
+        assert bank.tables[0].balances()["its own"] == 0
+    finally:
+        with other_server.connect("checking") as admin:
+            admin.execute("DROP OWNED BY onlooker")
+        other_server.drop_role("onlooker")
+
+
+def test_a_member_of_the_role_that_prepared_it_may_end_it(sqlite_bank, other_server):
+    other_server.create_role("owner_of_branches", "secret")
+    other_server.create_role("operator", "secret")
+    try:
+        with other_server.connect("checking") as admin:
+            admin.execute("GRANT owner_of_branches TO operator")
+            admin.execute("GRANT ALL ON account TO owner_of_branches")
+        table = type(sqlite_bank.tables[0])
+        with table(other_server.url("checking", "owner_of_branches", "secret")).connect() as driver:
+            transfer = sqlite_bank.transfer()
+            transfer.branches.enlist(driver)
+            driver.execute("INSERT INTO account VALUES ('a', 0)")
+            transfer.prepare()
+            transfer.decide(commit=True)
+        url = other_server.url("checking", "operator", "secret")
+        raise_failed(recover_branches(sqlite_bank.store, url))
+        assert sqlite_bank.tables[0].balances() == {"a": 0}
+    finally:
+        with other_server.connect("checking") as admin:
+            admin.execute("DROP OWNED BY owner_of_branches, operator")
+            admin.execute("DROP ROLE owner_of_branches, operator")
+
+
+def test_what_is_no_participant_is_refused(sqlite_bank, no_vote_server):
+    with pytest.raises(InvalidUrl, match="no PostgreSQL"):
+        recover_branches(sqlite_bank.store, "sqlite:///shop.db")
+    with pytest.raises(InvalidRequest, match="max_prepared_transactions"):
+        recover_branches(sqlite_bank.store, no_vote_server.url)
+    with pytest.raises(StoreUnavailable) as raised:
+        recover_branches(sqlite_bank.store, "postgresql://bank:secret@127.0.0.1:1/bank")
+    assert "secret" not in str(raised.value)
+
+
+def test_branches_of_another_store_are_left_to_it(bank, tmp_path):
+    transfer = bank.prepared()
+    with open_store(f"sqlite:///{tmp_path}/another.db") as another:
+        for table in bank.tables:
+            assert recover_branches(another, table.url).ended_count == 0
+    transfer.decide(commit=True)
+    transfer.finish(commit=True)
+    bank.assert_whole(transfer.name, committed=True)
+
+
+def test_a_new_producer_of_the_id_decides_and_anybody_ends(bank):
+    transfer = bank.prepared()
+    transfer.die()
+    TransactionCoordinator(bank.store).init_producer_id(transfer.name)
+    bank.recover()
+    bank.assert_whole(transfer.name, committed=False)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_state_of_a_branch_has_its_moves_and_its_end():
+    assert set(ENTERED_FROM) == set(ENDS) == set(BranchState)
+    for state, (abort, commit) in ENDS.items():
+        assert end_of(state, commit=False) is abort
+        if commit is None:
+            with pytest.raises(IllegalBranchMove):
+                end_of(state, commit=True)
+    committable = {state for state, (_, commit) in ENDS.items() if commit is End.COMMIT_PREPARED}
+    assert committable == {BranchState.PREPARED}
+
+
+def test_moves_that_the_table_does_not_have_are_refused():
+    for before in BranchState:
+        for after in BranchState:
+            if before in ENTERED_FROM[after]:
+                check_move(before, after)
+            else:
+                with pytest.raises(IllegalBranchMove):
+                    check_move(before, after)
+
+
+def test_only_what_is_decided_to_commit_is_committed_by_recovery():
+    assert set(CURES) == set(Standing)
+    assert [standing for standing, cures in CURES.items() if Cure.COMMIT in cures] == [Standing.COMMITTED]
+    assert all(unprepared not in (Cure.COMMIT, Cure.ROLL_BACK) for unprepared, _ in CURES.values())

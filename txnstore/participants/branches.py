@@ -1,0 +1,344 @@
+"""This file is the branches of a transaction in the process that coordinates it: registered, prepared, ended.
+
+    branches = Branches(home, "transfer-1")
+    branches.enlist(driver)                    # as often as there are databases; their owners write meanwhile
+    branches.prepare(producer)                 # all vote
+    coordinator.end_transaction("transfer-1", producer, commit=True)
+    branches.finish(commit=True)
+
+Whatever happens to this process, recovery finds the branches by their gids, and the decision at the home.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from sqlalchemy import Connection
+
+from txnstore.db.postgresql_branches import (
+    DIVISION_BY_ZERO,
+    OUTBOX_INSTEAD,
+    UNDEFINED_OBJECT,
+    BranchAddress,
+    Driver,
+    ParticipatingDatabase,
+    begin_branch,
+    check_usable,
+    end_prepared,
+    end_statement,
+    is_idle,
+    look_at_database,
+    prepare_statement,
+    roll_back,
+)
+from txnstore.db.postgresql_exchange import Answer, AnswerKind, exchange
+from txnstore.db.store import Store
+from txnstore.errors import BranchUnfinished, TransactionAbortable, TxnStoreError
+from txnstore.model import ProducerIdentity
+from txnstore.participants.branch_rules import BranchState, End, check_move, end_of
+from txnstore.participants.gids import new_gid
+from txnstore.transactions.branch_rows import (
+    RegisteredBranch,
+    branches_by_gid,
+    forget_branches,
+    insert_branches,
+)
+from txnstore.transactions.work import TransactionWork
+
+#: How long the databases may take to prepare: constraints that were deferred are checked now.
+VOTE_TIMEOUT_MS: Final = 30_000
+#: How long it is tried to end the branches before that is left to recovery.
+FINISH_TIMEOUT_MS: Final = 10_000
+#: Between two tries: the first pause, and the longest.
+_PAUSE_FIRST_SECONDS: Final = 0.02
+_PAUSE_LAST_SECONDS: Final = 0.5
+
+_S = BranchState
+
+#: By SQLSTATE: what to do about a database that votes against its branch.
+ADVICE: Final[dict[str, str]] = {
+    "0A000": (
+        "a transaction with LISTEN or NOTIFY, temporary tables, WITH HOLD cursors or exported snapshots cannot be"
+        f" prepared: leave these out of it, or {OUTBOX_INSTEAD}"
+    ),
+    "53200": "all of its max_prepared_transactions are in use: end those that were left behind (txnstore maintain)",
+    "55000": f"its max_prepared_transactions is 0: {OUTBOX_INSTEAD}",
+}
+OWN_END: Final = (
+    "its database transaction was committed or rolled back by its owner; within the producer's transaction that is the"
+    " producer's to do"
+)
+
+
+class Branch:
+    """The share of one database in a transaction: what is done on one connection of its owner."""
+
+    def __init__(self, gid: str, driver: Driver, database: ParticipatingDatabase, transaction_id: str) -> None:
+        """Be enlisted."""
+        self.gid = gid
+        self.driver = driver
+        self.database = database
+        self.transaction_id = transaction_id
+        self.address = BranchAddress(driver)
+        self.state = _S.ENLISTED
+        self.trouble = ""
+        #: Whether the connection is still in our hands; its owner may have given it to somebody else.
+        self.is_held = True
+
+    def move(self, after: BranchState, trouble: str = "") -> None:
+        """Enter a state."""
+        check_move(self.state, after)
+        self.state = after
+        self.trouble = trouble
+
+
+class Branches:
+    """The branches of the open transaction of one transactional id; for one thread at a time."""
+
+    def __init__(self, store: Store, transactional_id: str) -> None:
+        """Coordinate in `store`, the home of the transactional id."""
+        self._store = store
+        self._transactional_id = transactional_id
+        self._branches: list[Branch] = []
+        #: Ended, and still in the home's table: they go with the next registration.
+        self._ended_gids: list[str] = []
+
+    def __len__(self) -> int:
+        """Return how many databases take part in the open transaction."""
+        return len(self._branches)
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the transaction may be open at its home because of them."""
+        return any(branch.state is not _S.ENLISTED for branch in self._branches)
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether branches have not ended, or have and the home does not know it yet."""
+        return bool(self._branches or self._ended_gids)
+
+    def enlist(self, driver: object) -> None:
+        """Let what is done on the connection, from its last commit on, be a branch of the transaction.
+
+        A connection that is enlisted already stays so.
+
+        Raises:
+            InvalidRequest: the connection or its database cannot take part; says what to do instead.
+            StoreUnavailable: the connection broke.
+        """
+        usable = check_usable(driver)
+        if any(branch.driver is usable for branch in self._branches):
+            return
+        database = look_at_database(usable)
+        transaction_id = begin_branch(usable)
+        self._branches.append(Branch(new_gid(self._store.store_uuid), usable, database, transaction_id))
+
+    def lose(self, driver: object) -> None:
+        """Take note that the owner has closed the connection, or given it to somebody else: its branch is lost."""
+        for branch in self._branches:
+            if branch.driver is driver:
+                branch.is_held = False
+
+    def release(self) -> None:
+        """Let the owners have their connections back; what has not ended yet is ended on others."""
+        for branch in self._branches:
+            branch.is_held = False
+
+    def prepare(self, producer: ProducerIdentity, *, timeout_ms: int = VOTE_TIMEOUT_MS) -> None:
+        """Let all databases vote; when it returns each of its branches survives any crash, and keeps its locks.
+
+        All are made known at the home before, in one database transaction, which begins the producer's transaction if
+        nothing else did.  Safe to repeat after an error of the home.
+
+        Raises:
+            TransactionAbortable: a database voted against it or did not answer; abort the transaction.
+            TxnStoreError: the home does not let the producer go on, see `protocol.add_to_transaction`; no database
+                was asked.
+        """
+        lost = [branch for branch in self._branches if not branch.is_held]
+        if lost:
+            raise TransactionAbortable("; ".join(f"{branch.database.label}: {OWN_END}" for branch in lost))
+        enlisted = [branch for branch in self._branches if branch.state is _S.ENLISTED]
+        if enlisted:
+            self._register(producer, enlisted, timeout_ms)
+        registered = [branch for branch in self._branches if branch.state is _S.REGISTERED]
+        statements = [prepare_statement(branch.driver, branch.gid, branch.transaction_id) for branch in registered]
+        answers = exchange(statements, timeout_ms / 1000)
+        for branch, answer in zip(registered, answers, strict=True):
+            _take_vote(branch, answer)
+        against = [branch for branch in self._branches if branch.state is not _S.PREPARED]
+        if against:
+            raise TransactionAbortable("; ".join(f"{branch.database.label}: {branch.trouble}" for branch in against))
+
+    def finish(self, *, commit: bool, timeout_ms: int = FINISH_TIMEOUT_MS) -> None:
+        """End every branch as the home has decided; the home must have answered before.
+
+        Safe to repeat.  Branches that were never prepared are rolled back on their connections.
+
+        Raises:
+            BranchUnfinished: some could not be ended in time; the others are.
+        """
+        self._finish(dict.fromkeys((branch.gid for branch in self._branches), commit), timeout_ms)
+
+    def settle(self, *, timeout_ms: int = FINISH_TIMEOUT_MS) -> None:
+        """End every branch as the home says that it was decided; what is not decided yet is left as it is.
+
+        Raises:
+            BranchUnfinished: some could not be ended in time; the others are.
+            TxnStoreError: the home cannot be asked.
+        """
+        gids = [branch.gid for branch in self._branches if branch.state is not _S.ENLISTED]
+        known = self._store.read(lambda connection: branches_by_gid(connection, gids), retry_timeout_ms=timeout_ms)
+        # Nobody knows of one that is enlisted only; and one that was registered is not forgotten before it has ended.
+        decided: dict[str, bool] = {}
+        for branch in self._branches:
+            found = known.get(branch.gid)
+            if found is None or found.commit is not None:
+                decided[branch.gid] = found is not None and bool(found.commit)
+        self._finish(decided, timeout_ms)
+
+    def abandon(self) -> None:
+        """Leave what is prepared to recovery, and roll back the rest: the producer is closed."""
+        for branch in self._branches:
+            if branch.is_held and branch.state in (_S.ENLISTED, _S.REGISTERED, _S.REFUSED):
+                roll_back(branch.driver, _PAUSE_LAST_SECONDS)
+        self._branches.clear()
+        self.forget_ended()
+
+    def forget_ended(self) -> None:
+        """Remove what has ended from the home's table now; if that fails, recovery does it."""
+        gids, self._ended_gids = self._ended_gids, []
+        if gids:
+            try:
+                self._store.write(lambda connection: forget_branches(connection, gids), retry_timeout_ms=0)
+            except TxnStoreError:
+                self._ended_gids = gids
+
+    def _register(self, producer: ProducerIdentity, enlisted: Sequence[Branch], timeout_ms: int) -> None:
+        ended, self._ended_gids = self._ended_gids, []
+        registered = [
+            RegisteredBranch(
+                branch.gid, self._transactional_id, producer, branch.database.label, branch.database.identity
+            )
+            for branch in enlisted
+        ]
+        work = partial(register_branches, self._transactional_id, producer, registered, ended)
+        try:
+            self._store.write(work, retry_timeout_ms=timeout_ms)
+        except TxnStoreError as error:
+            self._ended_gids = ended
+            if error.outcome_unknown:
+                # It may be registered, which is no harm: nothing is prepared.  The same gids are sent again.
+                self._ended_gids = []
+            raise
+        for branch in enlisted:
+            branch.move(_S.REGISTERED)
+
+    def _finish(self, decided: dict[str, bool], timeout_ms: int) -> None:
+        deadline = time.monotonic() + timeout_ms / 1000
+        pause_seconds = _PAUSE_FIRST_SECONDS
+        while True:
+            self._try_to_end(decided, max(0.1, deadline - time.monotonic()))
+            left = [branch for branch in self._branches if branch.gid in decided]
+            if not left:
+                return
+            if time.monotonic() + pause_seconds >= deadline:
+                commit = decided[left[0].gid]
+                where = "; ".join(f"{branch.database.label} ({branch.trouble})" for branch in left)
+                raise BranchUnfinished(
+                    f"the transaction of {self._transactional_id[:80]!r} is decided: {'commit' if commit else 'abort'};"
+                    f" its branch has not ended yet in {where}: repeat the call, or leave it to recovery (txnstore"
+                    " maintain --participant)"
+                )
+            time.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _PAUSE_LAST_SECONDS)
+
+    def _try_to_end(self, decided: dict[str, bool], timeout_seconds: float) -> None:
+        on_own: list[Branch] = []
+        elsewhere: list[Branch] = []
+        for branch in self._branches:
+            if branch.gid not in decided:
+                continue
+            end = end_of(branch.state, commit=decided[branch.gid])
+            if end is End.ROLLBACK:
+                if branch.is_held:
+                    roll_back(branch.driver, timeout_seconds)
+                self._ended(branch)
+            elif end is not End.NOTHING:
+                is_at_hand = branch.is_held and branch.state is _S.PREPARED and is_idle(branch.driver)
+                (on_own if is_at_hand else elsewhere).append(branch)
+        statements = [end_statement(branch.driver, branch.gid, commit=decided[branch.gid]) for branch in on_own]
+        for branch, answer in zip(on_own, exchange(statements, timeout_seconds), strict=True):
+            if not self._take_end(branch, answer):
+                elsewhere.append(branch)
+        for branch in elsewhere:
+            self._end_elsewhere(branch, decided[branch.gid], timeout_seconds)
+        self._branches = [branch for branch in self._branches if branch.state is not _S.ENDED]
+
+    def _end_elsewhere(self, branch: Branch, commit: bool, timeout_seconds: float) -> None:
+        """End a branch whose own connection is broken, or not let to."""
+        try:
+            driver = branch.address.connect(timeout_seconds)
+        except TxnStoreError as error:
+            branch.trouble = str(error)
+            return
+        try:
+            self._take_end(branch, end_prepared(driver, branch.gid, commit=commit, timeout_seconds=timeout_seconds))
+        except TxnStoreError as error:
+            branch.trouble = str(error)
+        finally:
+            driver.close()
+
+    def _take_end(self, branch: Branch, answer: Answer) -> bool:
+        # It is decided, and it was prepared or is rolled back: if it is not there any more, somebody else has ended it.
+        if answer.kind is AnswerKind.DONE or answer.sqlstate == UNDEFINED_OBJECT:
+            self._ended(branch)
+            return True
+        branch.trouble = _told(answer)
+        return False
+
+    def _ended(self, branch: Branch) -> None:
+        # One in doubt may still come to be prepared: its row stays for whoever looks next.
+        if branch.state not in (_S.ENLISTED, _S.IN_DOUBT):
+            self._ended_gids.append(branch.gid)
+        branch.move(_S.ENDED)
+
+
+def register_branches(
+    transactional_id: str,
+    producer: ProducerIdentity,
+    branches: Iterable[RegisteredBranch],
+    ended_gids: Sequence[str],
+    connection: Connection,
+) -> None:
+    """Make branches known in the producer's transaction, which is open afterwards, and forget those that have ended.
+
+    Raises:
+        TxnStoreError: see `protocol.add_to_transaction`.
+    """
+    # The lock of its row: a decision from elsewhere comes before, and is found, or after, and knows of them.
+    transaction = TransactionWork.lock(connection, transactional_id)
+    transaction.begin(producer)
+    transaction.save("AddBranches")
+    insert_branches(connection, branches)
+    forget_branches(connection, ended_gids)
+
+
+def _take_vote(branch: Branch, answer: Answer) -> None:
+    if answer.kind is AnswerKind.DONE:
+        branch.move(_S.PREPARED)
+    elif answer.kind is AnswerKind.UNKNOWN:
+        branch.move(_S.IN_DOUBT, f"its vote is not known ({_told(answer)})")
+    elif answer.sqlstate == DIVISION_BY_ZERO:
+        branch.move(_S.REFUSED, OWN_END)
+    else:
+        advice = ADVICE.get(answer.sqlstate or "")
+        told = _told(answer)
+        branch.move(_S.REFUSED, f"it voted against the transaction ({told}){f'; {advice}' if advice else ''}")
+
+
+def _told(answer: Answer) -> str:
+    return f"{answer.sqlstate}: {answer.detail}" if answer.sqlstate else answer.detail

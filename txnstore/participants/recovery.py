@@ -1,0 +1,204 @@
+"""This file is what anybody with the rights does about branches that were left behind: end them as was decided.
+
+    recovered = recover_branches(store, "postgresql://bank@db2/bank")
+
+What a database has prepared under this store's gids is looked up at the home: decided to commit is committed, all
+else is rolled back (presumed abort), but for transactions that are open and not yet too old.  Gids of others are
+never touched.  May be run at any time, by several at once, and again after a crash in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from sqlalchemy import Connection
+
+from txnstore.db.postgresql_branches import (
+    INSUFFICIENT_PRIVILEGE,
+    UNDEFINED_OBJECT,
+    connect_participant,
+    end_prepared,
+    list_prepared,
+    look_at_database,
+)
+from txnstore.db.postgresql_connection import StoreConnection
+from txnstore.db.postgresql_exchange import Answer, AnswerKind
+from txnstore.db.store import Store
+from txnstore.db.url import DatabaseUrl, parse_url
+from txnstore.errors import BranchUnfinished, PermissionDenied, TxnStoreError
+from txnstore.participants.branch_rules import CURES, Cure, Standing
+from txnstore.participants.gids import gid_prefix
+from txnstore.transactions import rows
+from txnstore.transactions.branch_rows import (
+    RegisteredBranch,
+    branches_by_gid,
+    branches_in_database,
+    decide_branches,
+    forget_branches,
+)
+from txnstore.transactions.recovery import abort_if_timed_out
+from txnstore.transactions.states import TransactionState
+
+#: How many rows of the home one look finds; what is left is found by the next one.
+FOUND_MAX: Final = 500
+#: How long the database may take to end one branch.
+END_TIMEOUT_SECONDS: Final = 10.0
+
+
+@dataclass(slots=True)
+class RecoveredBranches:
+    """What one look at a participating database has done; gids."""
+
+    database_label: str
+    committed: list[str] = field(default_factory=list)
+    rolled_back: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    """Prepared, and their transactions are open: they are decided by their producers, or aborted once too old."""
+
+    forgotten: list[str] = field(default_factory=list)
+    """Ended before; the home did not know it yet."""
+
+    failed: list[TxnStoreError] = field(default_factory=list)
+
+    @property
+    def ended_count(self) -> int:
+        """How many branches were ended or found to have ended."""
+        return len(self.committed) + len(self.rolled_back) + len(self.forgotten)
+
+
+def recover_branches(store: Store, participant: str | DatabaseUrl) -> RecoveredBranches:
+    """End what is prepared in the database at the URL `participant` and belongs to transactions of `store`.
+
+    One branch that cannot be ended keeps no other one from it: `raise_failed` tells of it.
+
+    Raises:
+        InvalidUrl: it is no URL of a PostgreSQL database.
+        InvalidRequest: the database is a standby, or has max_prepared_transactions = 0.
+        TxnStoreError: the database, or the store, cannot be reached.
+    """
+    url = parse_url(participant) if isinstance(participant, str) else participant
+    driver = connect_participant(url)
+    try:
+        return _Recovery(store, driver).run()
+    finally:
+        driver.close()
+
+
+def raise_failed(recovered: RecoveredBranches) -> None:
+    """Return if nothing failed.
+
+    Raises:
+        TxnStoreError: the first failure.
+    """
+    if recovered.failed:
+        raise recovered.failed[0]
+
+
+class _Recovery:
+    """One look at one database."""
+
+    def __init__(self, store: Store, driver: StoreConnection) -> None:
+        self._store = store
+        self._driver = driver
+        self._database = look_at_database(driver)
+        self._done = RecoveredBranches(self._database.label)
+
+    def run(self) -> RecoveredBranches:
+        """Look three times, in this order: the home, the database, the home again.
+
+        A branch may be forgotten if it was decided *before* it was seen not to be prepared: one that is decided
+        later was prepared in between.  And it may be presumed aborted if the home does not know it *after* it was
+        seen prepared: it is made known before.
+        """
+        before = self._store.read(
+            lambda connection: branches_in_database(connection, self._database.identity, FOUND_MAX)
+        )
+        prepared = [branch.gid for branch in list_prepared(self._driver, gid_prefix(self._store.store_uuid))]
+        known = self._store.read(lambda connection: branches_by_gid(connection, prepared))
+        for gid in prepared:
+            self._attempt(partial(self._cure_prepared, gid, known.get(gid)))
+        is_prepared = set(prepared)
+        for branch in before:
+            if branch.gid not in is_prepared:
+                self._attempt(partial(self._cure_unprepared, branch))
+        if self._done.forgotten:
+            self._store.write(lambda connection: forget_branches(connection, self._done.forgotten))
+        return self._done
+
+    def _attempt(self, cure: Callable[[], None]) -> None:
+        try:
+            cure()
+        except TxnStoreError as error:
+            self._done.failed.append(error)
+
+    def _cure_prepared(self, gid: str, branch: RegisteredBranch | None) -> None:
+        standing = Standing.UNKNOWN if branch is None else self._standing(branch)
+        if branch is not None and CURES[standing][True] is Cure.ABORT_FIRST:
+            standing = self._store.write(partial(_abort_if_over, branch))
+        cure = CURES[standing][True]
+        if cure is Cure.LEAVE:
+            self._done.open.append(gid)
+        else:
+            self._end(gid, commit=cure is Cure.COMMIT)
+
+    def _cure_unprepared(self, branch: RegisteredBranch) -> None:
+        # As it stood before the database was asked: what was decided since then was prepared meanwhile.
+        standing = _standing_by_outcome(branch) or self._store.read(partial(_standing_of, branch))
+        cure = CURES[standing][False]
+        if cure is Cure.ABORT_FIRST:
+            # The next look forgets it.
+            self._store.write(partial(_abort_if_over, branch))
+        elif cure is Cure.FORGET and branch.commit is not None:
+            self._done.forgotten.append(branch.gid)
+
+    def _standing(self, branch: RegisteredBranch) -> Standing:
+        standing = _standing_by_outcome(branch)
+        if standing is None:
+            abort_if_timed_out(self._store, branch.transactional_id)
+            standing = self._store.read(partial(_standing_of, branch))
+        return standing
+
+    def _end(self, gid: str, *, commit: bool) -> None:
+        answer = end_prepared(self._driver, gid, commit=commit, timeout_seconds=END_TIMEOUT_SECONDS)
+        # Not there any more: somebody else has ended it, the same way.
+        if answer.kind is not AnswerKind.DONE and answer.sqlstate != UNDEFINED_OBJECT:
+            raise _error_of(answer, gid, self._database.label)
+        (self._done.committed if commit else self._done.rolled_back).append(gid)
+        self._store.write(lambda connection: forget_branches(connection, [gid]))
+
+
+def _standing_by_outcome(branch: RegisteredBranch) -> Standing | None:
+    if branch.commit is None:
+        return None
+    return Standing.COMMITTED if branch.commit else Standing.ABORTED
+
+
+def _standing_of(branch: RegisteredBranch, connection: Connection) -> Standing:
+    """Return how a branch stands by now."""
+    found = branches_by_gid(connection, [branch.gid]).get(branch.gid)
+    if found is None:
+        return Standing.UNKNOWN
+    row = rows.read_row(connection, branch.transactional_id).row
+    is_open = row is not None and row.state is TransactionState.ONGOING and row.begin_identity == branch.producer
+    return _standing_by_outcome(found) or (Standing.OPEN if is_open else Standing.STRANDED)
+
+
+def _abort_if_over(branch: RegisteredBranch, connection: Connection) -> Standing:
+    """Decide a stranded branch, so that nobody can commit it later; return how it stands then."""
+    # The lock of its transaction's row: nobody decides it meanwhile.
+    rows.lock_row(connection, branch.transactional_id)
+    standing = _standing_of(branch, connection)
+    if standing is not Standing.STRANDED:
+        return standing
+    decide_branches(connection, branch.transactional_id, branch.producer, commit=False)
+    return Standing.ABORTED
+
+
+def _error_of(answer: Answer, gid: str, label: str) -> TxnStoreError:
+    if answer.sqlstate == INSUFFICIENT_PRIVILEGE:
+        return PermissionDenied(f"the branch {gid} in {label} is left as it is: {answer.detail}")
+    told = f"{answer.sqlstate}: {answer.detail}" if answer.sqlstate else answer.detail
+    return BranchUnfinished(f"the branch {gid} in {label} is left as it is for now ({told}); try again")

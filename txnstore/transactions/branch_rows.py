@@ -1,0 +1,134 @@
+"""This file is the rows of a transaction's branches: its shares in other databases, which vote before it is decided.
+
+A row is there, durably, before its branch may be prepared; the decision of the transaction sets its outcome in the
+same database transaction; and it goes once the branch has ended in its own database.  So whoever finds a prepared
+branch finds out here how it ends; one without a row was never decided to commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, Row, bindparam, delete, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.db.schema import transaction_branches
+from txnstore.db.server_time import server_now_ms
+from txnstore.model import ProducerIdentity
+
+_ABORT: Final = 0
+_COMMIT: Final = 1
+
+# DO NOTHING: a registration whose answer was lost is repeated.
+_INSERT: Final = (
+    upsert(transaction_branches)
+    .values(registered_ms=server_now_ms())
+    .on_conflict_do_nothing(index_elements=[transaction_branches.c.gid])
+)
+# An outcome is set once and never changes.
+_DECIDE: Final = (
+    update(transaction_branches)
+    .where(transaction_branches.c.transactional_id == bindparam("of_transactional_id"))
+    .where(transaction_branches.c.producer_id == bindparam("of_producer_id"))
+    .where(transaction_branches.c.producer_epoch == bindparam("of_epoch"))
+    .where(transaction_branches.c.outcome.is_(None))
+    .values(outcome=bindparam("decided"))
+)
+_BY_GID: Final = select(transaction_branches).where(transaction_branches.c.gid.in_(bindparam("gids", expanding=True)))
+_BY_DATABASE: Final = (
+    select(transaction_branches)
+    .where(transaction_branches.c.database_identity == bindparam("of_identity"))
+    .order_by(transaction_branches.c.registered_ms)
+    .limit(bindparam("count_max"))
+)
+_ALL: Final = select(transaction_branches).order_by(transaction_branches.c.registered_ms, transaction_branches.c.gid)
+_DELETE: Final = delete(transaction_branches).where(transaction_branches.c.gid.in_(bindparam("gids", expanding=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredBranch:
+    """A branch as the coordinator knows it."""
+
+    gid: str
+    transactional_id: str
+    producer: ProducerIdentity
+    """The producer that began the transaction, with the epoch of its records."""
+
+    database_label: str
+    """The database that votes, for people."""
+
+    database_identity: str
+    """The same, as its server knows it."""
+
+    commit: bool | None = None
+    """What was decided; None: nothing yet."""
+
+    registered_ms: int = -1
+
+
+def insert_branches(connection: Connection, branches: Iterable[RegisteredBranch]) -> None:
+    """Register branches of an open transaction, whose row is locked; those that are known stay as they are."""
+    entries = [
+        {
+            "gid": branch.gid,
+            "transactional_id": branch.transactional_id,
+            "producer_id": branch.producer.producer_id,
+            "producer_epoch": branch.producer.epoch,
+            "database_label": branch.database_label,
+            "database_identity": branch.database_identity,
+        }
+        for branch in branches
+    ]
+    if entries:
+        connection.execute(_INSERT, entries)
+
+
+def decide_branches(connection: Connection, transactional_id: str, producer: ProducerIdentity, *, commit: bool) -> None:
+    """Set the outcome of all branches of the transaction that `producer` began and that is decided now."""
+    connection.execute(
+        _DECIDE,
+        {
+            "of_transactional_id": transactional_id,
+            "of_producer_id": producer.producer_id,
+            "of_epoch": producer.epoch,
+            "decided": _COMMIT if commit else _ABORT,
+        },
+    )
+
+
+def branches_by_gid(connection: Connection, gids: Collection[str]) -> dict[str, RegisteredBranch]:
+    """Return those of the branches that are known."""
+    if not gids:
+        return {}
+    return {row.gid: _branch(row) for row in connection.execute(_BY_GID, {"gids": sorted(gids)})}
+
+
+def branches_in_database(connection: Connection, database_identity: str, count_max: int) -> list[RegisteredBranch]:
+    """Return the branches of a database, the oldest first."""
+    found = connection.execute(_BY_DATABASE, {"of_identity": database_identity, "count_max": count_max})
+    return [_branch(row) for row in found]
+
+
+def all_branches(connection: Connection) -> list[RegisteredBranch]:
+    """Return every branch that has not ended, or of which nobody has yet said so; the oldest first."""
+    return [_branch(row) for row in connection.execute(_ALL)]
+
+
+def forget_branches(connection: Connection, gids: Collection[str]) -> None:
+    """Remove branches that have ended in their database, or that were decided to abort and never came to be there."""
+    if gids:
+        connection.execute(_DELETE, {"gids": sorted(gids)})
+
+
+def _branch(row: Row[tuple[object, ...]]) -> RegisteredBranch:
+    return RegisteredBranch(
+        row.gid,
+        row.transactional_id,
+        ProducerIdentity(row.producer_id, row.producer_epoch),
+        row.database_label,
+        row.database_identity,
+        None if row.outcome is None else row.outcome == _COMMIT,
+        row.registered_ms,
+    )
