@@ -1,0 +1,181 @@
+"""`txnstore relay` without a broker: the outbox, wrong calls, the missing package, and an address where nobody is."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import insert
+
+from tests.relay.store_side import make_topic, read
+from txnstore import cli
+from txnstore.db.schema import outbox
+from txnstore.log.topics import get_topic
+from txnstore.relay.errors import KafkaUnavailable, RelayFailed
+from txnstore.relay.homes import check_homes
+from txnstore.relay.kafka_cluster import KafkaCluster
+from txnstore.relay.names import relay_id_from, relay_id_to, transactional_id_of
+from txnstore.relay.settings import consumer_settings, producer_settings
+from txnstore.relay.trouble import PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS, Trouble
+from txnstore.testing.ports import free_port
+
+SECRET = "Hunter2SecretWord"
+
+
+@pytest.fixture
+def relay(capsys):
+    """Run `txnstore relay`: return its exit code, and what it printed."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["relay", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def confluent_kafka():
+    return pytest.importorskip("confluent_kafka", reason="needs confluent-kafka: pip install 'txnstore[kafka]'")
+
+
+def test_alone_it_moves_the_rows_of_the_outbox(relay, url, store):
+    make_topic(store, "shop")
+    row = {"topic": "shop", "partition_number": 0, "value": b"v", "key": b"k"}
+    store.write(lambda connection: connection.execute(insert(outbox), [row, row]))
+    assert relay(url, "--once") == (0, "2 rows of the outbox were moved\n", "")
+    assert relay(url, "--once") == (0, "0 rows of the outbox were moved\n", "")
+    assert [(record.key, record.value) for record in read(store, "shop")[0]] == [(b"k", b"v")] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "a:1", "--from", "b:1"], "one direction at a time"),
+        (["--topic", "shop"], "go with --to or --from"),
+        (["--name", "x"], "go with --to or --from"),
+        (["--to", "a:1", "-X", "nonsense"], "not KEY=VALUE"),
+        (["--to", "a:1", "--config-file", "/no/such/file"], "cannot be read"),
+        (["--to", "a:1", "--start", "middle"], "middle"),
+        (["--to", "a:1", "--on-gap", "ignore"], "ignore"),
+    ],
+)
+def test_a_wrong_call_ends_with_2(relay, txnstore_sqlite_url, arguments, said):
+    code, out, err = relay(txnstore_sqlite_url, *arguments)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.replace("│", " ").split())
+
+
+def test_a_line_of_the_file_that_is_no_setting_is_not_shown(relay, txnstore_sqlite_url, tmp_path):
+    file = tmp_path / "kafka.properties"
+    file.write_text(f"# a comment\nsecurity.protocol=ssl\n\n{SECRET}\n")
+    code, _, err = relay(txnstore_sqlite_url, "--to", "a:1", "--config-file", file)
+    assert code == 2
+    assert "setting 2 is not KEY=VALUE" in " ".join(err.replace("│", " ").split())
+    assert SECRET not in err
+
+
+@pytest.mark.parametrize("direction", ["--to", "--from"])
+def test_without_the_package_it_names_the_extra(relay, txnstore_sqlite_url, monkeypatch, direction):
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    code, out, err = relay(txnstore_sqlite_url, direction, "localhost:1")
+    assert (code, out) == (1, "")
+    assert err.endswith("needs the package confluent-kafka: pip install 'txnstore[kafka]'\n")
+
+
+@pytest.mark.parametrize("direction", ["--to", "--from"])
+@pytest.mark.parametrize("setting", ["transactional.id=x", "isolation.level=read_uncommitted", "group.id=g"])
+def test_what_exactly_once_depends_on_cannot_be_set(relay, txnstore_sqlite_url, confluent_kafka, direction, setting):
+    code, _, err = relay(txnstore_sqlite_url, direction, "localhost:1", "-X", setting)
+    assert code == 1
+    assert err.endswith(f"the relay sets {setting.partition('=')[0]} itself\n")
+
+
+@pytest.mark.parametrize("direction", ["--to", "--from"])
+def test_an_address_where_nobody_is_is_said_and_may_pass(
+    relay, txnstore_sqlite_url, confluent_kafka, monkeypatch, direction
+):
+    monkeypatch.setattr("txnstore.relay.kafka_cluster.ANSWER_SECONDS", 0.3)
+    address = f"127.0.0.1:{free_port()}"
+    code, out, err = relay(txnstore_sqlite_url, direction, address)
+    assert (code, out) == (75, "")
+    assert f"the Kafka cluster at {address}" in err
+
+
+def test_a_setting_that_librdkafka_does_not_know_is_said(relay, txnstore_sqlite_url, confluent_kafka):
+    code, _, err = relay(txnstore_sqlite_url, "--to", "localhost:1", "-X", "no.such.setting=1")
+    assert code == 1
+    assert "no.such.setting" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("_FENCED", "RelayFenced"),
+        ("PRODUCER_FENCED", "RelayFenced"),
+        ("MSG_SIZE_TOO_LARGE", "RelayFailed"),
+        ("TOPIC_AUTHORIZATION_FAILED", "RelayFailed"),
+        ("_TIMED_OUT", "KafkaUnavailable"),
+        ("_ALL_BROKERS_DOWN", "KafkaUnavailable"),
+        ("COORDINATOR_NOT_AVAILABLE", "KafkaUnavailable"),
+        ("CONCURRENT_TRANSACTIONS", "KafkaUnavailable"),
+    ],
+)
+def test_an_error_of_kafka_is_of_one_of_three_kinds(stand_in, name, kind):
+    cluster = stand_in.cluster()
+    kafka_error = cluster.library.KafkaError
+    error = cluster.error(kafka_error(getattr(kafka_error, name)), "shop-0")
+    assert type(error).__name__ == kind
+    assert str(error).startswith("shop-0: ")
+
+
+def test_a_topic_that_lives_elsewhere_is_refused(store):
+    make_topic(store, "shop", 2)
+    topic = store.read(lambda connection: get_topic(connection, "shop"))
+    check_homes(topic, store.database_id)
+    with pytest.raises(RelayFailed, match="shop-1 lives in another database"):
+        check_homes(replace(topic, homes=(1, 2)), 1)
+
+
+def test_names_never_meet():
+    # "/" is in no relay's name and in no topic's.
+    assert transactional_id_of("a", "b-c", 1) != transactional_id_of("a-b", "c", 1)
+    assert transactional_id_of("a", "b-1", 2) != transactional_id_of("a", "b", 12)
+    assert relay_id_to("c", "n") != relay_id_from("c", "n")
+
+
+def test_what_the_relay_sets_wins():
+    settings = producer_settings("b:1", {"linger.ms": "7"}, "id")
+    assert (settings["linger.ms"], settings["transactional.id"]) == ("7", "id")
+    assert consumer_settings("b:1", {}, "g")["isolation.level"] == "read_committed"
+    with pytest.raises(RelayFailed, match=r"enable\.auto\.commit, group\.id itself"):
+        KafkaCluster("b:1", {"group.id": "g", "enable.auto.commit": "true"}, library=object())
+
+
+def test_pauses_grow_up_to_a_bound_and_patience_has_an_end():
+    now = [0.0]
+    trouble = Trouble("shop-0", 60.0, monotonic_seconds=lambda: now[0])
+    pauses = []
+    while now[0] <= 60:
+        trouble.met(KafkaUnavailable("away"))
+        pauses.append(trouble.left_seconds())
+        assert not trouble.is_over()
+        now[0] += pauses[-1]
+        assert trouble.is_over()
+    assert PAUSE_FIRST_SECONDS / 2 <= pauses[0] <= PAUSE_FIRST_SECONDS
+    assert PAUSE_LAST_SECONDS / 2 <= pauses[-1] <= PAUSE_LAST_SECONDS
+    with pytest.raises(RelayFailed, match="shop-0: away") as ended:
+        trouble.met(KafkaUnavailable("away"))
+    assert ended.value.may_pass
+
+
+def test_what_passes_is_forgotten():
+    now = [0.0]
+    trouble = Trouble("shop-0", 1.0, monotonic_seconds=lambda: now[0])
+    for _ in range(10):
+        trouble.met(KafkaUnavailable("away"))
+        trouble.passed()
+        assert trouble.is_over()
+        now[0] += 1

@@ -1,0 +1,234 @@
+"""The relay from Kafka, with a store in Kafka's place: a death at each statement, two at once, positions and gaps."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import pytest
+from sqlalchemy import select
+
+from tests.relay.kafka_side import Sent
+from tests.relay.running import beside, wait_until
+from tests.relay.store_side import copy, make_topic, numbered, read
+from tests.relay.test_to_kafka_steps import NULLS
+from txnstore.db.schema import relay_positions
+from txnstore.db.store import Store, open_store
+from txnstore.errors import OutcomeUnknown, RecordTooLarge
+from txnstore.log.append import append as append_records
+from txnstore.log.topics import get_topic
+from txnstore.relay.errors import RelayFailed
+from txnstore.relay.from_kafka import FromKafka
+from txnstore.relay.options import OnGap, RelayOptions, Start
+from txnstore.relay.positions import begin_relay_positions
+from txnstore.testing.crashes import every_crash, noting
+
+
+class Place(NamedTuple):
+    """What a relay works on."""
+
+    store: Store
+    topic: str
+
+    def close(self):
+        self.store.close()
+
+
+def positions(store) -> list[int]:
+    statement = select(relay_positions.c.next_offset).order_by(relay_positions.c.partition_number)
+    return list(store.read(lambda connection: connection.execute(statement).scalars().all()))
+
+
+def test_everything_of_a_record_arrives(store, stand_in):
+    stand_in.side.create("shop", 3)
+    stand_in.side.send("shop", NULLS, partition=1)
+    stand_in.side.send("shop", numbered(5), partition=2)
+    assert copy(store, stand_in.cluster()) == 9
+    assert read(store, "shop") == {0: [], 1: NULLS, 2: numbered(5)}
+    assert positions(store) == [0, len(NULLS), 5]
+
+
+def test_a_second_run_copies_what_is_new(store, stand_in):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    assert copy(store, stand_in.cluster()) == 3
+    assert copy(store, stand_in.cluster()) == 0
+    stand_in.side.send("shop", numbered(2, 3))
+    assert copy(store, stand_in.cluster()) == 2
+    assert read(store, "shop") == {0: numbered(5)}
+
+
+def test_what_is_aborted_never_arrives_and_markers_are_skipped(store, stand_in):
+    stand_in.side.create("shop", 1)
+    producer = stand_in.side.transactional("x")
+    for records, commit in ((numbered(2), True), (numbered(2, 50), False), (numbered(2, 2), True)):
+        producer.begin_transaction()
+        stand_in.side.send("shop", records, producer=producer)
+        (producer.commit_transaction if commit else producer.abort_transaction)()
+    producer.close()
+    assert copy(store, stand_in.cluster()) == 4
+    assert read(store, "shop") == {0: numbered(4)}
+    # Behind the last marker.
+    assert positions(store) == [9]
+
+
+def test_a_death_at_each_statement_loses_nothing_and_repeats_nothing(url, stand_in):
+    numbers = itertools.count()
+
+    def make() -> Place:
+        topic = f"topic-{next(numbers)}"
+        stand_in.side.create(topic, 2)
+        for number in range(2):
+            stand_in.side.send(topic, numbered(3, number * 10), partition=number)
+        return Place(open_store(url), topic)
+
+    crashes = 0
+    for crash in every_crash(make, lambda place: copy(place.store, stand_in.cluster(), topics=[place.topic])):
+        with noting(crash.point), open_store(url) as store:
+            copy(store, stand_in.cluster(), topics=[crash.subject.topic])
+            assert read(store, crash.subject.topic) == {0: numbered(3), 1: numbered(3, 10)}
+        crashes += 1
+    assert crashes > 20
+
+
+def test_two_relays_at_once_copy_everything_once(store, stand_in):
+    stand_in.side.create("shop", 2)
+    make_topic(store, "shop", 2)
+    relays = [FromKafka(store, stand_in.cluster(), RelayOptions()) for _ in range(2)]
+    with beside(*[relay.run for relay in relays]):
+        for first in range(0, 100, 5):
+            stand_in.side.send("shop", numbered(5, first), partition=first % 2)
+        wait_until(lambda: sum(map(len, read(store, "shop").values())) >= 100)
+    expected = {
+        half: [record for first in range(half * 5, 100, 10) for record in numbered(5, first)] for half in (0, 1)
+    }
+    assert read(store, "shop") == expected
+    assert sum(relay.copied_count for relay in relays) == 100
+
+
+def test_another_relay_may_copy_beyond_the_end_that_was_seen_while_this_one_begins(store, stand_in, monkeypatch):
+    stand_in.side.create("shop", 1)
+    begins = itertools.count()
+
+    def begin_second(*arguments):
+        if next(begins) == 0:
+            stand_in.side.send("shop", numbered(3))
+            assert copy(store, stand_in.cluster()) == 3
+        begin_relay_positions(*arguments)
+
+    monkeypatch.setattr("txnstore.relay.from_kafka.begin_relay_positions", begin_second)
+    assert copy(store, stand_in.cluster()) == 0
+    assert read(store, "shop") == {0: numbered(3)}
+
+
+@pytest.mark.parametrize("took_effect", [True, False])
+def test_an_answer_that_is_lost_is_found_out(store, stand_in, monkeypatch, took_effect):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    write = store.write
+    lost: list = []
+
+    def lose_one(work, **options):
+        if options.get("wakes_readers") and not lost:
+            lost.append(work)
+            if took_effect:
+                write(work, **options)
+            raise OutcomeUnknown
+        return write(work, **options)
+
+    monkeypatch.setattr(store, "write", lose_one)
+    copy(store, stand_in.cluster())
+    assert lost
+    assert read(store, "shop") == {0: numbered(3)}
+
+
+def test_it_begins_where_it_is_told_to_and_only_the_first_time(store, stand_in):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    assert copy(store, stand_in.cluster(), start=Start.LATEST) == 0
+    stand_in.side.send("shop", numbered(2, 3))
+    assert copy(store, stand_in.cluster(), start=Start.LATEST) == 2
+    assert read(store, "shop") == {0: numbered(2, 3)}
+
+
+def test_records_that_were_deleted_before_they_were_copied_are_missed(store, stand_in):
+    side = stand_in.side
+    side.create("shop", 1)
+    side.send("shop", numbered(2))
+    copy(store, stand_in.cluster())
+    side.send("shop", numbered(4, 2))
+    (future,) = side.admin.delete_records([side.library.TopicPartition("shop", 0, 4)]).values()
+    future.result(10)
+    with pytest.raises(RelayFailed, match="shop-0: in Kafka it begins at 4, behind the relay's position 2; --on-gap"):
+        copy(store, stand_in.cluster())
+    assert copy(store, stand_in.cluster(), on_gap=OnGap.EARLIEST) == 2
+    assert read(store, "shop") == {0: numbered(2) + numbered(2, 4)}
+
+
+def test_a_topic_made_anew_is_noticed(store, stand_in):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(2))
+    copy(store, stand_in.cluster())
+    stand_in.side.delete("shop")
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    with pytest.raises(RelayFailed, match="deleted and made anew in Kafka"):
+        copy(store, stand_in.cluster())
+
+
+def test_a_topic_with_fewer_partitions_in_the_store_is_refused(store, stand_in):
+    stand_in.side.create("shop", 3)
+    make_topic(store, "shop", 2)
+    with pytest.raises(RelayFailed, match="has 3 partitions in Kafka, but only 2 in the store"):
+        copy(store, stand_in.cluster())
+
+
+def test_a_topic_that_is_not_there_is_refused(store, stand_in):
+    with pytest.raises(RelayFailed, match="there is no topic nowhere in Kafka"):
+        copy(store, stand_in.cluster(), topics=["nowhere"])
+
+
+def test_batches_are_as_small_as_their_topic_wants_them(store, stand_in):
+    stand_in.side.create("shop", 1)
+    large = [Sent(b"x" * 300_000, b"%d" % number) for number in range(8)]
+    stand_in.side.send("shop", large)
+    assert copy(store, stand_in.cluster()) == 8
+    assert read(store, "shop") == {0: large}
+
+
+def test_a_record_that_its_topic_will_not_have_ends_the_relay_and_copies_nothing(store, stand_in, monkeypatch):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", [Sent(b"x" * 300_000)])
+    from txnstore.log import topics
+
+    config = {"max.message.bytes": "1000"}
+    store.write(lambda connection: topics.create_topic(connection, "shop", config=config))
+    with pytest.raises(RecordTooLarge):
+        copy(store, stand_in.cluster())
+    assert positions(store) == [0]
+
+
+def test_an_append_that_fails_moves_no_position(store, stand_in, monkeypatch):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    failures = itertools.count()
+
+    def fail_once(connection, appends):
+        if next(failures) == 0:
+            append_records(connection, appends)
+            raise OutcomeUnknown
+        return append_records(connection, appends)
+
+    monkeypatch.setattr("txnstore.relay.arriving.append", fail_once)
+    copy(store, stand_in.cluster())
+    assert read(store, "shop") == {0: numbered(3)}
+    assert len(store.read(lambda connection: get_topic(connection, "shop")).partition_ids) == 1
+
+
+def test_a_cluster_that_says_nothing_is_not_waited_for_for_ever(store, stand_in, monkeypatch):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(1))
+    monkeypatch.setattr(stand_in.side.library.Consumer, "poll", lambda *_: None)
+    with pytest.raises(RelayFailed, match="nothing comes") as ended:
+        copy(store, stand_in.cluster(), patience_seconds=0.0)
+    assert ended.value.may_pass

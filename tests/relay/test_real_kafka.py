@@ -1,0 +1,256 @@
+"""The relay to and from a real Kafka: what arrives, deaths of the relay, two at once, and a broker that dies."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.relay import relay_process
+from tests.relay.kafka_side import SECONDS, Sent
+from tests.relay.store_side import begin, copy, make_topic, numbered, put, read, ship
+from tests.relay.test_to_kafka_steps import NULLS
+from txnstore.db.store import open_store
+from txnstore.relay.errors import RelayFailed, RelayFenced
+from txnstore.relay.from_kafka import FromKafka
+from txnstore.relay.kafka_cluster import KafkaCluster
+from txnstore.relay.options import OnGap, RelayOptions
+from txnstore.relay.to_kafka import ToKafka
+
+
+@pytest.fixture
+def cluster(bootstrap):
+    return KafkaCluster(bootstrap, {})
+
+
+@pytest.fixture
+def topic(kafka):
+    """The name of a topic that is nowhere yet."""
+    return kafka.new_name()
+
+
+def test_everything_of_a_record_arrives_there_and_back(store, kafka, cluster, topic, tmp_path):
+    make_topic(store, topic, 3)
+    put(store, topic, NULLS, partition=1)
+    put(store, topic, numbered(50), partition=2)
+    assert ship(store, cluster, topics=[topic]) == len(NULLS) + 50
+    expected = {0: [], 1: NULLS, 2: numbered(50)}
+    assert kafka.read(topic) == expected
+    with open_store(f"sqlite:///{tmp_path / 'copy.db'}") as other:
+        assert copy(other, cluster, topics=[topic]) == len(NULLS) + 50
+        assert read(other, topic) == expected
+        assert copy(other, cluster, topics=[topic]) == 0
+    assert ship(store, cluster, topics=[topic]) == 0
+
+
+def test_what_is_aborted_never_arrives_there(store, kafka, cluster, topic):
+    make_topic(store, topic)
+    begin(store, f"{topic}-a", topic, numbered(3, 100))(False)
+    begin(store, f"{topic}-b", topic, numbered(3))(True)
+    end = begin(store, f"{topic}-c", topic, numbered(2, 3))
+    put(store, topic, numbered(1, 5))
+    assert ship(store, cluster, topics=[topic]) == 3
+    end(True)
+    assert ship(store, cluster, topics=[topic]) == 3
+    assert kafka.read(topic) == {0: numbered(6)}
+
+
+def test_what_is_aborted_in_kafka_never_arrives_here(store, kafka, cluster):
+    topic = kafka.new_topic()
+    producer = kafka.transactional("x")
+    for records, commit in ((numbered(2), True), (numbered(2, 50), False), (numbered(2, 2), True)):
+        producer.begin_transaction()
+        kafka.send(topic, records, producer=producer)
+        (producer.commit_transaction if commit else producer.abort_transaction)(SECONDS)
+    assert copy(store, cluster, topics=[topic]) == 4
+    assert read(store, topic) == {0: numbered(4)}
+    # Nothing is left between the last record and the end: the marker is not waited for again.
+    assert copy(store, cluster, topics=[topic]) == 0
+
+
+def test_a_relay_that_is_killed_again_and_again_ships_everything_once(txnstore_postgresql_url, kafka, topic, bootstrap):
+    arguments = [txnstore_postgresql_url, "--to", bootstrap, "--topic", topic]
+    sent: dict[int, list[Sent]] = {0: [], 1: []}
+    with open_store(txnstore_postgresql_url) as store:
+        make_topic(store, topic, 2)
+
+        def send(partition, records):
+            if random.random() < 0.2:
+                begin(store, f"{topic}-{len(sent[0])}-{len(sent[1])}", topic, records, partition=partition)(False)
+            put(store, topic, records, partition=partition)
+
+        be_killed(arguments, sent, send)
+        assert relay_process.join(relay_process.start([*arguments, "--once"])) == 0
+        assert kafka.read(topic) == sent
+
+
+def test_a_relay_that_is_killed_again_and_again_copies_everything_once(txnstore_sqlite_url, kafka, bootstrap):
+    topic = kafka.new_topic(2)
+    arguments = [txnstore_sqlite_url, "--from", bootstrap, "--topic", topic]
+    sent: dict[int, list[Sent]] = {0: [], 1: []}
+    be_killed(arguments, sent, lambda partition, records: kafka.send(topic, records, partition=partition))
+    assert relay_process.join(relay_process.start([*arguments, "--once"])) == 0
+    with open_store(txnstore_sqlite_url) as store:
+        assert read(store, topic) == sent
+
+
+def be_killed(arguments, sent, send) -> None:
+    """Start a relay again and again, kill it, and send records all the while."""
+    for run in range(6):
+        process = relay_process.start(arguments)
+        deadline = time.monotonic() + random.uniform(0.1, 1.0)
+        while time.monotonic() < deadline:
+            partition = int(len(sent[0]) > len(sent[1]))
+            records = numbered(20, 10_000 * run + len(sent[partition]))
+            send(partition, records)
+            sent[partition] += records
+        relay_process.kill(process)
+
+
+@pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_relay_that_is_killed_at_the_worst_moment_ships_everything_once(
+    txnstore_sqlite_url, kafka, topic, bootstrap, cluster, call, side
+):
+    with open_store(txnstore_sqlite_url) as store:
+        make_topic(store, topic)
+        put(store, topic, numbered(10))
+        process = relay_process.start([txnstore_sqlite_url, "--to", bootstrap, "--once"], (call, side))
+        assert relay_process.join(process) == -signal.SIGKILL
+        already = kafka.read(topic)[0]
+        assert already == (numbered(10) if (call, side) == ("commit_transaction", "after") else [])
+        assert ship(store, cluster) == 10 - len(already)
+        assert kafka.read(topic) == {0: numbered(10)}
+
+
+def test_of_two_relays_to_kafka_the_newer_one_goes_on(store, kafka, cluster, topic):
+    make_topic(store, topic)
+    put(store, topic, numbered(5))
+    options = RelayOptions(topics=[topic])
+    older, newer = ToKafka(store, cluster, options), ToKafka(store, cluster, options)
+    stop = threading.Event()
+    told: list[BaseException] = []
+
+    def run(relay):
+        try:
+            relay.run(stop)
+        except RelayFailed as error:
+            told.append(error)
+
+    first = threading.Thread(target=run, args=[older])
+    first.start()
+    wait_until(lambda: older.shipped_count == 5)
+    second = threading.Thread(target=run, args=[newer])
+    second.start()
+    try:
+        count = 5
+        while first.is_alive() or newer.shipped_count == 0:
+            put(store, topic, numbered(5, count))
+            count += 5
+            assert count < 5_000
+            wait_until(lambda count=count: told or older.shipped_count + newer.shipped_count >= count)
+        wait_until(lambda: older.shipped_count + newer.shipped_count >= count)
+    finally:
+        stop.set()
+        first.join(60)
+        second.join(60)
+    assert [type(error) for error in told] == [RelayFenced]
+    assert f"{topic}-0" in str(told[0])
+    assert kafka.read(topic) == {0: numbered(count)}
+
+
+def test_two_relays_from_kafka_copy_everything_once(store, kafka, cluster):
+    topic = kafka.new_topic(2)
+    make_topic(store, topic, 2)
+    options = RelayOptions(topics=[topic])
+    relays = [FromKafka(store, cluster, options) for _ in range(2)]
+    stop = threading.Event()
+    threads = [threading.Thread(target=relay.run, args=[stop]) for relay in relays]
+    for thread in threads:
+        thread.start()
+    try:
+        for first in range(0, 200, 10):
+            kafka.send(topic, numbered(10, first), partition=first // 10 % 2)
+        wait_until(lambda: sum(map(len, read(store, topic).values())) >= 200)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    for half, records in read(store, topic).items():
+        assert records == [record for first in range(half * 10, 200, 20) for record in numbered(10, first)]
+    assert sum(relay.copied_count for relay in relays) == 200
+
+
+def test_a_broker_that_is_killed_and_comes_back_is_waited_for(
+    txnstore_sqlite_url, kafka, kafka_broker, cluster, topic, tmp_path
+):
+    if kafka_broker is None:
+        pytest.skip("needs a broker of its own: it is killed")
+    back_url = f"sqlite:///{tmp_path / 'back.db'}"
+    with open_store(txnstore_sqlite_url, pool_size=10) as store, open_store(back_url) as back:
+        make_topic(store, topic)
+        stop = threading.Event()
+        options = RelayOptions(topics=[topic])
+        put(store, topic, numbered(20))
+        there = ToKafka(store, cluster, options)
+        here = FromKafka(back, cluster, options)
+        threads = [threading.Thread(target=there.run, args=[stop])]
+        threads[0].start()
+        wait_until(lambda: there.shipped_count == 20)
+        threads.append(threading.Thread(target=here.run, args=[stop]))
+        threads[1].start()
+        try:
+            wait_until(lambda: here.copied_count == 20)
+            kafka_broker.kill()
+            put(store, topic, numbered(20, 20))
+            kafka_broker.start()
+            put(store, topic, numbered(20, 40))
+            wait_until(lambda: here.copied_count >= 60)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
+        assert kafka.read(topic) == {0: numbered(60)} == read(back, topic)
+
+
+def test_a_record_that_kafka_will_not_have_ends_the_relay(store, kafka, cluster):
+    topic = kafka.new_topic(config={"max.message.bytes": "1000"})
+    make_topic(store, topic)
+    put(store, topic, numbered(2))
+    put(store, topic, [Sent(b"x" * 2_000)])
+    with pytest.raises(RelayFailed, match=f"{topic}-0, up to offset 3: .*too large"):
+        ship(store, cluster, topics=[topic])
+    assert kafka.read(topic) == {0: []}
+
+
+def test_records_that_were_deleted_in_kafka_before_they_were_copied_are_missed(store, kafka, cluster):
+    topic = kafka.new_topic()
+    kafka.send(topic, numbered(2))
+    copy(store, cluster, topics=[topic])
+    kafka.send(topic, numbered(4, 2))
+    (future,) = kafka.admin.delete_records([kafka.library.TopicPartition(topic, 0, 4)]).values()
+    future.result(SECONDS)
+    with pytest.raises(RelayFailed, match=f"{topic}-0: in Kafka it begins at 4, behind the relay's position 2"):
+        copy(store, cluster, topics=[topic])
+    assert copy(store, cluster, topics=[topic], on_gap=OnGap.EARLIEST) == 2
+
+
+def test_the_command_ends_in_good_order_at_a_signal(txnstore_sqlite_url, kafka, topic, bootstrap):
+    with open_store(txnstore_sqlite_url) as store:
+        make_topic(store, topic)
+        put(store, topic, numbered(3))
+    process = relay_process.start([txnstore_sqlite_url, "--to", bootstrap, "--topic", topic])
+    wait_until(lambda: kafka.has(topic) and len(kafka.read(topic)[0]) == 3)
+    process.terminate()
+    assert relay_process.join(process) == 0
+
+
+def wait_until(condition, timeout_seconds: float = 60.0) -> None:
+    pause = threading.Event()
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        pause.wait(0.02)

@@ -1,0 +1,189 @@
+"""The relay to Kafka, with a store in Kafka's place: a death at each call, positions, gaps, and wrong calls."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.relay.kafka_side import Sent
+from tests.relay.stand_in import CALLS, CrashingLibrary
+from tests.relay.store_side import begin, make_topic, numbered, put, read, ship
+from txnstore.db.schema import partition_heads
+from txnstore.db.store import open_store
+from txnstore.relay.errors import RelayFailed
+from txnstore.relay.options import OnGap, Start
+from txnstore.testing.crash_points import When
+from txnstore.testing.crashes import Crash
+
+NULLS = [
+    Sent(None, None),
+    Sent(b"", b""),
+    Sent(b"v", None, (("a", b"1"), ("a", None), ("b", b""))),
+    Sent(None, b"k", (), 1),
+]
+
+
+def test_everything_of_a_record_arrives(store, stand_in):
+    make_topic(store, "shop", 3)
+    put(store, "shop", NULLS, partition=1)
+    put(store, "shop", numbered(5), partition=2)
+    assert ship(store, stand_in.cluster()) == 9
+    assert stand_in.side.read("shop") == {0: [], 1: NULLS, 2: numbered(5)} == read(store, "shop")
+
+
+def test_a_second_run_ships_what_is_new(store, stand_in):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3))
+    assert ship(store, stand_in.cluster()) == 3
+    assert ship(store, stand_in.cluster()) == 0
+    put(store, "shop", numbered(2, 3))
+    assert ship(store, stand_in.cluster()) == 2
+    assert stand_in.side.read("shop") == {0: numbered(5)}
+
+
+def test_what_is_aborted_never_arrives_and_what_is_open_comes_later(store, stand_in):
+    make_topic(store, "shop")
+    begin(store, "aborted", "shop", numbered(3, 100))(False)
+    begin(store, "committed", "shop", numbered(3))(True)
+    end = begin(store, "open", "shop", numbered(2, 3))
+    put(store, "shop", numbered(1, 5))
+    assert ship(store, stand_in.cluster()) == 3
+    end(True)
+    assert ship(store, stand_in.cluster()) == 3
+    assert stand_in.side.read("shop") == {0: numbered(6)}
+
+
+def test_a_death_at_each_call_loses_nothing_and_repeats_nothing(txnstore_sqlite_url, stand_in):
+    calls = set()
+    with open_store(txnstore_sqlite_url) as store:
+        for run in itertools.count(1):
+            topic = f"topic-{run}"
+            make_topic(store, topic)
+            put(store, topic, numbered(2))
+            begin(store, "aborted", topic, numbered(1, 50))(False)
+            step, when = (run + 1) // 2, (When.BEFORE, When.AFTER)[(run + 1) % 2]
+            library = CrashingLibrary(step, when)
+            try:
+                ship(store, stand_in.cluster(library), topics=[topic])
+            except Crash as crash:
+                calls.add((crash.point.statement, crash.point.when))
+            put(store, topic, numbered(2, 2))
+            ship(store, stand_in.cluster(), topics=[topic])
+            assert stand_in.side.read(topic) == {0: numbered(4)}, library.point
+            if library.point is None:
+                break
+    assert calls == {(name, when) for name in CALLS for when in When}
+
+
+def test_it_begins_where_it_is_told_to_and_only_the_first_time(store, stand_in):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3))
+    assert ship(store, stand_in.cluster(), start=Start.LATEST) == 0
+    put(store, "shop", numbered(2, 3))
+    assert ship(store, stand_in.cluster(), start=Start.LATEST) == 2
+    assert stand_in.side.read("shop") == {0: numbered(2, 3)}
+
+
+def test_relays_of_two_names_each_ship_everything(store, stand_in):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(2))
+    assert [ship(store, stand_in.cluster(), name=name) for name in ("a", "b", "a")] == [2, 2, 0]
+
+
+def test_topics_that_are_not_named_stay_at_home(store, stand_in):
+    for topic in ("a", "b"):
+        make_topic(store, topic)
+        put(store, topic, numbered(1))
+    assert ship(store, stand_in.cluster(), topics=["b"]) == 1
+    with pytest.raises(KeyError):
+        stand_in.side.read("a")
+
+
+def test_records_that_were_deleted_before_they_were_shipped_are_missed(store, stand_in, delete_records):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(2))
+    ship(store, stand_in.cluster())
+    put(store, "shop", numbered(4, 2))
+    delete_records(store, "shop", before=4)
+    with pytest.raises(RelayFailed, match=r"shop-0: its log begins at 4, behind the relay's position 2; --on-gap"):
+        ship(store, stand_in.cluster())
+    assert ship(store, stand_in.cluster(), on_gap=OnGap.EARLIEST) == 2
+    assert stand_in.side.read("shop") == {0: numbered(2) + numbered(2, 4)}
+
+
+def test_a_page_may_begin_in_the_middle_of_a_batch(store, stand_in, delete_records):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(4), batch_records=4)
+    delete_records(store, "shop", before=3)
+    assert ship(store, stand_in.cluster()) == 1
+    assert stand_in.side.read("shop") == {0: numbered(1, 3)}
+
+
+def test_a_topic_made_anew_is_noticed(store, stand_in, delete_topic):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(2))
+    ship(store, stand_in.cluster())
+    delete_topic(store, "shop")
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3, 10))
+    with pytest.raises(RelayFailed, match="made anew in the store"):
+        ship(store, stand_in.cluster())
+    assert ship(store, stand_in.cluster(), on_gap=OnGap.EARLIEST) == 3
+
+
+def test_another_store_under_the_same_name_is_refused(store, stand_in, tmp_path):
+    make_topic(store, "shop")
+    ship(store, stand_in.cluster(), name="x")
+    with open_store(f"sqlite:///{tmp_path / 'other.db'}") as other:
+        make_topic(other, "shop")
+        with pytest.raises(RelayFailed, match="not written by a relay of this store"):
+            ship(other, stand_in.cluster(), name="x")
+
+
+def test_a_position_that_kafka_has_lost_is_noticed(store, stand_in):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(2))
+    ship(store, stand_in.cluster(), name="x")
+    stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(10)
+    with pytest.raises(RelayFailed, match="Kafka has lost its position"):
+        ship(store, stand_in.cluster(), name="x")
+
+
+def test_a_store_that_is_older_than_its_relay_is_noticed(store, stand_in, delete_topic):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(5))
+    ship(store, stand_in.cluster())
+    store.write(lambda connection: connection.execute(partition_heads.update().values(next_offset=2)))
+    with pytest.raises(RelayFailed, match="has copied up to 5, but the log ends at 2"):
+        ship(store, stand_in.cluster())
+
+
+def test_a_topic_with_fewer_partitions_in_kafka_is_refused(store, stand_in):
+    stand_in.side.create("shop", 2)
+    make_topic(store, "shop", 3)
+    with pytest.raises(RelayFailed, match="has 3 partitions, but only 2 in Kafka"):
+        ship(store, stand_in.cluster())
+
+
+def test_a_topic_that_is_not_there_is_refused(store, stand_in):
+    with pytest.raises(RelayFailed, match="there is no topic nowhere in the store"):
+        ship(store, stand_in.cluster(), topics=["nowhere"])
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 101])
+def test_a_name_that_is_none_is_refused(store, stand_in, name):
+    if name:
+        with pytest.raises(RelayFailed, match="a relay's name has"):
+            ship(store, stand_in.cluster(), name=name)
+    else:
+        # As on the command line: none was given.
+        assert ship(store, stand_in.cluster(), name=name) == 0
+
+
+def test_pages_end_where_the_next_ones_begin(store, stand_in, monkeypatch):
+    monkeypatch.setattr("txnstore.relay.shipped_partition.PAGE_RECORDS_MAX", 3)
+    make_topic(store, "shop")
+    put(store, "shop", numbered(10))
+    assert ship(store, stand_in.cluster()) == 10
+    assert stand_in.side.read("shop") == {0: numbered(10)}

@@ -1,0 +1,129 @@
+"""This file is the command that relays: topics to or from a Kafka cluster, and the outbox into the log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from txnstore.cli.maintenance import stop_at_signals
+from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, examples, one_url
+from txnstore.cli.produce import key_values
+from txnstore.cli.terminal import FAILED, TRY_AGAIN_LATER, CommandFailed, say
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.store import open_store
+from txnstore.log.outbox_sequencer import drain_outbox
+from txnstore.relay.errors import RelayFailed
+from txnstore.relay.from_kafka import FromKafka
+from txnstore.relay.kafka_cluster import KafkaCluster
+from txnstore.relay.options import OnGap, RelayOptions, Start
+from txnstore.relay.outbox_loop import outbox_beside, relay_outbox
+from txnstore.relay.to_kafka import ToKafka
+
+EXAMPLES: Final = examples(
+    "txnstore relay sqlite:///shop.db",
+    "txnstore relay sqlite:///shop.db --to kafka.example:9092 --topic orders",
+    "txnstore relay --from kafka.example:9092 --topic payments --config-file kafka.properties --once",
+)
+
+#: A round reads several partitions at once.
+_POOL_SIZE: Final = 10
+
+
+def relay(
+    context: typer.Context,
+    url: UrlArgument = None,
+    *,
+    url_option: UrlBesideArgument = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="BOOTSTRAP", help="Ship topics to this Kafka cluster: host:port,...")
+    ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="BOOTSTRAP", help="Copy topics of this Kafka cluster here."),
+    ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this one; repeatable.")
+    ] = None,
+    outbox: Annotated[
+        bool,
+        typer.Option("--outbox", help="With --to or --from: move rows of the outbox into their topics, too."),
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="Relays of one name share positions; default: the identity of what is read, store or cluster.",
+        ),
+    ] = None,
+    start: Annotated[
+        Start, typer.Option("--start", help="Where to begin in a partition that this relay has not read yet.")
+    ] = Start.EARLIEST,
+    on_gap: Annotated[
+        OnGap,
+        typer.Option("--on-gap", help="If records were deleted before they were copied: end, or go on behind them."),
+    ] = OnGap.ERROR,
+    once: Annotated[bool, typer.Option("--once", help="End where the partitions end now.")] = False,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", "-X", metavar="KEY=VALUE", help="A setting of the Kafka clients; repeatable."),
+    ] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option("--config-file", metavar="FILE", help="The same, as lines; for what others are not to see."),
+    ] = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Move the rows of the outbox into their topics; or copy topics to or from Kafka, each record once.
+
+    Goes on until stopped by Ctrl-C.  The Kafka side needs the package confluent-kafka: txnstore[kafka].
+    """
+    url = one_url(context, url, url_option)
+    if to is not None and from_ is not None:
+        raise typer.BadParameter("one direction at a time: --to or --from")
+    bootstrap = to or from_
+    if bootstrap is None and (topic or name is not None or config or config_file is not None):
+        raise typer.BadParameter("--topic, --name and --config go with --to or --from")
+    settings = _settings(config or [], config_file)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    options = RelayOptions(name=name, topics=tuple(topic or ()), start=start, on_gap=on_gap, once=once)
+    try:
+        cluster = None if bootstrap is None else KafkaCluster(bootstrap, settings)
+        with open_store(url, schema=schema, create=False, pool_size=_POOL_SIZE) as store:
+            stop = threading.Event()
+            stop_at_signals(stop)
+            if cluster is None or (once and outbox):
+                moved_count = drain_outbox(store) if once else relay_outbox(store, stop)
+                say(f"{moved_count} rows of the outbox were moved")
+            if cluster is not None:
+                copier = ToKafka(store, cluster, options) if to is not None else FromKafka(store, cluster, options)
+                with outbox_beside(store, stop) if outbox and not once else nullcontext():
+                    count = copier.run(stop)
+                say(f"{count} records were {'shipped' if to is not None else 'copied'}")
+    except RelayFailed as error:
+        raise CommandFailed(str(error), code=TRY_AGAIN_LATER if error.may_pass else FAILED) from None
+
+
+def _settings(texts: list[str], file: Path | None) -> dict[str, str]:
+    """Return the settings of a file and of the command line, which wins.
+
+    Raises:
+        typer.BadParameter: the file cannot be read, or something is not KEY=VALUE.
+    """
+    lines: list[str] = []
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError):
+            raise typer.BadParameter(f"{file} cannot be read", param_hint="--config-file") from None
+        lines = [line for line in lines if line and not line.startswith("#")]
+    for number, line in enumerate(lines, start=1):
+        # Not the line itself: it may be a password.
+        if not line.partition("=")[0] or "=" not in line:
+            raise typer.BadParameter(f"setting {number} is not KEY=VALUE", param_hint="--config-file")
+    return key_values(lines) | key_values(texts)

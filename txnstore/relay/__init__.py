@@ -1,0 +1,1 @@
+"""The relay: topics to and from a Kafka cluster, each record once."""

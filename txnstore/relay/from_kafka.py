@@ -1,0 +1,278 @@
+"""This file is the relay from Kafka: what it reads, where from, and what it does when records or the cluster are gone.
+
+It belongs to no consumer group: its positions are rows of the store.  Two relays of one name may read the same; the
+one that comes second finds that the position has moved, drops what it has read, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection
+
+from txnstore.db.store import Store
+from txnstore.log.topics import Topic, ensure_topic
+from txnstore.model import TopicPartition
+from txnstore.relay.arriving import Arrived, copy_into_store
+from txnstore.relay.errors import KafkaUnavailable, RelayFailed
+from txnstore.relay.homes import check_homes
+from txnstore.relay.kafka_cluster import ANSWER_SECONDS, KafkaCluster, KafkaTopic
+from txnstore.relay.names import check_relay_name, group_of, relay_id_from
+from txnstore.relay.options import OnGap, RelayOptions, Start
+from txnstore.relay.positions import (
+    PositionMoved,
+    RelayPosition,
+    begin_relay_positions,
+    move_relay_positions,
+    read_relay_positions,
+)
+from txnstore.relay.trouble import Trouble, may_pass
+
+_log = logging.getLogger(__name__)
+
+#: What is copied in one database transaction at most.
+RECORDS_MAX: Final = 1_000
+#: How often the relay looks for new topics and partitions.
+LOOK_AGAIN_SECONDS: Final = 5.0
+_WAIT_SECONDS: Final = 0.1
+
+
+class FromKafka:
+    """Copies topics of a Kafka cluster into a store, each record once."""
+
+    def __init__(self, store: Store, cluster: KafkaCluster, options: RelayOptions) -> None:
+        """Nothing happens before `run`.
+
+        Raises:
+            RelayFailed: the relay's name is none.
+        """
+        self._store = store
+        self._cluster = cluster
+        self._options = options
+        self._name = options.name if options.name is None else check_relay_name(options.name)
+        self._relay_id = ""
+        self._found: Mapping[str, KafkaTopic] = {}
+        self._topics: dict[str, Topic] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        #: With `once`: where each partition ends.
+        self._ends: dict[TopicPartition, int] = {}
+        self._looked_at = 0.0
+        self._heard_at = time.monotonic()
+        self.copied_count = 0
+
+    def run(self, stop: threading.Event) -> int:
+        """Copy until `stop` is set, or with `once` up to the ends of now; return how many records were copied.
+
+        Raises:
+            RelayFailed: Kafka is not reached at the start, the store's topic does not fit, records are gone, or ...
+            TxnStoreError: the store refuses, for example a record that is too large for its topic.
+        """
+        cluster = self._cluster
+        try:
+            cluster_id = cluster.cluster_id()
+        except KafkaUnavailable as error:
+            raise RelayFailed(str(error), may_pass=True) from None
+        name = self._name or cluster_id
+        self._relay_id = relay_id_from(cluster_id, name)
+        patience_seconds = self._options.patience_seconds if self._options.once else None
+        trouble = Trouble("copying from Kafka", patience_seconds)
+        consumer: Any = None
+        try:
+            while not stop.is_set():
+                try:
+                    if consumer is None:
+                        consumer = cluster.consumer(group_of(name))
+                        self._assign(consumer)
+                    if self._options.once and self._has_reached():
+                        break
+                    self._copy(consumer)
+                    trouble.passed()
+                    if self._has_changed():
+                        consumer = _closed(consumer)
+                except Exception as error:
+                    # Whatever was read and is still under way is dropped with the consumer; where to go on stands in
+                    # the store.
+                    consumer = _closed(consumer)
+                    if isinstance(error, PositionMoved):
+                        _log.info("%s; going on from there", error)
+                        continue
+                    if not may_pass(error):
+                        raise
+                    trouble.met(error)
+                    stop.wait(trouble.left_seconds())
+        finally:
+            _closed(consumer)
+        return self.copied_count
+
+    def _has_changed(self) -> bool:
+        """Return whether topics or partitions have come up in Kafka; looks only now and then."""
+        if self._options.once or time.monotonic() - self._looked_at < LOOK_AGAIN_SECONDS:
+            return False
+        self._looked_at = time.monotonic()
+        return self._cluster.topics(self._options.topics or None) != self._found
+
+    def _assign(self, consumer: Any) -> None:
+        """Read from where the store says."""
+        self._looked_at = time.monotonic()
+        found = self._cluster.topics(self._options.topics or None)
+        missing = sorted(set(self._options.topics) - found.keys())
+        if missing:
+            raise RelayFailed(f"there is no topic {', '.join(missing)} in Kafka")
+        self._topics = self._store.write(lambda connection: _have_in_store(connection, found))
+        for topic in self._topics.values():
+            check_homes(topic, self._store.database_id)
+        known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
+        bounds = self._bounds(consumer, found)
+        new = {
+            partition: RelayPosition(found[partition.topic].topic_uuid, low if self._is_earliest else high)
+            for partition, (low, high) in bounds.items()
+            if partition not in known
+        }
+        if new:
+            self._store.write(lambda connection: begin_relay_positions(connection, self._relay_id, new))
+            known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
+        self._check_identities(found, known)
+        self._positions = {partition: known[partition].next_offset for partition in bounds}
+        self._close_gaps({partition: low for partition, (low, _) in bounds.items()}, bounds)
+        if self._options.once and not self._ends:
+            self._ends = {partition: high for partition, (_, high) in bounds.items()}
+        self._found = found
+        kafka = self._cluster.library.TopicPartition
+        consumer.assign(
+            [
+                kafka(partition.topic, partition.partition, position)
+                for partition, position in self._positions.items()
+                if not self._is_at_end(partition)
+            ]
+        )
+
+    @property
+    def _is_earliest(self) -> bool:
+        return self._options.start is Start.EARLIEST
+
+    def _bounds(self, consumer: Any, found: Mapping[str, KafkaTopic]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the first offset of each partition, and the one behind the last that a reader may see."""
+        kafka = self._cluster.library.TopicPartition
+        bounds = {}
+        for name, topic in found.items():
+            for number in range(topic.partition_count):
+                with self._cluster.translated(f"the bounds of {name}-{number} in Kafka"):
+                    low_and_high = consumer.get_watermark_offsets(kafka(name, number), timeout=ANSWER_SECONDS)
+                if low_and_high is None:
+                    raise KafkaUnavailable(f"the bounds of {name}-{number} in Kafka: no answer")
+                bounds[TopicPartition(name, number)] = low_and_high
+        return bounds
+
+    def _check_identities(self, found: Mapping[str, KafkaTopic], known: Mapping[TopicPartition, RelayPosition]) -> None:
+        for partition, position in known.items():
+            topic = found.get(partition.topic)
+            if topic is not None and topic.topic_uuid != position.topic_uuid:
+                raise RelayFailed(
+                    f"topic {partition.topic} has been deleted and made anew in Kafka since this relay read it;"
+                    " a relay of another --name begins anew"
+                )
+
+    def _close_gaps(self, lows: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, tuple[int, int]]) -> None:
+        """Refuse, or skip, what is no longer in Kafka."""
+        moves = {}
+        for partition, position in self._positions.items():
+            low, high = bounds[partition]
+            if position > high:
+                raise RelayFailed(
+                    f"{partition}: the relay has copied up to {position}, but in Kafka it ends at {high}: has the"
+                    " cluster lost records?"
+                )
+            if position >= low:
+                continue
+            what = f"{partition}: in Kafka it begins at {low}, behind the relay's position {position}"
+            if self._options.on_gap is OnGap.ERROR:
+                raise RelayFailed(f"{what}; --on-gap earliest goes on with the first record there is")
+            _log.warning("%s; going on at %s", what, low)
+            moves[partition] = (position, low)
+        if moves:
+            self._store.write(lambda connection: move_relay_positions(connection, self._relay_id, moves))
+            self._positions |= {partition: low for partition, (_, low) in moves.items()}
+
+    def _copy(self, consumer: Any) -> None:
+        """Copy what comes within a moment."""
+        with self._cluster.translated("reading from Kafka"):
+            # The first is waited for, the others are those that are there.
+            first = consumer.poll(_WAIT_SECONDS)
+            if first is None:
+                self._lose_patience()
+                return
+            self._heard_at = time.monotonic()
+            messages = [first, *consumer.consume(RECORDS_MAX - 1, 0)]
+        arrived = self._arrived(messages)
+        if not arrived:
+            return
+        copy_into_store(self._store, self._relay_id, self._topics, arrived)
+        for partition, item in arrived.items():
+            self._positions[partition] = item.next_offset
+            self.copied_count += len(item.messages)
+
+    def _lose_patience(self) -> None:
+        """Give up, with `once`, on a cluster that says nothing at all for too long."""
+        if self._options.once and time.monotonic() - self._heard_at > self._options.patience_seconds:
+            raise RelayFailed("copying from Kafka: nothing comes, and no end either", may_pass=True)
+
+    def _arrived(self, messages: Sequence[Any]) -> dict[TopicPartition, Arrived]:
+        kinds = self._cluster.library.KafkaError
+        records: dict[TopicPartition, list[Any]] = {}
+        ends: dict[TopicPartition, int] = {}
+        for message in messages:
+            error = message.error()
+            if error is None:
+                partition = TopicPartition(message.topic(), message.partition())
+                records.setdefault(partition, []).append(message)
+                ends[partition] = message.offset() + 1
+            elif error.code() == kinds._PARTITION_EOF:
+                # Behind the last record come markers: what is read is read up to here.
+                partition = TopicPartition(message.topic(), message.partition())
+                ends[partition] = max(message.offset(), ends.get(partition, 0))
+            elif error.code() in (kinds._AUTO_OFFSET_RESET, kinds.OFFSET_OUT_OF_RANGE):
+                # What the position is missing is found, and said, where positions are assigned.
+                raise KafkaUnavailable(f"{message.topic()}-{message.partition()}: {error.str()}")
+            else:
+                raise self._cluster.error(error, "reading from Kafka")
+        return {
+            partition: Arrived(records.get(partition, ()), self._positions[partition], end)
+            for partition, end in ends.items()
+            if end > self._positions[partition]
+        }
+
+    def _has_reached(self) -> bool:
+        return all(map(self._is_at_end, self._ends))
+
+    def _is_at_end(self, partition: TopicPartition) -> bool:
+        end = self._ends.get(partition)
+        return end is not None and self._positions[partition] >= end
+
+
+def _closed(consumer: Any) -> Any:
+    """Close a consumer, if there is one, and return none."""
+    if consumer is not None:
+        consumer.close()
+    return None
+
+
+def _have_in_store(connection: Connection, found: Mapping[str, KafkaTopic]) -> dict[str, Topic]:
+    """Return the topics of the store, created if they are not there.
+
+    Raises:
+        RelayFailed: one of them has fewer partitions than in Kafka.
+    """
+    topics = {}
+    for name, kafka_topic in sorted(found.items()):
+        topic = ensure_topic(connection, name, partition_count=kafka_topic.partition_count)
+        if len(topic.partition_ids) < kafka_topic.partition_count:
+            raise RelayFailed(
+                f"topic {name} has {kafka_topic.partition_count} partitions in Kafka, but only"
+                f" {len(topic.partition_ids)} in the store: give it as many there"
+            )
+        topics[name] = topic
+    return topics

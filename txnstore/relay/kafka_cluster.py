@@ -1,0 +1,178 @@
+"""This file is the Kafka cluster as a relay sees it: confluent-kafka's clients, with its errors in three kinds.
+
+What Kafka's clients raise is either that somebody else has taken over, or that the cluster will never do it, or
+trouble that may pass: then the relay forgets the client and starts over from the position that it reads back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from txnstore.relay.errors import KafkaUnavailable, RelayFailed, RelayFenced
+from txnstore.relay.settings import check_settings, client_settings, consumer_settings, producer_settings
+
+Result = TypeVar("Result")
+
+#: How long one question to the cluster may take.
+ANSWER_SECONDS: Final = 10.0
+#: A call that takes long is made in slices, between which the relay may be stopped.
+_SLICE_SECONDS: Final = 1.0
+
+_FENCED: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+#: What stays wrong until somebody changes something.
+_PERMANENT: Final = (
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+    "INVALID_RECORD",
+    "INVALID_TIMESTAMP",
+    "INVALID_TRANSACTION_TIMEOUT",
+    "MSG_SIZE_TOO_LARGE",
+    "POLICY_VIOLATION",
+    "RECORD_LIST_TOO_LARGE",
+    "SASL_AUTHENTICATION_FAILED",
+    "TOPIC_AUTHORIZATION_FAILED",
+    "TOPIC_EXCEPTION",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "UNSUPPORTED_VERSION",
+    "_INVALID_ARG",
+    "_UNKNOWN_PARTITION",
+    "_UNKNOWN_TOPIC",
+    "_UNSUPPORTED_FEATURE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTopic:
+    """A topic of the cluster."""
+
+    topic_uuid: str
+    partition_count: int
+
+
+def load_confluent_kafka() -> Any:
+    """Return the package.
+
+    Raises:
+        RelayFailed: it is not installed.
+    """
+    try:
+        library = importlib.import_module("confluent_kafka")
+        importlib.import_module("confluent_kafka.admin")
+    except ImportError:
+        raise RelayFailed(
+            "a relay to or from Kafka needs the package confluent-kafka: pip install 'txnstore[kafka]'"
+        ) from None
+    return library
+
+
+class KafkaCluster:
+    """One Kafka cluster; safe to share between threads."""
+
+    def __init__(self, bootstrap: str, settings: Mapping[str, str], *, library: Any = None) -> None:
+        """Connect to nothing yet. `library` has confluent-kafka's names.
+
+        Raises:
+            RelayFailed: confluent-kafka is not installed, or a setting is refused.
+        """
+        check_settings(settings)
+        self.bootstrap = bootstrap
+        self.library = load_confluent_kafka() if library is None else library
+        self._settings = settings
+        with self.translated("the settings of the Kafka clients"):
+            self._admin = self.library.admin.AdminClient(client_settings(bootstrap, settings))
+
+    @contextmanager
+    def translated(self, what: str) -> Iterator[None]:
+        """Raise errors of the clients as those of a relay; `what` is what was done.
+
+        Raises:
+            RelayFenced, RelayFailed, KafkaUnavailable: see the top of the file.
+        """
+        try:
+            yield
+        except self.library.KafkaException as exception:
+            raise self.error(exception.args[0], what) from None
+
+    def error(self, error: Any, what: str) -> Exception:
+        """Return a KafkaError as the error of a relay."""
+        kinds = self.library.KafkaError
+        text = f"{what}: {error.str()}"
+        if error.code() in [getattr(kinds, name) for name in _FENCED]:
+            return RelayFenced(f"{what}: another relay of this name has taken over; this one ends")
+        if error.code() in [getattr(kinds, name) for name in _PERMANENT if hasattr(kinds, name)]:
+            return RelayFailed(text)
+        return KafkaUnavailable(text)
+
+    def in_slices(
+        self, call: Callable[[float], Result], timeout_seconds: float, is_stopped: Callable[[], bool]
+    ) -> Result:
+        """Return what `call`, which takes a timeout and may be resumed after it, returns in the end.
+
+        Raises:
+            KafkaException: its error; the last one after `timeout_seconds`, or once `is_stopped`.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                return call(_SLICE_SECONDS)
+            except self.library.KafkaException as exception:
+                resumable = exception.args[0] == self.library.KafkaError._TIMED_OUT and exception.args[0].retriable()
+                if not resumable or is_stopped() or time.monotonic() > deadline:
+                    raise
+
+    def cluster_id(self) -> str:
+        """Return the identity of the cluster.
+
+        Raises:
+            KafkaUnavailable: it is not reached.
+        """
+        with self.translated(f"the Kafka cluster at {self.bootstrap}"):
+            return str(self._admin.list_topics(timeout=ANSWER_SECONDS).cluster_id)
+
+    def topics(self, names: Sequence[str] | None = None) -> dict[str, KafkaTopic]:
+        """Return those of the topics that there are, by name; all but Kafka's own ones by default.
+
+        Raises:
+            KafkaUnavailable: the cluster is not reached, or a topic has no leader yet.
+        """
+        with self.translated(f"the Kafka cluster at {self.bootstrap}"):
+            listed = self._admin.list_topics(timeout=ANSWER_SECONDS).topics
+            wanted = [name for name in listed if not name.startswith("__")] if names is None else names
+            there = [name for name in dict.fromkeys(wanted) if name in listed]
+            if not there:
+                return {}
+            futures = self._admin.describe_topics(self.library.TopicCollection(there), request_timeout=ANSWER_SECONDS)
+            described = {name: future.result(timeout=ANSWER_SECONDS * 2) for name, future in futures.items()}
+        return {
+            name: KafkaTopic(str(description.topic_id), len(description.partitions))
+            for name, description in described.items()
+        }
+
+    def create_topic(self, name: str, partition_count: int) -> None:
+        """Create a topic with the cluster's own defaults; that somebody else does so meanwhile is fine.
+
+        Raises:
+            RelayFailed, KafkaUnavailable: the cluster does not create it.
+        """
+        new = self.library.admin.NewTopic(name, num_partitions=partition_count, replication_factor=-1)
+        with self.translated(f"creating topic {name} in Kafka"):
+            try:
+                self._admin.create_topics([new], operation_timeout=ANSWER_SECONDS)[name].result(ANSWER_SECONDS * 2)
+            except self.library.KafkaException as exception:
+                if exception.args[0] != self.library.KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+
+    def producer(self, transactional_id: str) -> Any:
+        """Return a producer of transactions."""
+        with self.translated("the settings of the Kafka producer"):
+            return self.library.Producer(producer_settings(self.bootstrap, self._settings, transactional_id))
+
+    def consumer(self, group: str) -> Any:
+        """Return a consumer of committed records; it joins no group."""
+        with self.translated("the settings of the Kafka consumer"):
+            return self.library.Consumer(consumer_settings(self.bootstrap, self._settings, group))

@@ -1,0 +1,64 @@
+"""This file is the outbox's part of a relay: rows become records as soon as they are committed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError
+from txnstore.log.outbox_poller import OutboxPoller
+from txnstore.relay.trouble import Trouble
+
+
+def relay_outbox(store: Store, stop: threading.Event) -> int:
+    """Move rows of the outbox into their topics until `stop` is set; return how many were moved.
+
+    A database that is away for a while is waited for.
+
+    Raises:
+        TxnStoreError: an error that stays.
+    """
+    poller = OutboxPoller(store)
+    trouble = Trouble("the outbox", None)
+    while not stop.is_set():
+        try:
+            pause_seconds = poller.turn()
+        except TxnStoreError as error:
+            if not (error.retriable or error.outcome_unknown):
+                raise
+            trouble.met(error)
+            pause_seconds = trouble.left_seconds()
+        else:
+            trouble.passed()
+        stop.wait(pause_seconds)
+    return poller.moved_count
+
+
+@contextmanager
+def outbox_beside(store: Store, stop: threading.Event) -> Iterator[None]:
+    """Relay the outbox in a thread while the body runs; an error of it ends the body through `stop`, and comes out.
+
+    Raises:
+        TxnStoreError: as `relay_outbox`.
+    """
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            relay_outbox(store, ended)
+        except BaseException as error:  # noqa: BLE001 - it comes out below
+            errors.append(error)
+            stop.set()
+
+    thread = threading.Thread(target=run, name="txnstore-relay-outbox")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if errors:
+        raise errors[0]

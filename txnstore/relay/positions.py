@@ -1,0 +1,101 @@
+"""This file is the positions of relays in the store: read, begun, and moved together with what was copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.db.schema import relay_positions
+from txnstore.model import TopicPartition
+
+_ALL: Final = select(relay_positions).where(relay_positions.c.relay_id == bindparam("of_relay_id"))
+# Two relays of one name copy one after the other: the second one finds that the position has moved on.
+_LOCK: Final = (
+    _ALL.where(relay_positions.c.topic.in_(bindparam("topics", expanding=True)))
+    .order_by(relay_positions.c.topic, relay_positions.c.partition_number)
+    .with_for_update()
+)
+# DO NOTHING: of two relays that begin at once, both go on from where the first one began.
+_BEGIN: Final = upsert(relay_positions).on_conflict_do_nothing(
+    index_elements=[relay_positions.c.relay_id, relay_positions.c.topic, relay_positions.c.partition_number]
+)
+_MOVE: Final = (
+    update(relay_positions)
+    .where(
+        relay_positions.c.relay_id == bindparam("of_relay_id"),
+        relay_positions.c.topic == bindparam("of_topic"),
+        relay_positions.c.partition_number == bindparam("of_partition_number"),
+    )
+    .values(next_offset=bindparam("to_offset"))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPosition:
+    """Where a relay stands in one partition of a topic with this identity."""
+
+    topic_uuid: str
+    next_offset: int
+
+
+class PositionMoved(Exception):
+    """Somebody else has copied from there on: another relay of this name, or this one, whose answer was lost."""
+
+
+def read_relay_positions(connection: Connection, relay_id: str) -> dict[TopicPartition, RelayPosition]:
+    """Return the positions of a relay."""
+    rows = connection.execute(_ALL, {"of_relay_id": relay_id})
+    return {
+        TopicPartition(row.topic, row.partition_number): RelayPosition(row.topic_uuid, row.next_offset) for row in rows
+    }
+
+
+def begin_relay_positions(
+    connection: Connection, relay_id: str, positions: Mapping[TopicPartition, RelayPosition]
+) -> None:
+    """Write where a relay begins in partitions, at least one, in which it has no position yet."""
+    connection.execute(
+        _BEGIN,
+        [
+            {
+                "relay_id": relay_id,
+                "topic": partition.topic,
+                "partition_number": partition.partition,
+                "topic_uuid": position.topic_uuid,
+                "next_offset": position.next_offset,
+            }
+            for partition, position in positions.items()
+        ],
+    )
+
+
+def move_relay_positions(
+    connection: Connection, relay_id: str, moves: Mapping[TopicPartition, tuple[int, int]]
+) -> None:
+    """Lock positions and move each, at least one, from the first offset to the second.
+
+    Raises:
+        PositionMoved: one of them does not stand where it was read from; nothing is to be copied.
+    """
+    topics: Sequence[str] = list(dict.fromkeys(partition.topic for partition in moves))
+    rows = connection.execute(_LOCK, {"of_relay_id": relay_id, "topics": topics})
+    there = {TopicPartition(row.topic, row.partition_number): row.next_offset for row in rows}
+    for partition, (from_offset, _) in moves.items():
+        if there.get(partition) != from_offset:
+            raise PositionMoved(f"{partition}: the relay stands at {there.get(partition)}, not at {from_offset}")
+    connection.execute(
+        _MOVE,
+        [
+            {
+                "of_relay_id": relay_id,
+                "of_topic": partition.topic,
+                "of_partition_number": partition.partition,
+                "to_offset": to_offset,
+            }
+            for partition, (_, to_offset) in moves.items()
+        ],
+    )
