@@ -17,12 +17,20 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from scripts import bench_clients, bench_groups, bench_log
+from scripts import bench_branches, bench_clients, bench_cluster, bench_enlist, bench_groups, bench_log, bench_outbox
 from scripts.bench_support import MANY, Bench, Raw, Result
 from txnstore.db.store import open_store
 from txnstore.testing.servers import choose_server
 
-BENCHES = (*bench_log.BENCHES, *bench_clients.BENCHES, *bench_groups.BENCHES)
+BENCHES = (
+    *bench_log.BENCHES,
+    *bench_clients.BENCHES,
+    *bench_groups.BENCHES,
+    *bench_outbox.BENCHES,
+    *bench_enlist.BENCHES,
+    *bench_branches.BENCHES,
+    *bench_cluster.BENCHES,
+)
 
 
 @contextmanager

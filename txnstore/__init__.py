@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from txnstore.clients.producer import Producer
     from txnstore.clients.serializing_producer import SerializingProducer
     from txnstore.clients.transaction_outcome import Outcome, PreparedTxnState, outcome
+    from txnstore.outbox import Outbox
 
 __all__ = [
     "OFFSET_BEGINNING",
@@ -61,6 +62,7 @@ __all__ = [
     "KafkaException",
     "Message",
     "Node",
+    "Outbox",
     "Outcome",
     "PreparedTxnState",
     "Producer",
@@ -87,6 +89,7 @@ __version__ = VERSION
 _MODULES: Final = {
     "Consumer": "txnstore.clients.consumer",
     "DeserializingConsumer": "txnstore.clients.deserializing_consumer",
+    "Outbox": "txnstore.outbox",
     "Outcome": "txnstore.clients.transaction_outcome",
     "PreparedTxnState": "txnstore.clients.transaction_outcome",
     "Producer": "txnstore.clients.producer",

@@ -27,10 +27,10 @@ from txnstore.clients.constants import (
 from txnstore.clients.consumer import Consumer
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.message import Message
-from txnstore.clients.partitioners import consistent, fnv1a, murmur2
 from txnstore.clients.producer import Producer
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.versions import libversion, version
+from txnstore.log.partitioners import consistent, fnv1a, murmur2
 
 __all__ = [
     "ISOLATION_LEVEL_READ_COMMITTED",

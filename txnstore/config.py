@@ -46,6 +46,12 @@ def _one_of(*choices: str) -> Callable[[str, str], str]:
     return parse
 
 
+def _text(name: str, text: str) -> str:
+    if not text.isprintable():
+        raise InvalidConfiguration(f"{name} takes text without control characters")
+    return text
+
+
 def _boolean(name: str, text: str) -> bool:
     return _one_of("true", "false")(name, text) == "true"
 
@@ -118,6 +124,12 @@ STORE_SETTINGS: Final = _table(
         _integer(1, _INT64_MAX),
         "How long the journal of completed transactions is kept.",
     ),
+    Setting(
+        "txnstore.placement",
+        "hash",
+        _one_of("hash", "roundrobin"),
+        "In which of several databases a new partition lives: by the hash of its name, or dealt out in turn.",
+    ),
 )
 
 #: Settings of one topic.
@@ -157,6 +169,12 @@ TOPIC_SETTINGS: Final = _table(
         "How far a record's timestamp may lie after the store's time (KIP-937).",
     ),
     Setting("min.compaction.lag.ms", 0, _integer(0, _INT64_MAX), "How long a record is safe from compaction."),
+    Setting(
+        "txnstore.placement",
+        "",
+        _text,
+        "Where new partitions of the topic live: hash, roundrobin, or the label of a database; empty: as the store.",
+    ),
     Setting("retention.bytes", -1, _integer(-1, _INT64_MAX), "The size above which old batches are deleted; -1: none."),
     Setting("retention.ms", 604_800_000, _integer(-1, _INT64_MAX), "The age of batches to delete; -1: never."),
 )

@@ -87,6 +87,10 @@ class OffsetMetadataTooLarge(TxnStoreError, code=12, recovery=Recovery.FIX, kafk
     """The metadata of a committed offset is larger than offset.metadata.max.bytes."""
 
 
+class NotCoordinator(TxnStoreError, code=16, recovery=Recovery.RETRY, kafka_name="NOT_COORDINATOR"):
+    """The transactional id or group lives in another database of the cluster."""
+
+
 class InvalidTopic(TxnStoreError, code=17, recovery=Recovery.FIX, kafka_name="TOPIC_EXCEPTION"):
     """The topic's name is not one that Kafka allows."""
 
@@ -275,3 +279,15 @@ class StatementFailed(TxnStoreError, code=1015, recovery=Recovery.FIX):
 
 class StoreClosed(TxnStoreError, code=1016, recovery=Recovery.CLOSE):
     """The store has been closed."""
+
+
+class BranchUnfinished(TxnStoreError, code=1017, recovery=Recovery.RETRY):
+    """The transaction is decided, but its branch in another database has not ended yet; recovery will end it."""
+
+
+class WrongCluster(TxnStoreError, code=1020, recovery=Recovery.FIX):
+    """The databases of the list are not those of one cluster, or not in its order."""
+
+
+class MissingMember(TxnStoreError, code=1021, recovery=Recovery.FIX):
+    """What is asked for lives in a database of the cluster whose URL is not in the list; add it."""

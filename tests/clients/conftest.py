@@ -89,7 +89,7 @@ def hold_database():
 def _hold(url):
     connection: sqlite3.Connection | psycopg.Connection
     if url.startswith("sqlite"):
-        connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+        connection = sqlite3.connect(url.partition(",")[0].removeprefix("sqlite:///"), isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")
     else:
         connection = psycopg.connect(connection_string(url))

@@ -14,6 +14,7 @@ from txnstore import KafkaError, KafkaException, TopicCollection
 from txnstore.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 from txnstore.clients import connection as connection_module
 from txnstore.clients.worker import Worker
+from txnstore.db.cluster import open_cluster
 from txnstore.db.store import open_store
 from txnstore.errors import StoreUnavailable
 from txnstore.log.topics import list_topics
@@ -44,13 +45,13 @@ class Gate:
     def __call__(self, *arguments, **keywords):
         self.reached.set()
         assert self.passed.wait(PATIENCE_SECONDS)
-        return open_store(*arguments, **keywords)
+        return open_cluster(*arguments, **keywords)
 
 
 @pytest.fixture
 def gate(monkeypatch):
     gate = Gate()
-    monkeypatch.setattr(connection_module, "open_store", gate)
+    monkeypatch.setattr(connection_module, "open_cluster", gate)
     yield gate
     gate.passed.set()
 
@@ -158,7 +159,7 @@ def test_an_error_of_the_database_comes_out_of_every_future_and_of_error_cb(url,
     served: list = []
     with AdminClient({"bootstrap.servers": url, "error_cb": served.append}) as admin:
         with monkeypatch.context() as patch:
-            patch.setattr(connection_module, "open_store", refuse)
+            patch.setattr(connection_module, "open_cluster", refuse)
             futures = admin.create_topics([NewTopic("a"), NewTopic("b")])
             for future in futures.values():
                 assert error_of(future) == KafkaError._TRANSPORT

@@ -188,7 +188,7 @@ def test_a_decided_transaction_that_is_not_complete_shows_what_it_has(admin, log
     transaction = begun(log)
     separate = TransactionCoordinator(log.store, separate_delivery=True)
     # It goes away before the markers are written.
-    monkeypatch.setattr(separate, "_complete", lambda _: None)
+    monkeypatch.setattr(separate, "_complete", lambda *_: None)
     separate.end_transaction(transaction.transactional_id, transaction.identity, commit=True)
     found = result(admin.describe_transactions([transaction.transactional_id])[transaction.transactional_id])
     assert found.state is TransactionState.PREPARE_COMMIT
@@ -294,7 +294,7 @@ def test_an_abort_that_was_decided_is_completed(admin, log, monkeypatch):
     transaction.write("t", 1, b"y")
     separate = TransactionCoordinator(log.store, separate_delivery=True)
     # It goes away before the markers are written.
-    monkeypatch.setattr(separate, "_complete", lambda _: None)
+    monkeypatch.setattr(separate, "_complete", lambda *_: None)
     separate.end_transaction(transaction.transactional_id, transaction.identity, commit=False)
     assert stable_offset(log) == 0
     assert result(admin.abort_transaction(spec_of(admin))) is None

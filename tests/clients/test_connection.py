@@ -14,7 +14,7 @@ from txnstore.clients.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.db.backend import Limits
-from txnstore.db.store import open_store
+from txnstore.db.cluster import open_cluster
 from txnstore.errors import InvalidUrl, StoreClosed, StoreUnavailable, TxnStoreError
 from txnstore.log.topics import create_topic, list_topics
 from txnstore.testing.manual_clock import ManualClock
@@ -35,7 +35,7 @@ def connection(url):
 
 
 def test_nothing_is_opened_before_the_first_use(connection, monkeypatch):
-    monkeypatch.setattr(module, "open_store", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr(module, "open_cluster", lambda *_, **__: pytest.fail("opened"))
     assert connection.opened is None
     assert connection.process_id == os.getpid()
     connection.close()
@@ -53,10 +53,10 @@ def test_many_threads_open_one_store(connection, monkeypatch):
     barrier = threading.Barrier(8, timeout=PATIENCE_SECONDS)
 
     def open_and_count(*arguments, **keywords):
-        opened.append(open_store(*arguments, **keywords))
+        opened.append(open_cluster(*arguments, **keywords))
         return opened[-1]
 
-    monkeypatch.setattr(module, "open_store", open_and_count)
+    monkeypatch.setattr(module, "open_cluster", open_and_count)
 
     def use(_):
         barrier.wait()
@@ -64,7 +64,7 @@ def test_many_threads_open_one_store(connection, monkeypatch):
 
     with ThreadPoolExecutor(8) as threads:
         stores = set(threads.map(use, range(8)))
-    assert stores == set(opened)
+    assert stores == {cluster.controller for cluster in opened}
     assert len(opened) == 1
 
 
@@ -119,7 +119,7 @@ def test_after_close_it_stays_closed(connection):
 
 
 def test_closed_before_the_first_use_it_opens_nothing(url, monkeypatch):
-    monkeypatch.setattr(module, "open_store", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr(module, "open_cluster", lambda *_, **__: pytest.fail("opened"))
     connection = connection_to(url)
     connection.close()
     with pytest.raises(StoreClosed, match="has been closed"):
@@ -133,10 +133,10 @@ def test_close_does_not_wait_for_an_opening_which_closes_what_it_opened(connecti
     def open_slowly(*arguments, **keywords):
         opening.set()
         assert may_open.wait(PATIENCE_SECONDS)
-        opened.append(open_store(*arguments, **keywords))
+        opened.append(open_cluster(*arguments, **keywords))
         return opened[-1]
 
-    monkeypatch.setattr(module, "open_store", open_slowly)
+    monkeypatch.setattr(module, "open_cluster", open_slowly)
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(connection.store)
         assert opening.wait(PATIENCE_SECONDS)
@@ -144,7 +144,7 @@ def test_close_does_not_wait_for_an_opening_which_closes_what_it_opened(connecti
         may_open.set()
         assert isinstance(future.exception(PATIENCE_SECONDS), StoreClosed)
     with pytest.raises(StoreClosed):
-        opened[0].read(list_topics)
+        opened[0].controller.read(list_topics)
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite://:memory:"])

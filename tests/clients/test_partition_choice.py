@@ -7,7 +7,7 @@ import random
 import pytest
 
 from txnstore.clients.partition_choice import PartitionChoice
-from txnstore.clients.partitioners import PARTITIONERS
+from txnstore.log.partitioners import PARTITIONERS
 
 MANY = 64
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txnstore
-from txnstore.clients.partitioners import PARTITIONERS, _murmur2_hash, consistent, fnv1a, murmur2
+from txnstore.log.partitioners import PARTITIONERS, _murmur2_hash, consistent, fnv1a, murmur2
 
 #: As confluent-kafka 2.16.1 computes them: (murmur2, consistent, fnv1a) for 3 and for 12 partitions.
 VECTORS = {

@@ -104,7 +104,7 @@ ALL_NAMES = (
     "aio",
 )
 #: What confluent-kafka does not have: KIP-939, the outbox.
-OWN_NAMES = {"Outcome", "PreparedTxnState", "outcome"}
+OWN_NAMES = {"Outbox", "Outcome", "PreparedTxnState", "outcome"}
 
 CIMPL_CONSTANTS = {
     "OFFSET_BEGINNING": -2,

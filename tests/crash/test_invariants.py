@@ -306,7 +306,8 @@ def test_damage_is_reported_by_name(busy: Busy, name: str):
 
 def test_every_invariant_can_be_broken():
     broken = {invariant for invariant, _ in DAMAGES.values()}
-    assert broken | AT_REST == set(Invariant)
+    # Of several databases: tests/cluster breaks it.
+    assert broken | AT_REST | {Invariant.COPIES_CURRENT} == set(Invariant)
 
 
 AT_REST = {Invariant.NOTHING_OPEN, Invariant.NOTHING_QUEUED, Invariant.ALL_STABLE}

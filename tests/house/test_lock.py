@@ -32,7 +32,7 @@ def assert_pinned(requirements, lock):
 
 
 def test_the_lock_holds_no_address(locks):
-    assert sorted(locks) == ["development", "kafka", "uv"]
+    assert sorted(locks) == ["development", "uv"]
     assert [name for name, lock in locks.items() if "://" in lock or "--" in lock.replace("--hash=", "")] == []
 
 
@@ -50,13 +50,9 @@ def test_the_development_environment_pins_all_that_it_asks_for(locks, pyproject)
         *pyproject["build-system"]["requires"],
         *pyproject["dependency-groups"]["dev"],
         *extras["compression"],
+        *extras["kafka"],
         *extras["spark"],
         *extras["spark-java"],
         *extras["testing"],
     ]
     assert_pinned(asked, locks["development"])
-
-
-def test_an_extra_that_is_not_for_everybody_is_pinned_in_a_file_of_its_own(locks, pyproject):
-    assert_pinned(pyproject["project"]["optional-dependencies"]["kafka"], locks["kafka"])
-    assert not pinned_versions(locks["kafka"]).keys() & pinned_versions(locks["development"]).keys()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,13 @@ README = (TOP / "README.md").read_text(encoding="utf-8")
 EXAMPLE = re.search(r"```python\n(import txnstore as confluent_kafka.*?)```", README, re.DOTALL)
 EXAMPLES = README.partition("\n## Examples\n")[2].partition("\n## ")[0]
 PROGRAMS = re.findall(r"### ([^\n]*)\n(?:(?!###).)*?```python\n([^`]*)```\n\n```text\n([^`]*)```", EXAMPLES, re.DOTALL)
+RECIPES = README.partition("\n## One commit for rows, records and offsets\n")[2].partition("\n## ")[0]
+PRINTING_RECIPES = re.findall(
+    r"### ([^\n]*)\n(?:(?!###).)*?```python\n([^`]*)```\n\n```text\n([^`]*)```", RECIPES, re.DOTALL
+)
+SILENT_RECIPES = dict(
+    re.findall(r"### (One `with` block[^\n]*)\n(?:(?!###).)*?```python\n([^`]*)```", RECIPES, re.DOTALL)
+)
 TEST_FILES = dict(re.findall(r"^# (\w+\.py)\n(.*?)(?=^# \w+\.py$|^```)", EXAMPLES, re.DOTALL | re.MULTILINE))
 NAMED_TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", README)))
 NAMED_PATHS = sorted(set(re.findall(r"`((?:txnstore|tests|migrations|scripts)/[\w/.-]*)`", README)))
@@ -39,7 +48,19 @@ def test_there_is_an_example_for_each_of_those_who_use_it() -> None:
     assert set(TEST_FILES) == {"conftest.py", "test_transfer.py"}
 
 
-@pytest.mark.parametrize(("program", "printed"), [item[1:] for item in PROGRAMS], ids=[item[0] for item in PROGRAMS])
+def test_there_are_recipes_for_one_commit() -> None:
+    assert len(PRINTING_RECIPES) == 2
+    assert list(SILENT_RECIPES) == [
+        "One `with` block over records and rows",
+        "One `with` block over two databases",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [item[1:] for item in PROGRAMS + PRINTING_RECIPES],
+    ids=[item[0] for item in PROGRAMS + PRINTING_RECIPES],
+)
 def test_an_example_prints_what_stands_below_it(tmp_path: Path, program: str, printed: str) -> None:
     script = tmp_path / "example.py"
     script.write_text(program, encoding="utf-8")
@@ -48,6 +69,14 @@ def test_an_example_prints_what_stands_below_it(tmp_path: Path, program: str, pr
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == printed
+
+
+def test_the_recipe_of_one_block_writes_the_row_and_the_record(tmp_path: Path) -> None:
+    program = SILENT_RECIPES["One `with` block over records and rows"].replace("sqlite:///", f"sqlite:///{tmp_path}/")
+    exec(compile(program, "recipe", "exec"), {})
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+        assert shop.execute("SELECT item FROM orders").fetchall() == [("tea",)]
+        assert shop.execute("SELECT value, status FROM txnstore_records").fetchall() == [(b"tea", "committed")]
 
 
 def test_the_example_for_testers_passes_on_both_databases(

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txnstore.clients.partitioners import PARTITIONERS
 from txnstore.config import TOPIC_SETTINGS, Settings
 from txnstore.errors import InvalidRecord, RecordTooLarge, UnknownTopicOrPartition
 from txnstore.log.codec import decode
 from txnstore.log.compression import Codec
+from txnstore.log.partitioners import PARTITIONERS
 from txnstore.log.topics import Topic
 from txnstore.model import ProducerIdentity
 from txnstore.spark.sink_batches import BatchLimits, BatchMaker

@@ -13,10 +13,11 @@ import typer
 from sqlalchemy import Connection, select
 
 from txnstore.cli.options import URL_VARIABLE
+from txnstore.clients.homes import all_stores
 from txnstore.db.backend import Limits
+from txnstore.db.cluster import open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import groups, topics, transactions
-from txnstore.db.store import open_store
 
 _LIMITS: Final = Limits(statement_timeout_ms=1_000, lock_timeout_ms=1_000, retry_timeout_ms=0)
 _NAMES_MAX: Final = 1_000
@@ -46,7 +47,8 @@ def _names(context: typer.Context, incomplete: str, read: Callable[[Connection],
     url = context.params.get("url") or context.find_root().params.get("url") or os.environ.get(URL_VARIABLE)
     schema = context.params.get("schema") or DEFAULT_SCHEMA
     try:
-        with open_store(url or "", schema=schema, create=False, limits=_LIMITS) as store:
-            return [name for name in store.read(read) if name.startswith(incomplete)]
+        with open_cluster(url or "", schema=schema, create=False, limits=_LIMITS) as cluster:
+            names = {name for store in all_stores(cluster.controller) for name in store.read(read)}
+            return sorted(name for name in names if name.startswith(incomplete))
     except Exception:  # noqa: BLE001 - whatever it is, the line that is being typed must stay whole
         return []

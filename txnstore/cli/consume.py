@@ -98,7 +98,9 @@ def consume(
     level = IsolationLevel[isolation.name]
     with opened(url, schema) as store:
         default = Start(StartKind.END if follow else StartKind.BEGINNING)
-        positions = store.read(lambda connection: read_positions(connection, topic, partition, start or default, level))
+        positions = store.read(
+            lambda connection: read_positions(store, connection, topic, partition, start or default, level)
+        )
     settings: dict[str, Any] = {"auto.offset.reset": "earliest" if group is not None else "error"}
     settings |= key_values(config or [])
     settings |= {

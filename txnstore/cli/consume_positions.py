@@ -10,7 +10,9 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, exists, not_, select
 
 from txnstore.cli.terminal import CommandFailed
+from txnstore.clients.homes import reads_at_homes
 from txnstore.db.schema import finished_transactions, record_batches
+from txnstore.db.store import Store
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.topics import get_topic
 from txnstore.model import ControlType, IsolationLevel
@@ -72,8 +74,13 @@ class Positions:
         ]
 
 
-def read_positions(
-    connection: Connection, topic: str, numbers: Sequence[int] | None, start: Start, isolation: IsolationLevel
+def read_positions(  # noqa: PLR0917 - where, and what
+    store: Store,
+    connection: Connection,
+    topic: str,
+    numbers: Sequence[int] | None,
+    start: Start,
+    isolation: IsolationLevel,
 ) -> Positions:
     """Return where a reading of these partitions, or of all, begins and ends.
 
@@ -84,11 +91,19 @@ def read_positions(
     found = get_topic(connection, topic)
     chosen = range(len(found.partition_ids)) if numbers is None else list(dict.fromkeys(numbers))
     ids = {number: found.partition_id(number) for number in chosen}
-    bounds = read_bounds(connection, ids.values())
-    of = {number: bounds[partition_id] for number, partition_id in ids.items()}
+    names = {partition_id: f"{topic}-{number}" for number, partition_id in ids.items()}
+
+    def look(opened: Connection, partition_ids: list[int]) -> dict[int, tuple[Bounds, int]]:
+        return {
+            partition_id: (bounds, _start(opened, names[partition_id], bounds, start, isolation))
+            for partition_id, bounds in read_bounds(opened, partition_ids).items()
+        }
+
+    found_at = reads_at_homes(store, connection)(list(names), look)
+    of = {number: found_at[partition_id][0] for number, partition_id in ids.items()}
     return Positions(
         topic,
-        {number: _start(connection, f"{topic}-{number}", of[number], start, isolation) for number in ids},
+        {number: found_at[partition_id][1] for number, partition_id in ids.items()},
         {number: of[number].end(isolation) for number in ids},
         {number: of[number].high_watermark for number in ids},
     )

@@ -10,6 +10,7 @@ from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, example
 from txnstore.cli.terminal import say
 from txnstore.db import migrating
 from txnstore.db.backend import Limits
+from txnstore.db.cluster import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import Found, check_schema_name, upgrade
 from txnstore.db.schema import SCHEMA_VERSION
@@ -42,14 +43,21 @@ def migrate(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Create the tables in a database, or bring those of an older version up to date."""
-    url = one_url(context, url, url_option)
+    urls = split_urls(one_url(context, url, url_option))
     if sql:
-        address = parse_url(url)
+        if len(urls) > 1:
+            raise typer.BadParameter("--sql prints the statements for one database: give one URL", param_hint="--sql")
+        address = parse_url(urls[0])
         check_schema_name(schema)
         typer.echo(migrating.upgrade_sql(kind=address.kind, schema=schema, from_version=from_version), nl=False)
         return
     if from_version:
         raise typer.BadParameter("it goes with --sql only: otherwise the database itself is asked", param_hint="--from")
+    for each in urls:
+        _migrate(each, schema)
+
+
+def _migrate(url: str, schema: str) -> None:
     with connect_store(url, schema=schema, limits=_LIMITS) as store:
         before = upgrade(store)
         if before.found is Found.NOTHING:

@@ -14,6 +14,7 @@ from txnstore.cli.output import json_text
 from txnstore.cli.record_output import as_json as json_bytes
 from txnstore.cli.record_output import headers_as_json
 from txnstore.cli.terminal import CommandFailed, printable
+from txnstore.clients.homes import all_stores, at_home_of
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import record_batches, transaction_log
 from txnstore.db.store import Store
@@ -76,7 +77,8 @@ def log(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Print the log of a partition: its record batches, their records, and the markers that end transactions."""
-    with opened(url, schema) as store:
+    with opened(url, schema) as controller:
+        store = at_home_of(controller, topic, partition, lambda home: home)
         partition_id, bounds = store.read(lambda connection: _found(connection, topic, partition))
         if not as_json:
             _print(f"Dumping {topic}-{partition}")
@@ -129,7 +131,7 @@ def index(
             for row in finished_since(connection, partition_id, from_offset)
         ]
 
-    _print_all(url, schema, work, as_json=as_json)
+    _print_all(url, schema, topic, partition, work, as_json=as_json)
 
 
 @app.command(name="producers", epilog=examples("txnstore dump producers orders --partition 1"))
@@ -166,7 +168,7 @@ def producers(
             for state in producers_of_partition(connection, partition_id)
         ]
 
-    _print_all(url, schema, work, as_json=as_json)
+    _print_all(url, schema, topic, partition, work, as_json=as_json)
 
 
 @app.command(
@@ -184,11 +186,11 @@ def journal(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Print the journal of transactions: every change of their states, in order."""
+    """Print the journal of transactions: every change of their states, in order, of one database after the other."""
     if transactional_id is not None:
         check_transactional_id(transactional_id)
     with opened(url, schema) as store:
-        for row in _entries(store, transactional_id):
+        for row in (row for home in all_stores(store) for row in _entries(home, transactional_id)):
             facts = {
                 "producerId": row.producer_id,
                 "producerEpoch": row.producer_epoch,
@@ -310,10 +312,16 @@ def _record_line(record: dict[str, Any]) -> str:
 
 
 def _print_all(
-    url: str | None, schema: str, work: Callable[[Connection], list[dict[str, Any]]], *, as_json: bool
+    url: str | None,
+    schema: str,
+    topic: str,
+    partition: int,
+    work: Callable[[Connection], list[dict[str, Any]]],
+    *,
+    as_json: bool,
 ) -> None:
     with opened(url, schema) as store:
-        for facts in store.read(work):
+        for facts in at_home_of(store, topic, partition, lambda home: home.read(work)):
             if as_json:
                 _print_json(facts)
                 continue

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, and_, bindparam, case, exists, func, not_, select
 
+from txnstore.clients.homes import Reads, reads_at_homes
 from txnstore.db.schema import finished_transactions, record_batches
+from txnstore.db.store import Store
 from txnstore.groups.listing import ListedGroup, list_offsets
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.topics import Topic, find_topics
@@ -69,8 +71,12 @@ def group_facts(group: ListedGroup) -> dict[str, Any]:
     }
 
 
-def offset_rows(connection: Connection, group: ListedGroup) -> list[dict[str, Any]]:
-    """Return a row for each partition that the group has committed for, or that a member has."""
+def offset_rows(store: Store, connection: Connection, group: ListedGroup) -> list[dict[str, Any]]:
+    """Return a row for each partition that the group has committed for, or that a member has.
+
+    `connection` is one to `store`, which coordinates the group; partitions are looked at where they live.
+    """
+    read = reads_at_homes(store, connection)
     committed = list_offsets(connection, group.group_id)
     owners = {partition: member.member_id for member in group.members for partition in member.owned}
     wanted = sorted(committed.offsets.keys() | committed.unstable | owners.keys())
@@ -80,7 +86,7 @@ def offset_rows(connection: Connection, group: ListedGroup) -> list[dict[str, An
         for partition in wanted
         if partition.topic in topics and partition.partition < len(topics[partition.topic].partition_ids)
     }
-    bounds = read_bounds(connection, ids.values()) if ids else {}
+    bounds = read(list(ids.values()), read_bounds)
     rows = []
     for partition, partition_id in ids.items():
         offset = committed.offsets.get(partition)
@@ -92,13 +98,13 @@ def offset_rows(connection: Connection, group: ListedGroup) -> list[dict[str, An
                 "committed_offset": position,
                 "pending": partition in committed.unstable,
                 "member_id": owners.get(partition),
-                **_distance(connection, bounds[partition_id], position),
+                **_distance(read, bounds[partition_id], position),
             }
         )
     return rows
 
 
-def _distance(connection: Connection, bounds: Bounds, position: int | None) -> Mapping[str, Any]:
+def _distance(read: Reads, bounds: Bounds, position: int | None) -> Mapping[str, Any]:
     facts = {
         "log_start_offset": bounds.log_start_offset,
         "last_stable_offset": bounds.last_stable_offset,
@@ -106,12 +112,14 @@ def _distance(connection: Connection, bounds: Bounds, position: int | None) -> M
     }
     if position is None:
         return facts | {"lag": None, "open_records": None}
-    lag, open_records = connection.execute(
-        _COUNTS,
-        {
-            "of_partition_id": bounds.partition_id,
-            "from_offset": max(position, bounds.log_start_offset),
-            "stable_offset": bounds.last_stable_offset,
-        },
-    ).one()
+    wanted = {
+        "of_partition_id": bounds.partition_id,
+        "from_offset": max(position, bounds.log_start_offset),
+        "stable_offset": bounds.last_stable_offset,
+    }
+    found = read(
+        [bounds.partition_id],
+        lambda connection, _: {bounds.partition_id: connection.execute(_COUNTS, wanted).one()},
+    )
+    lag, open_records = found[bounds.partition_id]
     return facts | {"lag": int(lag or 0), "open_records": int(open_records or 0)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,7 +16,9 @@ from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, list_text, show_facts, show_json, show_rows
 from txnstore.cli.terminal import CommandFailed, hint, say
 from txnstore.cli.times import FORMS, parse_time
+from txnstore.clients.homes import all_stores, at_group, reads_at_homes
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.store import Store
 from txnstore.errors import GroupIdNotFound
 from txnstore.groups.administration import alter_offsets, delete_group
 from txnstore.groups.commit_rules import check_group_id
@@ -70,7 +73,8 @@ _Target = Callable[[Connection, Bounds, "int | None"], "int | None"]
 def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """List the groups with their states and members."""
     with opened(url, schema) as store:
-        rows = [group_facts(group) for group in store.read(list_groups)]
+        found = [group for home in all_stores(store) for group in home.read(list_groups)]
+    rows = [group_facts(group) for group in sorted(found, key=lambda group: group.group_id)]
     show_rows(rows, _COLUMNS, as_json=as_json)
 
 
@@ -88,12 +92,8 @@ def describe(
     nothing at or past the last stable offset; OPEN those behind it, of transactions that may still abort.  PENDING:
     an open transaction holds an offset of the group.
     """
-
-    def work(connection: Connection) -> list[dict[str, Any]]:
-        return [_described(connection, group_id) for group_id in groups]
-
     with opened(url, schema) as store:
-        found = store.read(work)
+        found = _described_all(store, groups)
     if as_json:
         show_json(found)
         return
@@ -156,18 +156,24 @@ def reset_offsets(
     chosen = dict(_parsed_topic(text) for text in topics or ())
     check_group_id(group)
 
-    def plan(connection: Connection) -> list[dict[str, Any]]:
-        return _plan(connection, group, chosen, target)
+    def plan(home: Store, connection: Connection) -> list[dict[str, Any]]:
+        return _plan(home, connection, group, chosen, target)
 
-    def change(connection: Connection) -> list[dict[str, Any]]:
-        rows = _plan(connection, group, chosen, target)
+    def change(home: Store, connection: Connection) -> list[dict[str, Any]]:
+        rows = _plan(home, connection, group, chosen, target)
         offsets = {row["partition_id"]: OffsetAndMetadata(row["new_offset"]) for row in rows}
         if offsets:
             alter_offsets(connection, group, offsets)
         return rows
 
     with opened(url, schema) as store:
-        rows = store.write(change, wakes_readers=True) if execute else store.read(plan)
+        rows = at_group(
+            store,
+            group,
+            lambda home: (
+                home.write(partial(change, home), wakes_readers=True) if execute else home.read(partial(plan, home))
+            ),
+        )
     shown = [{name: value for name, value in row.items() if name != "partition_id"} for row in rows]
     show_rows(shown, _RESET_COLUMNS, as_json=as_json)
     if not execute:
@@ -182,18 +188,17 @@ def delete(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Delete groups without members, and what they have committed: all of them, or none."""
+    """Delete groups without members, and what they have committed: all of them in a database, or none."""
     names = sorted(dict.fromkeys(groups))
     with opened(url, schema) as store:
-        store.read(lambda connection: [_found(connection, name) for name in names])
+        by_home = _by_home(store, names)
+        for home, own in by_home:
+            home.read(partial(_found_all, own))
         if not yes:
             typer.confirm(f"Delete {list_text(names)}, with the committed offsets?", abort=True)
 
-        def work(connection: Connection) -> None:
-            for name in names:
-                delete_group(connection, name)
-
-        store.write(work)
+        for home, own in by_home:
+            home.write(partial(_delete_all, own))
     for name in names:
         say(f"group {name} was deleted")
 
@@ -206,13 +211,44 @@ def _found(connection: Connection, group_id: str) -> ListedGroup:
     return group
 
 
-def _described(connection: Connection, group_id: str) -> dict[str, Any]:
-    group = _found(connection, group_id)
-    return {**group_facts(group), "offsets": offset_rows(connection, group)}
+def _by_home(store: Store, group_ids: Iterable[str]) -> list[tuple[Store, list[str]]]:
+    """Return the groups with the store that coordinates them."""
+    if store.cluster is None:
+        return [(store, list(group_ids))]
+    found: dict[int, tuple[Store, list[str]]] = {}
+    for group_id in group_ids:
+        home = store.cluster.coordinator_of_group(group_id)
+        found.setdefault(home.database_id, (home, []))[1].append(group_id)
+    return list(found.values())
+
+
+def _found_all(group_ids: Iterable[str], connection: Connection) -> None:
+    for group_id in group_ids:
+        _found(connection, group_id)
+
+
+def _delete_all(group_ids: Iterable[str], connection: Connection) -> None:
+    for group_id in group_ids:
+        delete_group(connection, group_id)
+
+
+def _described_all(store: Store, group_ids: list[str]) -> list[dict[str, Any]]:
+    described: dict[str, dict[str, Any]] = {}
+    for home, own in _by_home(store, group_ids):
+        described |= home.read(partial(_described, home, own))
+    return [described[group_id] for group_id in group_ids]
+
+
+def _described(home: Store, group_ids: list[str], connection: Connection) -> dict[str, dict[str, Any]]:
+    found = {group_id: _found(connection, group_id) for group_id in group_ids}
+    return {
+        group_id: {**group_facts(group), "offsets": offset_rows(home, connection, group)}
+        for group_id, group in found.items()
+    }
 
 
 def _plan(
-    connection: Connection, group_id: str, chosen: dict[str, list[int] | None], target: _Target
+    home: Store, connection: Connection, group_id: str, chosen: dict[str, list[int] | None], target: _Target
 ) -> list[dict[str, Any]]:
     """Return where each partition is to go on; those that stay as they are are left out."""
     committed = list_offsets(connection, group_id).offsets
@@ -227,13 +263,15 @@ def _plan(
     else:
         raise CommandFailed(f"group {group_id} has committed nothing; --topic says where it is to begin")
     topics = topics_by_name(connection, {partition.topic for partition in partitions})
+    read = reads_at_homes(home, connection)
     rows = []
     for partition in partitions:
         topic = topics.get(partition.topic) or get_topic(connection, partition.topic)
         partition_id = topic.partition_id(partition.partition)
-        bounds = read_bounds(connection, [partition_id])[partition_id]
         now = committed.get(partition)
-        wanted = target(connection, bounds, None if now is None else now.offset)
+        bounds, wanted = read([partition_id], partial(_aimed, target, None if now is None else now.offset))[
+            partition_id
+        ]
         if wanted is None:
             continue
         rows.append(
@@ -247,6 +285,13 @@ def _plan(
             }
         )
     return rows
+
+
+def _aimed(
+    target: _Target, committed: int | None, connection: Connection, partition_ids: list[int]
+) -> dict[int, tuple[Bounds, int | None]]:
+    found = read_bounds(connection, partition_ids)
+    return {partition_id: (bounds, target(connection, bounds, committed)) for partition_id, bounds in found.items()}
 
 
 def _target(*, to_earliest: bool, to_datetime: int | None, to_offset: int | None, shift_by: int | None) -> _Target:

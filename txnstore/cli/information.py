@@ -10,6 +10,8 @@ from sqlalchemy import Connection, Table, func, select
 from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, show_facts, show_json, show_rows, size_text, time_text
 from txnstore.cli.terminal import say
+from txnstore.clients.broker import broker_id_of
+from txnstore.clients.homes import all_stores
 from txnstore.clients.versions import version
 from txnstore.config import STORE_SETTINGS
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -39,6 +41,7 @@ _FACTS: Final = (
     Column("txnstore_version", "this txnstore"),
     Column("created_ms", "created", time_text),
 )
+_DATABASE_COLUMNS: Final = (Column("broker", "BROKER"), Column("database", "DATABASE"), Column("counted", "COUNTED"))
 _COUNTED: Final[tuple[tuple[str, Table], ...]] = (
     ("topics", topics),
     ("partitions", partitions),
@@ -56,10 +59,15 @@ def info(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCH
     """Show what a store is: its identity, versions, counts, sizes and settings."""
     with opened(url, schema) as store:
         facts = store.read(lambda connection: _facts(store, connection))
+        if store.cluster is not None:
+            _add_others(store, facts)
     if as_json:
         show_json(facts)
         return
     show_facts(facts, _FACTS)
+    if "databases" in facts:
+        say("")
+        show_rows(facts["databases"], _DATABASE_COLUMNS, as_json=False)
     say("")
     counts = [{"what": name.replace("_", " "), "count": count} for name, count in facts["counts"].items()]
     show_rows(counts, (Column("what", "WHAT"), Column("count", "COUNT")), as_json=False)
@@ -93,6 +101,25 @@ def _facts(store: Store, connection: Connection) -> dict[str, Any]:
             for name, setting in STORE_SETTINGS.items()
         ],
     }
+
+
+def _add_others(controller: Store, facts: dict[str, Any]) -> None:
+    """Add what the other databases of the cluster hold; topics and partitions are those of the controller."""
+    cluster = controller.cluster
+    assert cluster is not None
+    reached = {controller.database_id}
+    for store in all_stores(controller)[1:]:
+        reached.add(store.database_id)
+        counts, sizes = store.read(lambda connection, store=store: (_counts(connection), _sizes(store, connection)))  # type: ignore[misc]
+        for name, count in counts.items():
+            if name not in {"topics", "partitions"}:
+                facts["counts"][name] += count
+        for name, size in sizes.items():
+            facts["sizes_bytes"][name] = facts["sizes_bytes"].get(name, 0) + size
+    facts["databases"] = [
+        {"broker": broker_id_of(member.database_id), "database": member.label, "counted": member.database_id in reached}
+        for member in cluster.databases
+    ]
 
 
 def _counts(connection: Connection) -> dict[str, int]:

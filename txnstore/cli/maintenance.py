@@ -5,18 +5,31 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 
+from txnstore.cli.branches import Participants
 from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, examples, one_url
 from txnstore.cli.terminal import TRY_AGAIN_LATER, say
+from txnstore.db.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.store import open_store
-from txnstore.maintenance.duties import DUTIES
+from txnstore.errors import TxnStoreError
+from txnstore.maintenance.branch_duties import branch_duties
+from txnstore.maintenance.duties import DUTIES, Duty
 from txnstore.maintenance.loop import Maintenance
 
-EXAMPLES: Final = examples("txnstore maintain sqlite:///shop.db", "txnstore maintain --once")
+_log = logging.getLogger(__name__)
+
+#: How often it looks whether databases have joined, or can be reached by now.
+_LOOK_AGAIN_SECONDS: Final = 10.0
+
+EXAMPLES: Final = examples(
+    "txnstore maintain sqlite:///shop.db",
+    "txnstore maintain --once",
+    "txnstore maintain --participant postgresql://bank@db2/bank",
+)
 
 
 def maintain(
@@ -25,26 +38,77 @@ def maintain(
     *,
     url_option: UrlBesideArgument = None,
     once: Annotated[bool, typer.Option("--once", help="Do everything once and exit.")] = False,
+    participants: Participants = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Finish decided transactions, abort timed out ones and forget what has expired, until stopped by Ctrl-C."""
     url = one_url(context, url, url_option)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    with open_store(url, schema=schema, create=False) as store:
-        maintenance = Maintenance(store)
+    duties = (*DUTIES, *branch_duties(participants or ()))
+    with open_cluster(url, schema=schema, create=False) as cluster:
         if once:
-            done = maintenance.run_once()
-            for name, count in done.items():
-                say(f"{count} {name}")
-            raise typer.Exit(0 if len(done) == len(DUTIES) else TRY_AGAIN_LATER)
+            raise typer.Exit(0 if _run_once(cluster, duties) else TRY_AGAIN_LATER)
         stop = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            _stop_at(number, stop)
-        maintenance.run(stop)
+        stop_at_signals(stop)
+        if cluster.is_alone:
+            Maintenance(cluster.controller, duties=duties).run(stop)
+        else:
+            _run_all(cluster, duties, stop)
+
+
+def _run_once(cluster: Cluster, duties: Sequence[Duty]) -> bool:
+    """Do everything once in each database; return whether all was done."""
+    stores = list(cluster.stores())
+    total: dict[str, int] = {}
+    is_complete = len(stores) == len(cluster.databases)
+    for store in stores:
+        done = Maintenance(store, duties=duties).run_once()
+        is_complete &= len(done) == len(duties)
+        for name, count in done.items():
+            total[name] = total.get(name, 0) + count
+    for name, count in total.items():
+        say(f"{count} {name}")
+    return is_complete
+
+
+def _run_all(cluster: Cluster, duties: Sequence[Duty], stop: threading.Event) -> None:
+    """Look after every database in a thread of its own, those too that join meanwhile."""
+    threads: dict[int, threading.Thread] = {}
+    while not stop.is_set():
+        for member in cluster.databases:
+            if member.database_id not in threads:
+                arguments = (cluster, member.database_id, duties, stop)
+                thread = threading.Thread(target=_run_one, args=arguments, name=f"maintenance-{member.label}")
+                threads[member.database_id] = thread
+                thread.start()
+        stop.wait(_LOOK_AGAIN_SECONDS)
+        try:
+            cluster.refresh()
+        except TxnStoreError as error:
+            _log.warning("the list of databases cannot be read now: %s", error)
+    for thread in threads.values():
+        thread.join()
+
+
+def _run_one(cluster: Cluster, database_id: int, duties: Sequence[Duty], stop: threading.Event) -> None:
+    while not stop.is_set():
+        try:
+            store = cluster.own(database_id)
+        except TxnStoreError as error:
+            _log.warning("maintenance of %s: it cannot be reached: %s", cluster.label_of(database_id), error)
+            stop.wait(_LOOK_AGAIN_SECONDS)
+        else:
+            Maintenance(store, duties=duties).run(stop)
+
+
+def stop_at_signals(stop: threading.Event) -> None:
+    """Set `stop` when Ctrl-C or SIGTERM comes; a second one does what it always does."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        _stop_at(number, stop)
 
 
 def _stop_at(number: signal.Signals, stop: threading.Event) -> None:
-    """Let the first signal end the loop after the duty that runs, the second one do what it always does."""
+    """Let the first signal end the loop after what runs, the second one do what it always does."""
     usual = signal.getsignal(number)
 
     def handle(*_: object) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
 from rich.markup import escape
 
 from txnstore.db.backend import Limits
-from txnstore.db.store import Store, open_store
+from txnstore.db.cluster import Cluster, open_cluster
+from txnstore.db.store import Store
 
 URL_VARIABLE: Final = "TXNSTORE_URL"
 
 _FORMS: Final = "sqlite:///path/to/file.db or postgresql://user@host/database"
+_SEVERAL: Final = "Of several databases all URLs, with commas, the controller's first."
 _SECRETS: Final = (
     "Others on this machine see what is in a command line: put a password into TXNSTORE_URL, PGPASSWORD or ~/.pgpass."
 )
@@ -34,7 +38,9 @@ def _url_or_that_of_the_program(context: typer.Context, url: str | None) -> str 
 #: Before the command; the only one that looks into the environment, so that what is typed wins.
 ProgramUrl = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", envvar=URL_VARIABLE, show_default=False, help=f"The database: {_FORMS}."),
+    typer.Option(
+        "--url", metavar="URL", envvar=URL_VARIABLE, show_default=False, help=f"The database: {_FORMS}. {_SEVERAL}"
+    ),
 ]
 Url = Annotated[
     str | None,
@@ -74,14 +80,25 @@ def one_url(context: typer.Context, argument: str | None, option: str | None) ->
     return str(url)
 
 
-def opened(url: str | None, schema: str) -> Store:
-    """Open the store of a command; a database without tables stays without.
+@contextmanager
+def opened(url: str | None, schema: str) -> Iterator[Store]:
+    """Open the store of a command, of several databases the controller; one without tables stays without.
 
     Raises:
         TxnStoreError: the database cannot be reached, or its tables are not those of this version.
     """
+    with opened_cluster(url, schema) as cluster:
+        yield cluster.controller
+
+
+def opened_cluster(url: str | None, schema: str) -> Cluster:
+    """Open all databases of a command; see `opened`.
+
+    Raises:
+        TxnStoreError: the first cannot be reached, or the tables are not those of this version.
+    """
     assert url is not None
-    return open_store(url, schema=schema, create=False, limits=_LIMITS)
+    return open_cluster(url, schema=schema, create=False, limits=_LIMITS)
 
 
 def examples(*lines: str) -> str:

@@ -12,11 +12,13 @@ import typer
 from txnstore.cli import (
     consume,
     database,
+    databases,
     dump,
     groups,
     information,
     maintenance,
     produce,
+    relay,
     timeline,
     topics,
     transactions,
@@ -37,9 +39,11 @@ app = typer.Typer(name="txnstore", no_args_is_help=True, pretty_exceptions_enabl
 app.command(epilog=database.EXAMPLES)(database.migrate)
 app.command(epilog=maintenance.EXAMPLES)(maintenance.maintain)
 app.command(name="info", epilog=information.EXAMPLES)(information.info)
+app.add_typer(databases.app)
 app.add_typer(topics.app)
 app.command(epilog=produce.EXAMPLES)(produce.produce)
 app.command(epilog=consume.EXAMPLES)(consume.consume)
+app.command(epilog=relay.EXAMPLES)(relay.relay)
 app.add_typer(groups.app)
 app.add_typer(transactions.app)
 app.add_typer(dump.app)

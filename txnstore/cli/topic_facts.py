@@ -6,9 +6,11 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, func, select
 
+from txnstore.clients.homes import all_stores, reads_at_homes
 from txnstore.db.schema import partition_heads, partitions, producer_states, record_batches, topics
+from txnstore.db.store import Store
 from txnstore.log.bounds import read_bounds
-from txnstore.log.topics import find_topics, get_topic, list_topics
+from txnstore.log.topics import Topic, find_topics, get_topic, list_topics
 
 _OFFSETS: Final = (
     select(
@@ -36,10 +38,14 @@ _SIZES: Final = (
 )
 
 
-def list_topic_rows(connection: Connection) -> list[dict[str, Any]]:
-    """Return a row for each topic, by name."""
-    offsets = {topic_id: int(count) for topic_id, count in connection.execute(_OFFSETS)}
-    open_in = _open_transactions(connection)
+def list_topic_rows(store: Store) -> list[dict[str, Any]]:
+    """Return a row for each topic, by name; what lives in databases that cannot be reached is not counted."""
+    found, offsets, open_in = store.read(lambda connection: (_topics(connection), *_counts(connection)))
+    for home in all_stores(store)[1:]:
+        more_offsets, more_open_in = home.read(_counts)
+        open_in |= more_open_in
+        for topic_id, count in more_offsets.items():
+            offsets[topic_id] = offsets.get(topic_id, 0) + count
     return [
         {
             "topic": topic.name,
@@ -48,25 +54,35 @@ def list_topic_rows(connection: Connection) -> list[dict[str, Any]]:
             "open_transactions": sum(open_in.get(partition_id, 0) for partition_id in topic.partition_ids),
             "config": dict(sorted(topic.config.items())),
         }
-        for topic in find_topics(connection, list_topics(connection))
+        for topic in found
     ]
+
+
+def _topics(connection: Connection) -> list[Topic]:
+    return find_topics(connection, list_topics(connection))
+
+
+def _counts(connection: Connection) -> tuple[dict[int, int], dict[int, int]]:
+    offsets = {topic_id: int(count) for topic_id, count in connection.execute(_OFFSETS)}
+    return offsets, _open_transactions(connection)
 
 
 def _open_transactions(connection: Connection) -> dict[int, int]:
     return {row[0]: int(row[1]) for row in connection.execute(_OPEN)}
 
 
-def describe_topic(connection: Connection, name: str) -> dict[str, Any]:
-    """Return everything about one topic.
+def describe_topic(store: Store, connection: Connection, name: str) -> dict[str, Any]:
+    """Return everything about one topic, which `connection` to the controller knows.
 
     Raises:
         UnknownTopicOrPartition: there is none of this name.
+        TxnStoreError: a database that holds a partition cannot be reached.
     """
     topic = get_topic(connection, name)
-    bounds = read_bounds(connection, topic.partition_ids)
-    open_in = _open_transactions(connection)
-    rows = connection.execute(_SIZES, {"partition_ids": list(topic.partition_ids)})
-    sizes = {partition_id: (count, int(size), last) for partition_id, count, size, last in rows}
+    read = reads_at_homes(store, connection)
+    bounds = read(topic.partition_ids, read_bounds)
+    open_in = read(topic.partition_ids, lambda opened, _: _open_transactions(opened))
+    sizes = read(topic.partition_ids, _sizes)
     described = []
     for number, partition_id in enumerate(topic.partition_ids):
         of = bounds[partition_id]
@@ -81,6 +97,7 @@ def describe_topic(connection: Connection, name: str) -> dict[str, Any]:
                 "batches": count,
                 "size_bytes": size_bytes,
                 "last_timestamp_ms": last_ms,
+                **({} if store.cluster is None else {"database": store.cluster.label_of(topic.homes[number])}),
             }
         )
     return {
@@ -90,3 +107,8 @@ def describe_topic(connection: Connection, name: str) -> dict[str, Any]:
         "config": dict(sorted(topic.config.items())),
         "partitions": described,
     }
+
+
+def _sizes(connection: Connection, partition_ids: list[int]) -> dict[int, tuple[int, int, int]]:
+    rows = connection.execute(_SIZES, {"partition_ids": partition_ids})
+    return {partition_id: (count, int(size), last) for partition_id, count, size, last in rows}

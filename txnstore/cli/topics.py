@@ -15,11 +15,13 @@ from txnstore.cli.output import Column, list_text, show_facts, show_json, show_r
 from txnstore.cli.terminal import headline, hint, say
 from txnstore.cli.topic_facts import describe_topic, list_topic_rows
 from txnstore.clients.admin_configs import known_topic_config
+from txnstore.clients.homes import publish
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import TopicAlreadyExists
+from txnstore.log.cluster_topics import refuse_if_in_use
 from txnstore.log.topic_configs import change_topic_configs, lock_topic_configs
-from txnstore.log.topics import create_topic, delete_topic, grow_topic
+from txnstore.log.topics import create_topic, delete_topic, find_topics, grow_topic
 
 app: Final = typer.Typer(name="topics", no_args_is_help=True, help="Make, list, describe, change and delete topics.")
 
@@ -100,7 +102,9 @@ def create(
         return done
 
     with opened(url, schema) as store:
-        for line in store.write(work):
+        lines = store.write(work)
+        publish(store)
+        for line in lines:
             say(line)
 
 
@@ -108,14 +112,15 @@ def create(
 def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """List the topics: their partitions, how many offsets there are between the ends of their logs, what was set."""
     with opened(url, schema) as store:
-        show_rows(store.read(list_topic_rows), _COLUMNS, as_json=as_json)
+        show_rows(list_topic_rows(store), _COLUMNS, as_json=as_json)
 
 
 @app.command(name="describe", epilog=examples("txnstore topics describe orders"))
 def describe(topics: _Topics, *, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """Describe topics: their settings, and for each partition the bounds and the size of its log."""
     with opened(url, schema) as store:
-        found = store.read(lambda connection: [describe_topic(connection, topic) for topic in topics])
+        found = store.read(lambda connection: [describe_topic(store, connection, topic) for topic in topics])
+        columns = _PARTITION_COLUMNS if store.cluster is None else (*_PARTITION_COLUMNS, Column("database", "DATABASE"))
     if as_json:
         show_json(found)
         return
@@ -123,7 +128,7 @@ def describe(topics: _Topics, *, as_json: Json = False, url: Url = None, schema:
         if number:
             say("")
         show_facts(facts, _FACTS)
-        show_rows(facts["partitions"], _PARTITION_COLUMNS, as_json=False)
+        show_rows(facts["partitions"], columns, as_json=False)
 
 
 @app.command(
@@ -161,6 +166,7 @@ def alter(
 
     with opened(url, schema) as store:
         store.write(work)
+        publish(store)
     if partitions is not None:
         say(f"topic {topic} has {_partitions(partitions)} now")
     for name, value in changes.items():
@@ -177,12 +183,17 @@ def delete(
 ) -> None:
     """Delete topics, their records and what groups have committed for them: all of them, or none."""
     with opened(url, schema) as store:
-        found = store.read(lambda connection: [describe_topic(connection, topic) for topic in dict.fromkeys(topics)])
+        names = list(dict.fromkeys(topics))
+        found = store.read(lambda connection: [describe_topic(store, connection, name) for name in names])
         if not yes:
             headline("this deletes for ever:")
             for facts in found:
                 say(f"  {facts['topic']}: {_partitions(len(facts['partitions']))}, {_offsets(facts)} offsets")
             typer.confirm("Delete?", abort=True)
+
+        if store.cluster is not None:
+            for topic in store.read(lambda connection: find_topics(connection, names)):
+                refuse_if_in_use(store.cluster, topic.partition_ids)
 
         def work(connection: Connection) -> None:
             # By name, so that two who delete the same ones do not wait for each other.
@@ -190,6 +201,7 @@ def delete(
                 delete_topic(connection, facts["topic"])
 
         store.write(work, wakes_readers=True)
+        publish(store)
     for facts in found:
         say(f"topic {facts['topic']} was deleted")
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from sqlalchemy import Connection
 
+from txnstore.cli import branches
 from txnstore.cli.completion import complete_topic, complete_transactional_id
 from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, duration_text, list_text, show_facts, show_json, show_rows, time_text
 from txnstore.cli.terminal import CommandFailed, say
-from txnstore.clients.broker import BROKER_ID
+from txnstore.clients.broker import BROKER_ID, broker_id_of
+from txnstore.clients.homes import all_stores, at_partition, at_transaction, reads_at_homes
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.log.producers import producers_of_partition
 from txnstore.log.sequences import ProducerState
 from txnstore.log.topics import get_topic
 from txnstore.model import ProducerIdentity
+from txnstore.transactions import cluster_listing
 from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
 from txnstore.transactions.listing import (
+    HangingTransaction,
     TransactionFilter,
     describe_transaction,
     hanging_transactions,
@@ -106,16 +112,20 @@ def list_(
     """List the transactional ids, each with the state of its newest transaction."""
     wanted = TransactionFilter(_parsed_states(states or []), producer_ids or (), longer_than, _compiled(pattern))
     with opened(url, schema) as store:
-        found = store.read(lambda connection: list_transactions(connection, wanted))
+        found = [
+            (broker_id_of(home.database_id), row)
+            for home in all_stores(store)
+            for row in home.read(lambda connection: list_transactions(connection, wanted))
+        ]
     rows = [
         {
             "transactional_id": row.transactional_id,
-            "coordinator": BROKER_ID,
+            "coordinator": coordinator,
             "producer_id": row.producer_id,
             "producer_epoch": row.producer_epoch,
             "state": row.state.kafka_name,
         }
-        for row in found
+        for coordinator, row in sorted(found, key=lambda each: each[1].transactional_id)
     ]
     show_rows(rows, _COLUMNS, as_json=as_json)
 
@@ -132,7 +142,7 @@ def describe(
 ) -> None:
     """Describe the newest transaction of transactional ids."""
     with opened(url, schema) as store:
-        found = store.read(lambda connection: [_described(connection, name) for name in transactional_ids])
+        found = [at_transaction(store, name, partial(_described_at, name)) for name in transactional_ids]
     if as_json:
         show_json(found)
         return
@@ -157,17 +167,19 @@ def describe_producers(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Show which producers the partitions of a topic remember, and since which offset a transaction is open."""
-
-    def work(connection: Connection) -> list[dict[str, Any]]:
-        found = get_topic(connection, topic)
-        numbers = range(len(found.partition_ids)) if partitions is None else dict.fromkeys(partitions)
-        return [
-            {"topic": topic, "partition": number, **_producer(state)}
-            for number in numbers
-            for state in producers_of_partition(connection, found.partition_id(number))
-        ]
-
     with opened(url, schema) as store:
+
+        def work(connection: Connection) -> list[dict[str, Any]]:
+            found = get_topic(connection, topic)
+            numbers = range(len(found.partition_ids)) if partitions is None else dict.fromkeys(partitions)
+            ids = {found.partition_id(number): number for number in numbers}
+            states = reads_at_homes(store, connection)(list(ids), _producers)
+            return [
+                {"topic": topic, "partition": number, **_producer(state)}
+                for partition_id, number in ids.items()
+                for state in states[partition_id]
+            ]
+
         show_rows(store.read(work), _PRODUCER_COLUMNS, as_json=as_json)
 
 
@@ -223,14 +235,15 @@ def abort(
         def work(connection: Connection) -> OpenInPartition:
             partition_id = get_topic(connection, topic).partition_id(partition)
             if start_offset is not None:
-                return _open_at(connection, partition_id, f"{topic}-{partition}", start_offset)
+                states = reads_at_homes(store, connection)([partition_id], _producers)[partition_id]
+                return _open_at(states, partition_id, f"{topic}-{partition}", start_offset)
             assert producer_id is not None
             assert producer_epoch is not None
             return OpenInPartition(partition_id, ProducerIdentity(producer_id, producer_epoch), coordinator_epoch)
 
         target = store.read(work)
         _ask(f"the open transaction of producer {target.producer} in {topic}-{partition}", yes=yes)
-        abort_open_transaction(store, target)
+        at_partition(store, target.partition_id, lambda home: abort_open_transaction(home, target))
         say(f"the transaction of producer {target.producer} was aborted")
 
 
@@ -257,11 +270,13 @@ def find_hanging(
     if topic is None and partition is not None:
         raise typer.BadParameter("it goes with --topic", param_hint="--partition")
 
-    def work(connection: Connection) -> list[dict[str, Any]]:
-        ids = None
-        if topic is not None:
-            found = get_topic(connection, topic)
-            ids = list(found.partition_ids) if partition is None else [found.partition_id(partition)]
+    def ids_of(connection: Connection) -> list[int] | None:
+        if topic is None:
+            return None
+        found = get_topic(connection, topic)
+        return list(found.partition_ids) if partition is None else [found.partition_id(partition)]
+
+    def rows(found: Iterable[HangingTransaction]) -> list[dict[str, Any]]:
         return [
             {
                 "topic": each.partition.topic,
@@ -273,11 +288,29 @@ def find_hanging(
                 "last_timestamp_ms": each.last_timestamp_ms,
                 "duration_ms": each.age_ms,
             }
-            for each in hanging_transactions(connection, max_timeout * _MINUTE_MS, ids)
+            for each in found
         ]
 
+    longest_ms = max_timeout * _MINUTE_MS
     with opened(url, schema) as store:
-        show_rows(store.read(work), _HANGING_COLUMNS, as_json=as_json)
+        if store.cluster is None:
+            found = store.read(lambda connection: hanging_transactions(connection, longest_ms, ids_of(connection)))
+        else:
+            found = cluster_listing.hanging_transactions(store.cluster, longest_ms, store.read(ids_of))
+        show_rows(rows(found), _HANGING_COLUMNS, as_json=as_json)
+
+
+app.command(name="branches", epilog=branches.BRANCHES_EXAMPLES)(branches.branches)
+app.command(name="recover", epilog=branches.RECOVER_EXAMPLES)(branches.recover)
+
+
+def _producers(connection: Connection, partition_ids: list[int]) -> dict[int, list[ProducerState]]:
+    return {number: list(producers_of_partition(connection, number)) for number in partition_ids}
+
+
+def _described_at(transactional_id: str, home: Store) -> dict[str, Any]:
+    described = home.read(lambda connection: _described(connection, transactional_id))
+    return {**described, "coordinator": broker_id_of(home.database_id)}
 
 
 def _described(connection: Connection, transactional_id: str) -> dict[str, Any]:
@@ -310,8 +343,12 @@ def _producer(state: ProducerState) -> dict[str, Any]:
     }
 
 
-def _abort_id(store: Store, transactional_id: str, *, yes: bool) -> None:
+def _abort_id(controller: Store, transactional_id: str, *, yes: bool) -> None:
     check_transactional_id(transactional_id)
+    at_transaction(controller, transactional_id, lambda store: _abort_at(store, transactional_id, yes=yes))
+
+
+def _abort_at(store: Store, transactional_id: str, *, yes: bool) -> None:
     found = store.read(lambda connection: describe_transaction(connection, transactional_id))
     if not found.is_running:
         say(f"{transactional_id} has no open transaction; nothing was changed")
@@ -325,8 +362,8 @@ def _abort_id(store: Store, transactional_id: str, *, yes: bool) -> None:
     say(f"the transaction of {transactional_id} was aborted, and its producer is fenced")
 
 
-def _open_at(connection: Connection, partition_id: int, name: str, start_offset: int) -> OpenInPartition:
-    for state in producers_of_partition(connection, partition_id):
+def _open_at(states: Iterable[ProducerState], partition_id: int, name: str, start_offset: int) -> OpenInPartition:
+    for state in states:
         if state.transaction_first_offset == start_offset:
             identity = ProducerIdentity(state.producer_id, state.epoch)
             return OpenInPartition(partition_id, identity, max(0, state.coordinator_epoch))

@@ -17,6 +17,9 @@ from txnstore.model import Header
 #: Asked for by the caller: a partition chosen by key.
 PARTITION_UNASSIGNED: Final = -1
 
+#: What a full queue says.
+FULL_TEXT: Final = "Local: Queue full"
+
 DeliveryCallback = Callable[[Any, Any], object]
 
 
@@ -87,6 +90,9 @@ class Accumulator:
         """The records that are queued, in flight, or wait for their report to be served."""
 
         self.size_bytes = 0
+        self.full_text = FULL_TEXT
+        """What a full queue says."""
+
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
         #: Records of topics that are not known yet, by topic.
         self._unassigned: dict[str, PartitionQueue] = {}
@@ -100,7 +106,7 @@ class Accumulator:
         size_bytes = record[SIZE_BYTES]
         with self._lock:
             if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
-                raise BufferError("Local: Queue full")
+                raise BufferError(self.full_text)
             if self._unassigned and topic in self._unassigned:
                 # Not past those that were queued before the topic was known.
                 partition = PARTITION_UNASSIGNED
@@ -137,6 +143,20 @@ class Accumulator:
         """When the oldest record was queued, by the monotonic clock."""
         return min((queue.records[0][QUEUED_SECONDS] for queue in self._all_queues()), default=None)
 
+    def waiting(self, unless: Callable[[str, int], bool]) -> tuple[float | None, bool]:
+        """Return when the oldest record was queued and whether a batch is full, but for some partitions.
+
+        Left out are those for which `unless` is true, and topics that are not known yet.
+        """
+        queues = [queue for queue in self._queues.values() if not unless(queue.topic, queue.partition)]
+        oldest_seconds = min((queue.records[0][QUEUED_SECONDS] for queue in queues), default=None)
+        return oldest_seconds, any(self._is_full(queue) for queue in queues)
+
+    @property
+    def oldest_unknown_seconds(self) -> float | None:
+        """When the oldest record of a topic that is not known yet was queued."""
+        return min((queue.records[0][QUEUED_SECONDS] for queue in self._unassigned.values()), default=None)
+
     @property
     def unknown_topics(self) -> list[str]:
         """The topics that have to be looked up before their records can leave."""
@@ -152,11 +172,21 @@ class Accumulator:
         queue.records.append(record)
         queue.size_bytes += record[SIZE_BYTES]
 
-    def take_batches(self, batches_per_partition_max: int, size_bytes_max: int) -> list[Batch]:
-        """Take what goes next: the first batches of every partition, until `size_bytes_max` is reached."""
+    def take_batches(
+        self,
+        batches_per_partition_max: int,
+        size_bytes_max: int,
+        unless: Callable[[str, int], bool] | None = None,
+    ) -> list[Batch]:
+        """Take what goes next: the first batches of every partition, until `size_bytes_max` is reached.
+
+        Partitions for which `unless` is true are left alone.
+        """
         batches: list[Batch] = []
         left_bytes = size_bytes_max
         for key, queue in list(self._queues.items()):
+            if unless is not None and unless(queue.topic, queue.partition):
+                continue
             for _ in range(batches_per_partition_max):
                 if not queue.records or left_bytes <= 0:
                     break

@@ -172,7 +172,7 @@ class AdminClient(GroupCalls, TransactionCalls, RefusedCalls):
     def describe_cluster(
         self, *, include_authorized_operations: bool = False, request_timeout: float | None = None
     ) -> Future[DescribeClusterResult]:
-        """Describe the cluster: one node, which is the database, and the identity of the store.
+        """Describe the cluster: a node for each database, and the identity of the controller.
 
         Raises:
             TypeError, ValueError: an argument is wrong.

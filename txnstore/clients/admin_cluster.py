@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from txnstore.clients.admin_calls import Call
-from txnstore.clients.broker import broker_node
+from txnstore.clients.broker import broker_nodes
 from txnstore.clients.cluster_metadata import Node
 from txnstore.db.store import Store
 
 
 class DescribeClusterResult:
-    """The cluster, from `describe_cluster()`: one node, the database.
+    """The cluster, from `describe_cluster()`: a node for each database, the controller first.
 
     `authorized_operations` is None: the database decides who may do what.
     """
@@ -31,5 +31,5 @@ class DescribeClusterResult:
 
 def describe(store: Store, call: Call[str, DescribeClusterResult], item: str) -> DescribeClusterResult:
     """Return the cluster's description."""
-    node = broker_node(store.url)
-    return DescribeClusterResult(node, [node], store.store_uuid)
+    nodes = broker_nodes(store)
+    return DescribeClusterResult(nodes[0], nodes, store.store_uuid)

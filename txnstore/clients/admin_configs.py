@@ -17,6 +17,7 @@ from txnstore.clients.admin_resources import (
     ResourceType,
 )
 from txnstore.clients.broker import BROKER_ID
+from txnstore.clients.homes import publish
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
 from txnstore.db.settings import change_store_settings, read_store_config
@@ -204,6 +205,7 @@ def _change(
             change_store_settings(connection, changes(read_store_config(connection)))
 
     write(store, call, work, validate_only=validate_only)
+    publish(store)
 
 
 def _is_topic(resource: ConfigResource) -> bool:

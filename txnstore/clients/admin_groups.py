@@ -29,6 +29,7 @@ from txnstore.clients.cluster_metadata import (
 from txnstore.clients.constants import OFFSET_INVALID
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.group_protocol import assignment_bytes, subscription_bytes
+from txnstore.clients.homes import all_stores, at_group
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.db.store import Store
@@ -67,7 +68,7 @@ def find(
     store: Store, retry_ms: int, states: Collection[enum.Enum], types: Collection[enum.Enum]
 ) -> ListConsumerGroupsResult:
     """Return the groups in one of these states and of one of these types; none given: of any."""
-    found = store.read(listing.list_groups, retry_timeout_ms=retry_ms)
+    found = [group for home in all_stores(store) for group in home.read(listing.list_groups, retry_timeout_ms=retry_ms)]
     groups = [group.without_expired() for group in found]
     listings = [
         ConsumerGroupListing(group.group_id, group.is_simple, _STATES[group.state], _TYPE)
@@ -80,10 +81,12 @@ def find(
 def describe(store: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
     """Return the group's description."""
     check_group_id(group_id)
-    group = store.read(
-        lambda connection: listing.find_group(connection, group_id), retry_timeout_ms=call.retry_ms(store)
-    )
-    node = broker_node(store.url)
+    return at_group(store, group_id, lambda home: _describe(home, call, group_id))
+
+
+def _describe(home: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
+    group = home.read(lambda connection: listing.find_group(connection, group_id), retry_timeout_ms=call.retry_ms(home))
+    node = broker_node(home)
     if group is None:
         return ConsumerGroupDescription(group_id, False, [], "", ConsumerGroupState.DEAD, node, type=_TYPE)
     group = group.without_expired()
@@ -95,20 +98,25 @@ def describe(store: Store, call: Call[str, ConsumerGroupDescription], group_id: 
 
 def delete(store: Store, call: Call[str, None], group_id: str) -> None:
     """Delete the group."""
-    write(store, call, lambda connection: administration.delete_group(connection, group_id))
+    at_group(
+        store,
+        group_id,
+        lambda home: write(home, call, lambda connection: administration.delete_group(connection, group_id)),
+    )
 
 
 def list_metadata(store: Store, group_id: str | None) -> list[GroupMetadata]:
     """Return the groups, or the one of this id if there is one, as librdkafka's oldest call shows them."""
+    if group_id is None:
+        found = [(home, group) for home in all_stores(store) for group in home.read(listing.list_groups)]
+        return [_metadata(home, group.without_expired()) for home, group in found]
+    check_group_id(group_id)
 
-    def work(connection: Connection) -> list[ListedGroup]:
-        if group_id is None:
-            return listing.list_groups(connection)
-        check_group_id(group_id)
-        group = listing.find_group(connection, group_id)
-        return [] if group is None else [group]
+    def find_one(home: Store) -> list[GroupMetadata]:
+        group = home.read(lambda connection: listing.find_group(connection, group_id))
+        return [] if group is None else [_metadata(home, group.without_expired())]
 
-    return [_metadata(store, group.without_expired()) for group in store.read(work)]
+    return at_group(store, group_id, find_one)
 
 
 def _description(member: ListedMember) -> MemberDescription:
@@ -128,7 +136,7 @@ def _assignment(partitions: Iterable[model.TopicPartition]) -> MemberAssignment:
 
 def _metadata(store: Store, group: ListedGroup) -> GroupMetadata:
     found = GroupMetadata()
-    found.broker = broker_metadata(store.url)
+    found.broker = broker_metadata(store)
     found.id = group.group_id
     found.state = group.state.value
     found.protocol_type = "" if group.is_simple else _PROTOCOL_TYPE
@@ -168,7 +176,9 @@ def list_offsets(
         committed = listing.list_offsets(connection, request.group_id)
         return committed, set(_known(connection, wanted or ()))
 
-    committed, known = store.read(work, retry_timeout_ms=call.retry_ms(store))
+    committed, known = at_group(
+        store, request.group_id, lambda home: home.read(work, retry_timeout_ms=call.retry_ms(home))
+    )
     if wanted is None:
         known = {*map(public_partition, committed.offsets), *map(public_partition, committed.unstable)}
     found = []
@@ -203,7 +213,7 @@ def alter_offsets(
             administration.alter_offsets(connection, request.group_id, offsets)
 
     try:
-        write(store, call, work)
+        at_group(store, request.group_id, lambda home: write(home, call, work))
     except UnknownMember:
         # Said of each partition, as Kafka says it.
         text = f"group {request.group_id[:80]!r} has members; stop them first, then alter its offsets"
@@ -234,7 +244,7 @@ def delete_offsets(
                     " were left alone"
                 )
 
-    write(store, call, work)
+    at_group(store, request.group_id, lambda home: write(home, call, work))
     return _answer(request, errors)
 
 

@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 
 from txnstore.clients import constants
 from txnstore.clients.admin_calls import Call
+from txnstore.clients.admin_partitions import at_home_of
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.db.store import Store
@@ -149,5 +150,5 @@ def find_offset(
             found = OffsetAndTimestamp(offset, NO_TIMESTAMP_MS)
         return found or OffsetAndTimestamp(_NO_OFFSET, NO_TIMESTAMP_MS)
 
-    found = store.read(work, retry_timeout_ms=call.retry_ms(store))
+    found = at_home_of(store, call, partition, lambda home: home.read(work, retry_timeout_ms=call.retry_ms(home)))
     return ListOffsetsResultInfo(found.offset, found.timestamp_ms, _NO_OFFSET)

@@ -7,6 +7,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.clients.admin_calls import Call
+from txnstore.clients.homes import at_partition
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.db.store import Store
 from txnstore.errors import PolicyViolation
@@ -55,4 +56,10 @@ def delete(store: Store, call: Call[TopicPartition, DeletedRecords], partition: 
         return partition_id
 
     partition_id = store.read(find, retry_timeout_ms=call.retry_ms(store))
-    return DeletedRecords(delete_records(store, partition_id, partition.offset, retry_timeout_ms=call.retry_ms(store)))
+    return at_partition(
+        store,
+        partition_id,
+        lambda home: DeletedRecords(
+            delete_records(home, partition_id, partition.offset, retry_timeout_ms=call.retry_ms(home))
+        ),
+    )

@@ -12,8 +12,9 @@ from sqlalchemy import Connection
 from txnstore.clients.admin_calls import Call, write
 from txnstore.clients.admin_configs import known_topic_config
 from txnstore.clients.admin_new_topics import DEFAULT, NewPartitions, NewTopic
-from txnstore.clients.broker import BROKER_ID, broker_node
+from txnstore.clients.broker import BROKER_ID, broker_nodes, broker_of
 from txnstore.clients.cluster_metadata import TopicPartitionInfo, Uuid
+from txnstore.clients.homes import publish
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
@@ -109,11 +110,18 @@ def create(
         create_topic(connection, new_topic.topic, partition_count=count, config=config)
 
     write(store, call, work, validate_only=validate_only)
+    publish(store)
 
 
 def delete(store: Store, call: Call[str, None], name: str) -> None:
     """Delete the topic."""
+    if store.cluster is not None:
+        from txnstore.log.cluster_topics import refuse_if_in_use
+
+        topic = store.read(lambda connection: get_topic(connection, name), retry_timeout_ms=call.retry_ms(store))
+        refuse_if_in_use(store.cluster, topic.partition_ids)
     write(store, call, lambda connection: delete_topic(connection, name))
+    publish(store)
 
 
 def grow(store: Store, call: Call[str, None], wanted: list[NewPartitions], *, validate_only: bool) -> None:
@@ -136,6 +144,7 @@ def grow(store: Store, call: Call[str, None], wanted: list[NewPartitions], *, va
             )
 
     write(store, call, work, validate_only=validate_only)
+    publish(store)
 
 
 def describe(store: Store, call: Call[str, TopicDescription], name: str) -> TopicDescription:
@@ -145,13 +154,14 @@ def describe(store: Store, call: Call[str, TopicDescription], name: str) -> Topi
 
 
 def _description(store: Store, topic: Topic) -> TopicDescription:
-    node = broker_node(store.url)
+    nodes = broker_nodes(store)
+    leaders = [broker_of(nodes, home) for home in topic.homes]
     number = uuid.UUID(topic.topic_uuid).int
     return TopicDescription(
         topic.name,
         Uuid(_signed(number >> 64), _signed(number % 2**64)),
         False,
-        [TopicPartitionInfo(index, node, [node], [node]) for index in range(len(topic.partition_ids))],
+        [TopicPartitionInfo(index, leader, [leader], [leader]) for index, leader in enumerate(leaders)],
     )
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from txnstore.clients.admin_arguments import check_number
 from txnstore.clients.admin_calls import Call
-from txnstore.clients.admin_partitions import partition_id_of, public_partition
+from txnstore.clients.admin_partitions import at_home_of, partition_id_of, public_partition
 from txnstore.clients.admin_transaction_results import (
     AbortTransactionSpec,
     HangingTransaction,
@@ -20,8 +20,10 @@ from txnstore.clients.admin_transaction_results import (
     TransactionDescription,
     TransactionListing,
 )
-from txnstore.clients.broker import BROKER_ID
+from txnstore.clients.broker import broker_id_of
+from txnstore.clients.homes import all_stores, at_partition, at_transaction
 from txnstore.clients.topic_partition import TopicPartition
+from txnstore.db.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.log import producers as log_producers
@@ -102,20 +104,31 @@ def _pattern(text: object) -> re.Pattern[str] | None:
 
 def find(store: Store, retry_ms: int, wanted: TransactionFilter) -> list[TransactionListing]:
     """Return the transactional ids that meet the conditions."""
-    found = store.read(lambda connection: listing.list_transactions(connection, wanted), retry_timeout_ms=retry_ms)
+    found = [
+        row
+        for home in all_stores(store)
+        for row in home.read(
+            lambda connection: listing.list_transactions(connection, wanted), retry_timeout_ms=retry_ms
+        )
+    ]
+    found.sort(key=lambda row: row.transactional_id)
     return [TransactionListing(row.transactional_id, row.producer_id, row.state) for row in found]
 
 
 def describe(store: Store, call: Call[str, TransactionDescription], transactional_id: str) -> TransactionDescription:
     """Return how the transaction stands."""
     check_transactional_id(transactional_id)
-    found = store.read(
+    return at_transaction(store, transactional_id, lambda home: _describe(home, call, transactional_id))
+
+
+def _describe(home: Store, call: Call[str, TransactionDescription], transactional_id: str) -> TransactionDescription:
+    found = home.read(
         lambda connection: listing.describe_transaction(connection, transactional_id),
-        retry_timeout_ms=call.retry_ms(store),
+        retry_timeout_ms=call.retry_ms(home),
     )
     row = found.row
     return TransactionDescription(
-        BROKER_ID,
+        broker_id_of(home.database_id),
         row.state,
         row.producer_id,
         row.producer_epoch,
@@ -131,9 +144,14 @@ def describe_producers(
     store: Store, call: Call[TopicPartition, PartitionProducerState], partition: TopicPartition
 ) -> PartitionProducerState:
     """Return the producers that the partition remembers."""
-    found = store.read(
-        lambda connection: log_producers.producers_of_partition(connection, partition_id_of(connection, partition)),
-        retry_timeout_ms=call.retry_ms(store),
+    found = at_home_of(
+        store,
+        call,
+        partition,
+        lambda home: home.read(
+            lambda connection: log_producers.producers_of_partition(connection, partition_id_of(connection, partition)),
+            retry_timeout_ms=call.retry_ms(home),
+        ),
     )
     return PartitionProducerState([_producer_state(state) for state in found])
 
@@ -145,13 +163,19 @@ def abort(store: Store, call: Call[AbortTransactionSpec, None], spec: AbortTrans
     )
     producer = ProducerIdentity(spec.producer_id, spec.producer_epoch)
     target = OpenInPartition(partition_id, producer, spec.coordinator_epoch)
-    abort_open_transaction(store, target, retry_timeout_ms=call.retry_ms(store))
+    at_partition(
+        store, partition_id, lambda home: abort_open_transaction(home, target, retry_timeout_ms=call.retry_ms(home))
+    )
 
 
 def fence(store: Store, call: Call[str, ProducerIdAndEpoch], transactional_id: str) -> ProducerIdAndEpoch:
     """Fence the producers of the transactional id."""
-    initialized = TransactionCoordinator(store).init_producer_id(
-        transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(store)
+    initialized = at_transaction(
+        store,
+        transactional_id,
+        lambda home: TransactionCoordinator(home).init_producer_id(
+            transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(home)
+        ),
     )
     return ProducerIdAndEpoch(initialized.identity.producer_id, initialized.identity.epoch)
 
@@ -159,13 +183,17 @@ def fence(store: Store, call: Call[str, ProducerIdAndEpoch], transactional_id: s
 def terminate(store: Store, call: Call[str, None], transactional_id: str) -> None:
     """Abort the open transaction of a transactional id that there is, and fence its producer."""
     check_transactional_id(transactional_id)
-    found = store.read(
-        lambda connection: rows.read_row(connection, transactional_id), retry_timeout_ms=call.retry_ms(store)
+    at_transaction(store, transactional_id, lambda home: _terminate(home, call, transactional_id))
+
+
+def _terminate(home: Store, call: Call[str, None], transactional_id: str) -> None:
+    found = home.read(
+        lambda connection: rows.read_row(connection, transactional_id), retry_timeout_ms=call.retry_ms(home)
     )
     if found.row is None:
         raise TransactionalIdNotFound(f"nobody has used the transactional id {transactional_id[:80]!r}, or it expired")
-    TransactionCoordinator(store).init_producer_id(
-        transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(store)
+    TransactionCoordinator(home).init_producer_id(
+        transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(home)
     )
 
 
@@ -178,6 +206,16 @@ def find_hanging(
         ids = None if partitions is None else [partition_id_of(connection, partition) for partition in partitions]
         return listing.hanging_transactions(connection, max_timeout_ms, ids)
 
+    def found_in_cluster(cluster: Cluster) -> list[listing.HangingTransaction]:
+        from txnstore.transactions.cluster_listing import hanging_transactions
+
+        ids = None
+        if partitions is not None:
+            ids = store.read(lambda connection: [partition_id_of(connection, partition) for partition in partitions])
+        return hanging_transactions(cluster, max_timeout_ms, ids)
+
+    cluster = store.cluster
+    hanging = store.read(work, retry_timeout_ms=retry_ms) if cluster is None else found_in_cluster(cluster)
     return [
         HangingTransaction(
             public_partition(found.partition),
@@ -188,7 +226,7 @@ def find_hanging(
             found.last_timestamp_ms,
             found.age_ms,
         )
-        for found in store.read(work, retry_timeout_ms=retry_ms)
+        for found in hanging
     ]
 
 

@@ -67,6 +67,7 @@ class AssignedPartition:
         "committed",
         "end_said_at",
         "fetch_offset",
+        "home",
         "is_at_end",
         "is_hungry",
         "is_paused",
@@ -92,6 +93,8 @@ class AssignedPartition:
         self.assigned_offset = OFFSET_STORED if offset == OFFSET_INVALID else offset
         self.start: int | None = self.assigned_offset
         """Where to begin, as long as it is not known to be an offset within the log."""
+        self.home: int | None = None
+        """The number of the database that holds it; None: nobody has looked, or needs to, for there is only one."""
         self.fetch_offset = OFFSET_INVALID
         self.version = 0
         self.is_paused = False

@@ -120,10 +120,26 @@ class AIOConsumer:
         return await self._call(self._consumer.assignment)
 
     async def commit(
-        self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
+        self,
+        message: Message | None = None,
+        offsets: list[TopicPartition] | None = None,
+        asynchronous: bool = True,
+        *,
+        connection: Any = None,
     ) -> list[TopicPartition] | None:
-        """As `Consumer.commit`."""
-        return await self._call(self._consumer.commit, message, offsets, asynchronous)
+        """As `Consumer.commit`; the connection may also be an `AsyncConnection` or `AsyncSession` of SQLAlchemy."""
+        commit = functools.partial(self._consumer.commit, message, offsets, asynchronous)
+        if connection is None:
+            return await self._call(commit)
+        if not hasattr(connection, "run_sync"):
+            return await self._call(functools.partial(commit, connection=connection))
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+        # Its statements are only understood on the loop's own thread.
+        answered: list[TopicPartition] | None = await connection.run_sync(
+            lambda given: self._with_nothing_taken(functools.partial(commit, connection=given))
+        )
+        return answered
 
     async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """As `Consumer.store_offsets`."""

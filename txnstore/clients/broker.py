@@ -1,30 +1,76 @@
-"""This file is the one broker that clients are told of: the database plays it, and it leads every partition."""
+"""This file is the brokers that clients are told of: each database plays one, and leads what lives there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from txnstore.clients.cluster_metadata import BrokerMetadata, Node
+from txnstore.db.membership import CONTROLLER_ID
+from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
 
+#: The broker that is the controller: the only one of a cluster of one.
 BROKER_ID: Final = 0
 
 _LOCAL: Final = "localhost"
 _PORT_POSTGRESQL: Final = 5432
 
 
-def broker_metadata(url: DatabaseUrl) -> BrokerMetadata:
-    """Return the broker as `list_topics()` shows it."""
+def broker_id_of(database_id: int) -> int:
+    """Return the number of the broker that a database plays: they count from 0."""
+    return database_id - CONTROLLER_ID + BROKER_ID
+
+
+def brokers_metadata(controller: Store) -> list[BrokerMetadata]:
+    """Return the brokers as `list_topics()` shows them."""
+    return [_metadata(node) for node in broker_nodes(controller)]
+
+
+def broker_metadata(store: Store) -> BrokerMetadata:
+    """Return the broker that the store plays as `list_topics()` shows it."""
+    return _metadata(broker_node(store))
+
+
+def broker_nodes(controller: Store) -> list[Node]:
+    """Return the brokers as the admin client shows them, the controller first; asks no database.
+
+    Of a database that this client has not opened the address is the one that it was registered with.
+    """
+    cluster = controller.cluster
+    if cluster is None:
+        return [broker_node(controller)]
+    opened = {store.database_id: store for store in cluster.opened()}
+    return [
+        broker_node(opened[member.database_id])
+        if member.database_id in opened
+        else Node(broker_id_of(member.database_id), *_labelled_address(member.label))
+        for member in cluster.databases
+    ]
+
+
+def broker_of(nodes: Sequence[Node], database_id: int) -> Node:
+    """Return which of the brokers one of the databases plays."""
+    wanted = broker_id_of(database_id)
+    return next((node for node in nodes if node.id == wanted), Node(wanted, _LOCAL, 0))
+
+
+def broker_node(store: Store) -> Node:
+    """Return the broker that the store plays as the admin client shows it."""
+    return Node(broker_id_of(store.database_id), *broker_address(store.url))
+
+
+def _metadata(node: Node) -> BrokerMetadata:
     broker = BrokerMetadata()
-    broker.id = BROKER_ID
-    broker.host, broker.port = broker_address(url)
+    broker.id, broker.host, broker.port = node.id, node.host, node.port
     return broker
 
 
-def broker_node(url: DatabaseUrl) -> Node:
-    """Return the broker as the admin client shows it."""
-    host, port = broker_address(url)
-    return Node(BROKER_ID, host, port)
+def _labelled_address(label: str) -> tuple[str, int]:
+    """Return host and port of a label `host:port/name`; a file's are `localhost` and 0."""
+    address, slash, _ = label.rpartition("/")
+    host, colon, port = address.rpartition(":")
+    return (host, int(port)) if slash and colon and port.isdecimal() else (_LOCAL, 0)
 
 
 def broker_address(url: DatabaseUrl) -> tuple[str, int]:

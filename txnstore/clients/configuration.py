@@ -24,16 +24,16 @@ from txnstore.clients.configuration_rules import (
 )
 from txnstore.clients.configuration_values import ConfigurationError, shown
 from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.db.cluster_list import addresses_of, split_urls
 from txnstore.db.opening import check_schema_name
-from txnstore.db.url import DatabaseUrl, parse_url
-from txnstore.errors import InvalidUrl
+from txnstore.db.url import DatabaseUrl
+from txnstore.errors import InvalidUrl, WrongCluster
 
 _logger: Final = logging.getLogger("txnstore")
 
 _TOPIC_DEFAULTS: Final = "default.topic.config"
 #: SQLAlchemy writes it sqlite://, SQLite's users expect this.
 _MEMORY_URLS: Final = frozenset({"sqlite://:memory:", "sqlite:///:memory:", "sqlite+pysqlite://:memory:"})
-_SEVERAL_URLS: Final = re.compile(r",\s*[a-zA-Z][a-zA-Z0-9+]*://")
 _BROKER: Final = re.compile(r"[\w.-]+(:\d+)?(,[\w.-]+(:\d+)?)*")
 
 
@@ -52,7 +52,7 @@ class Configuration(Mapping[str, Any]):
         self._values = MappingProxyType(dict(values))
         self._given = given
         self.url = url
-        """The database, which shows no password."""
+        """The database, or the first of several: the controller; it shows no password."""
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of the key; KeyError if there is no such key."""
@@ -176,17 +176,24 @@ def _database_url(values: dict[str, Any]) -> DatabaseUrl:
         )
     if text in _MEMORY_URLS:
         text = values["bootstrap.servers"] = "sqlite://"
-    if _SEVERAL_URLS.search(text):
-        raise InvalidUrl("bootstrap.servers names several databases; a store of more than one is not supported yet")
     if _BROKER.fullmatch(text):
         raise InvalidUrl(
             "bootstrap.servers takes the URL of a database, not the address of a Kafka broker; for example"
             " sqlite:///path/to/file.db"
         )
     try:
-        return parse_url(text)
-    except InvalidUrl as error:
+        addresses = addresses_of(split_urls(text))
+    except (InvalidUrl, WrongCluster) as error:
         raise InvalidUrl(f"bootstrap.servers: {error}") from None
+    if len(addresses) > 1 and any(address.url.kind == "sqlite" and _is_memory(address.url) for address in addresses):
+        raise InvalidUrl(
+            "bootstrap.servers: a database in memory is seen by one client only and cannot be one of several"
+        )
+    return addresses[0].url
+
+
+def _is_memory(url: DatabaseUrl) -> bool:
+    return url.url.database in (None, "", ":memory:")
 
 
 def _report(logger: logging.Logger, user: User, given: Mapping[str, Any]) -> None:

@@ -1,19 +1,23 @@
-"""This file is a client's way to its store: opened at the first use, never before, and by one thread only.
+"""This file is a client's way to its databases: opened at the first use, never before, and by one thread only.
 
-So a client can be made before a fork and while the database is away.
+So a client can be made before a fork and while a database is away.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.db.backend import Limits
-from txnstore.db.store import Store, open_store
-from txnstore.errors import StoreClosed
+from txnstore.db.cluster import Cluster, open_cluster
+from txnstore.db.store import Store
+from txnstore.errors import NotCoordinator, StoreClosed
+
+Result = TypeVar("Result")
 
 _POOL_SIZE: Final = 5
 #: Readers are told of the last commits; that is only a hint, and not worth a long wait for a database that hangs.
@@ -21,15 +25,15 @@ ANNOUNCE_TIMEOUT_SECONDS: Final = 0.5
 
 
 class StoreConnection:
-    """The store of one client; safe to share between its threads."""
+    """The cluster of one client, mostly of one database; safe to share between its threads."""
 
     def __init__(self, configuration: Configuration, *, limits: Limits | None = None) -> None:
-        """Keep what it takes to open the store, with these limits; nothing is opened yet."""
+        """Keep what it takes to open the databases, with these limits; nothing is opened yet."""
         self._configuration = configuration
         self._limits = limits
         self._opening = threading.Lock()
         self._state = threading.Lock()
-        self._store: Store | None = None
+        self._cluster: Cluster | None = None
         self._closed = False
         self.process_id = os.getpid()
         """The process that may use it."""
@@ -40,27 +44,37 @@ class StoreConnection:
 
     @property
     def opened(self) -> Store | None:
-        """The store if it has been opened and not closed; asks no database."""
-        return self._store
+        """The controller if it has been opened and not closed; asks no database."""
+        return None if self._cluster is None else self._cluster.controller
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one database is all there is, as far as anybody has looked; asks no database."""
+        cluster = self._cluster
+        return cluster is None or cluster.is_alone
 
     def store(self) -> Store:
-        """Return the store, opened by the first call that succeeds; others wait for the one that is opening it.
+        """Return the controller: the store of a cluster of one; see `cluster`."""
+        return self.cluster().controller
+
+    def cluster(self) -> Cluster:
+        """Return the cluster, opened by the first call that succeeds; others wait for the one that is opening it.
 
         Raises:
             StoreClosed: the connection has been closed.
-            TxnStoreError: the database cannot be reached or refuses; the next call tries again.
+            TxnStoreError: the controller cannot be reached or refuses; the next call tries again.
             KafkaException: `_STATE`: this is another process than the client's.
         """
-        store = self._store
-        if store is not None and self.process_id == os.getpid():
-            return store
+        cluster = self._cluster
+        if cluster is not None and self.process_id == os.getpid():
+            return cluster
         self.check_process()
         with self._opening:
-            store = self._store
-            if store is not None:
-                return store
+            cluster = self._cluster
+            if cluster is not None:
+                return cluster
             self._refuse_if_closed()
-            store = open_store(
+            cluster = open_cluster(
                 self._configuration["bootstrap.servers"],
                 schema=self._configuration["txnstore.schema"],
                 clock=self._configuration["txnstore.clock"],
@@ -69,10 +83,38 @@ class StoreConnection:
             )
             with self._state:
                 if not self._closed:
-                    self._store = store
-                    return store
-            store.close()
+                    self._cluster = cluster
+                    return cluster
+            cluster.close()
             raise self._closed_error()
+
+    def with_coordinator(self, name: str | None, call: Callable[[Store], Result]) -> Result:
+        """Make a call on the store that coordinates a transactional id; without one, on the controller.
+
+        It is made again, elsewhere, if the cluster has a database by now that this client had not heard of.
+
+        Raises:
+            TxnStoreError: see `cluster` and `Cluster.coordinator_of`, and what the call raises.
+        """
+        cluster = self.cluster()
+        try:
+            return call(cluster.coordinator_of(name))
+        except NotCoordinator:
+            cluster.refresh()
+            return call(cluster.coordinator_of(name))
+
+    def with_group(self, group_id: str, call: Callable[[Store], Result]) -> Result:
+        """Make a call on the store that coordinates a group, as `with_coordinator`.
+
+        Raises:
+            TxnStoreError: see there.
+        """
+        cluster = self.cluster()
+        try:
+            return call(cluster.coordinator_of_group(group_id))
+        except NotCoordinator:
+            cluster.refresh()
+            return call(cluster.coordinator_of_group(group_id))
 
     def check_process(self) -> None:
         """Refuse to be used in another process than the client's.
@@ -90,7 +132,7 @@ class StoreConnection:
             )
 
     def close(self, timeout_seconds: float = ANNOUNCE_TIMEOUT_SECONDS) -> None:
-        """Close the store; a second call does nothing.
+        """Close the databases; a second call does nothing.
 
         Readers are told of the last commits before, if that takes less than `timeout_seconds` and half a second.  An
         opening that is under way is not waited for: it closes what it opens.  In a forked child the store is only
@@ -98,13 +140,13 @@ class StoreConnection:
         """
         if self.process_id != os.getpid():
             # The parent's threads, which may hold the locks, are not in this process.
-            self._closed, self._store = True, None
+            self._closed, self._cluster = True, None
             return
         with self._state:
             self._closed = True
-            store, self._store = self._store, None
-        if store is not None:
-            store.close(timeout_seconds=max(0.0, min(timeout_seconds, ANNOUNCE_TIMEOUT_SECONDS)))
+            cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close(timeout_seconds=max(0.0, min(timeout_seconds, ANNOUNCE_TIMEOUT_SECONDS)))
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -17,11 +17,13 @@ from txnstore.clients.consumer_base import ConsumerBase
 from txnstore.clients.consumer_events import (
     CommitEvent,
 )
+from txnstore.clients.error_mapping import joined_error_of
 from txnstore.clients.error_messages import prefixed
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.message import Message
 from txnstore.clients.topic_partition import TopicPartition
-from txnstore.errors import UnstableOffsetCommit
+from txnstore.db.callers_connections import callers_connection
+from txnstore.errors import TxnStoreError, UnstableOffsetCommit
 
 #: How often committed() asks again while an open transaction holds the offsets.
 UNSTABLE_PAUSE_SECONDS: Final = 0.02
@@ -61,23 +63,37 @@ class CommittingCalls(ConsumerBase):
         message: Message | None = None,
         offsets: list[TopicPartition] | None = None,
         asynchronous: bool = True,
+        *,
+        connection: object = None,
     ) -> list[TopicPartition] | None:
         """Commit the offset behind the message, these offsets, or what is stored and not committed yet.
 
         Asynchronously nothing is returned, and `on_commit` hears of it from a later `poll()`.  Otherwise the committed
         partitions are returned, each with its own error.
 
+        With a `connection` to the same database the offsets become part of the database transaction that is open on
+        it: they are committed with the caller's rows, by the caller's own commit, or not at all.  The connection is a
+        `Connection` or `Session` of SQLAlchemy, a `psycopg.Connection` or a `sqlite3.Connection`; the call runs on the
+        caller's thread and returns the partitions.  Others that commit for the group wait until the caller commits.
+        After an error the caller rolls back.  After his rollback the consumer reads on where it was: `seek()` back, or
+        make a new consumer.  Offsets without arguments are all that are stored, for the consumer does not learn what
+        became of them.
+
         Raises:
+            TypeError: the connection is none.
             ValueError: both message and offsets are given.
             KafkaException: `_INVALID_ARG`: the message is no record; if not asynchronous also `_NO_OFFSET`: there is
                 nothing to commit; UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, FENCED_INSTANCE_ID: the group is another
-                consumer's now; and what the database answers.
+                consumer's now; and what the database answers.  With a connection also `_INVALID_ARG`:
+                `enable.auto.commit` is set, and `_STATE`: its database transaction has failed before.
         """
         self._check()
         chosen = chosen_offsets(message, offsets, "commit")
         parts = self._parts
         if chosen is None:
             chosen = parts.commits.stored()
+        if connection is not None:
+            return self._commit_on(connection, chosen)
         if all(partition.offset < 0 for partition in chosen):
             if not asynchronous:
                 raise failure(KafkaError._NO_OFFSET, "Commit failed")
@@ -92,6 +108,21 @@ class CommittingCalls(ConsumerBase):
         if result.error is not None:
             raise KafkaException(prefixed("Commit failed", result.error))
         return list(result.partitions)
+
+    def _commit_on(self, connection: object, chosen: list[TopicPartition]) -> list[TopicPartition]:
+        parts = self._parts
+        if parts.options.commits_by_itself:
+            reason = (
+                "Commit failed: with a connection, enable.auto.commit must be false: offsets that are committed by"
+                " themselves would stand when the connection's database transaction is rolled back"
+            )
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+        if all(partition.offset < 0 for partition in chosen):
+            raise failure(KafkaError._NO_OFFSET, "Commit failed")
+        try:
+            return parts.commits.commit_on(callers_connection(connection), chosen)
+        except TxnStoreError as error:
+            raise KafkaException(prefixed("Commit failed", joined_error_of(error))) from error
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return what the group has committed for each partition, or OFFSET_INVALID if nothing.

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.constants import OFFSET_END
+from txnstore.clients.homes import at_partition
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
+from txnstore.db.cluster import repaired
+from txnstore.db.store import Store
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.codec import TIMESTAMP_MS_MAX
 from txnstore.model import IsolationLevel
+
+Result = TypeVar("Result")
 
 
 class ConsumerLookups:
@@ -39,7 +46,7 @@ class ConsumerLookups:
             return read_bounds(connection, [partition_id])[partition_id]
 
         try:
-            bounds = self._connection.store().read(work)
+            bounds = at_partition(self._connection.store(), partition_id, lambda home: home.read(work))
         except UnknownTopicOrPartition:
             self._directory.forget(partition.topic)
             raise _unknown_partition() from None
@@ -56,21 +63,27 @@ class ConsumerLookups:
         """
         ids = [self._partition_id(partition) for partition in partitions]
 
-        def work(connection: Connection) -> list[int]:
+        def find(wanted: Sequence[tuple[int, int, TopicPartition]], connection: Connection) -> list[tuple[int, int]]:
             offsets = []
-            for partition_id, partition in zip(ids, partitions, strict=True):
+            for place, partition_id, partition in wanted:
                 if partition.offset == OFFSET_END:
-                    offsets.append(read_bounds(connection, [partition_id])[partition_id].end(self._isolation))
+                    end_offset = read_bounds(connection, [partition_id])[partition_id].end(self._isolation)
+                    offsets.append((place, end_offset))
                     continue
                 at_ms = min(partition.offset, TIMESTAMP_MS_MAX)
                 found = offset_for_time(connection, partition_id, at_ms, self._isolation)
-                offsets.append(OFFSET_END if found is None else found.offset)
+                offsets.append((place, OFFSET_END if found is None else found.offset))
             return offsets
 
-        offsets = self._connection.store().read(work)
+        cluster = self._connection.cluster()
+        wanted_all = [(place, ids[place], partition) for place, partition in enumerate(partitions)]
+        by_home = cluster.by_home(wanted_all, lambda item: item[1])
+        offsets: dict[int, int] = {}
+        for home, wanted in by_home.items():
+            offsets.update(repaired(cluster, home, partial(_read, partial(find, wanted))))
         return [
-            TopicPartition(partition.topic, partition.partition, offset)
-            for partition, offset in zip(partitions, offsets, strict=True)
+            TopicPartition(partition.topic, partition.partition, offsets[place])
+            for place, partition in enumerate(partitions)
         ]
 
     def _partition_id(self, partition: TopicPartition) -> int:
@@ -83,6 +96,10 @@ class ConsumerLookups:
             return topic.partition_id(partition.partition)
         except UnknownTopicOrPartition:
             raise _unknown_partition() from None
+
+
+def _read(work: Callable[[Connection], Result], store: Store) -> Result:
+    return store.read(work)
 
 
 def _unknown_partition() -> KafkaException:

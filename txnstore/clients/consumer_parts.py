@@ -25,10 +25,12 @@ from txnstore.clients.consumer_statistics import consumer_facts
 from txnstore.clients.duties import Duties
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.error_messages import error_message
-from txnstore.clients.fetcher import Fetcher
+from txnstore.clients.fetcher import Fetcher, NoGroup
 from txnstore.clients.group_member import GroupMember
 from txnstore.clients.group_requests import GroupRequests
 from txnstore.clients.group_thread import GroupThread
+from txnstore.clients.home_fetchers import HomeFetchers
+from txnstore.clients.homes import all_stores
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.offset_commits import CommitResult, OffsetCommits
 from txnstore.clients.partition_reader import PartitionReader
@@ -38,6 +40,7 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
 from txnstore.db.backend import Limits
+from txnstore.db.store import Store
 from txnstore.errors import StoreClosed, TxnStoreError
 from txnstore.transactions.recovery import recover
 
@@ -102,21 +105,30 @@ class ConsumerParts:
             on_error=self.group.noticed,
         )
         self.lookups = ConsumerLookups(self.connection, self.directory, options.isolation)
-        self.fetcher = Fetcher(
-            f"{name}-fetcher",
-            arrived=self.arrived,
-            wanted=self.wanted,
-            subscription=self.subscription,
-            reader=PartitionReader(self.connection, self.directory, options),
-            connection=self.connection,
-            duties=self._duties(),
-            group=self.group,
-            look_again_seconds=options.look_again_seconds,
-            on_error=self.background_error,
-            logger=self.logger,
+        self._name = name
+        self.fetcher = HomeFetchers(
+            wanted=self.wanted, subscription=self.subscription, connection=self.connection, make=self._make_fetcher
         )
         self._helped_at = 0.0
         self._commit_under_way: Future[CommitResult] | None = None
+
+    def _make_fetcher(self, home: int | None, located: Callable[[], None]) -> Fetcher:
+        is_first = home is None
+        return Fetcher(
+            f"{self._name}-fetcher" if is_first else f"{self._name}-fetcher-{home}",
+            arrived=self.arrived,
+            wanted=self.wanted,
+            subscription=self.subscription,
+            reader=PartitionReader(self.connection, self.directory, self.options, home),
+            connection=self.connection,
+            duties=self._duties() if is_first else Duties(),
+            group=self.group if is_first else NoGroup(),
+            look_again_seconds=self.options.look_again_seconds,
+            on_error=self.background_error,
+            logger=self.logger,
+            located=located,
+            takes_unlocated=is_first,
+        )
 
     def background_error(self, error: BaseException) -> None:
         """Tell the application what went wrong while it did not ask: passing trouble by error_cb, else poll()."""
@@ -130,7 +142,7 @@ class ConsumerParts:
             kafka_error = KafkaError(KafkaError._FAIL, f"an error within txnstore: {type(error).__name__}: {error}")
         if kafka_error.retriable() or getattr(error, "outcome_unknown", False):
             self.inbox.put_error(kafka_error)
-            if kafka_error.code() == KafkaError._TRANSPORT:
+            if kafka_error.code() == KafkaError._TRANSPORT and self.connection.is_alone:
                 # Programs for a cluster wait for the second: here one database is all there is.
                 self.inbox.put_error(
                     KafkaError(KafkaError._ALL_BROKERS_DOWN, f"1/1 brokers are down: {kafka_error.str()}")
@@ -233,7 +245,15 @@ class ConsumerParts:
 
     def _recover(self) -> None:
         try:
-            recover(self.connection.store())
+            # The transaction may be coordinated in any of the databases.
+            for store in all_stores(self.connection.store()):
+                self._recover_in(store)
+        except TxnStoreError as error:
+            self.logger.debug("could not help with open transactions: %s", error)
+
+    def _recover_in(self, store: Store) -> None:
+        try:
+            recover(store)
         except TxnStoreError as error:
             # Somebody else may help; the reader only waits longer.
             self.logger.debug("could not help with open transactions: %s", error)

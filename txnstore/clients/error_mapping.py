@@ -39,7 +39,10 @@ _OWN_ROWS: Final[dict[type[TxnStoreError], ErrorRow]] = {
     errors.SchemaOutdated: ErrorRow(KafkaError.UNSUPPORTED_VERSION, retriable=False),
     errors.SchemaTooNew: ErrorRow(KafkaError.UNSUPPORTED_VERSION, retriable=False),
     errors.ForeignSchema: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
+    errors.WrongCluster: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
+    errors.MissingMember: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
     errors.StatementFailed: ErrorRow(KafkaError.UNKNOWN, retriable=False),
+    errors.BranchUnfinished: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
     errors.StoreClosed: ErrorRow(KafkaError._DESTROY, retriable=False),
 }
 
@@ -75,6 +78,16 @@ def kafka_exception_of(
     """Return the exception to raise, with `from error`, in a client's call; arguments as in `kafka_error_of`."""
     kafka_error = kafka_error_of(error, fatal=fatal, retriable=retriable, txn_requires_abort=txn_requires_abort)
     return KafkaException(kafka_error)
+
+
+def joined_error_of(error: TxnStoreError) -> KafkaError:
+    """Return the error of a statement within a database transaction of the caller's, which he has to roll back.
+
+    It is never retriable: not the call is to be repeated, but the whole database transaction.
+    """
+    if isinstance(error, errors.TransactionPoisoned):
+        return KafkaError(KafkaError._STATE, str(error))
+    return kafka_error_of(error, retriable=False)
 
 
 def _row_of(error: type[TxnStoreError]) -> ErrorRow:

@@ -1,7 +1,7 @@
-"""This file is the thread that reads for a consumer: pages of the assigned partitions while somebody wants them.
+"""This file is a thread that reads for a consumer: pages of the assigned partitions while somebody wants them.
 
 It reads ahead by a bounded amount, and waits for commits of others when there is nothing new; work that comes in
-between, and the consumer's end, wake it.
+between, and the consumer's end, wake it.  With several databases there is one for each that holds assigned partitions.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from txnstore.clients.assigned_partition import Ticket
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.duties import Duties
-from txnstore.clients.group_member import GroupMember
-from txnstore.clients.partition_reader import Delivered, Failed, Outcome, PartitionReader, Resolved
-from txnstore.clients.subscription import Subscription
+from txnstore.clients.outbox_help import LOOK_SECONDS, OutboxHelp
+from txnstore.clients.partition_reader import Delivered, Failed, Moved, Outcome, PartitionReader, Resolved
+from txnstore.clients.subscription import Subscription, Wanted
 from txnstore.db.waiting import Waiter
 from txnstore.errors import StoreClosed, TxnStoreError
 
@@ -32,6 +32,28 @@ LISTEN_SECONDS_MAX: Final = 60.0
 #: After an error of the database it waits this long at first, and at last.
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 2.0
+
+
+class GroupNews(Protocol):
+    """A group, as far as a fetcher has to do with it."""
+
+    @property
+    def listens(self) -> bool:
+        """Whether commits of others may be news of the group."""
+        ...
+
+    def look_for_news(self) -> None:
+        """Find out whether they were."""
+        ...
+
+
+class NoGroup:
+    """The group of a fetcher that another one listens for."""
+
+    listens = False
+
+    def look_for_news(self) -> None:
+        """There is nothing to look for."""
 
 
 class Fetcher:
@@ -47,12 +69,20 @@ class Fetcher:
         reader: PartitionReader,
         connection: StoreConnection,
         duties: Duties,
-        group: GroupMember,
+        group: GroupNews,
         look_again_seconds: float,
         on_error: Callable[[BaseException], None],
         logger: logging.Logger,
+        located: Callable[[], None],
+        takes_unlocated: bool = True,
     ) -> None:
-        """Notify `arrived` when there is something to hand out; be woken by `wanted`. Both have the same lock."""
+        """Notify `arrived` when there is something to hand out; be woken by `wanted`. Both have the same lock.
+
+        Of several fetchers one takes the partitions of which nobody knows yet where they live, and finds out; `located`
+        is called when it is known of some, or when it has turned out to be wrong.
+        """
+        self._located = located
+        self._takes_unlocated = takes_unlocated
         self._name = name
         self._arrived = arrived
         self._wanted = wanted
@@ -61,6 +91,8 @@ class Fetcher:
         self._connection = connection
         self._duties = duties
         self._group = group
+        self._outbox = OutboxHelp(connection, logger)
+        duties.add(LOOK_SECONDS, self._outbox.look_now_and_then)
         self._news_looked_at = -math.inf
         self._news_due_at = math.inf
         self._look_again_seconds = look_again_seconds
@@ -75,6 +107,11 @@ class Fetcher:
         self._pause_seconds = PAUSE_FIRST_SECONDS
         self.held_back_since: float | None = None
         """Since when an open transaction keeps the reader from records; None: it does not."""
+
+    @property
+    def home(self) -> int:
+        """The number of the database that it reads from."""
+        return self._reader.home
 
     def start(self) -> None:
         """Start the thread if it does not run yet, or wake it."""
@@ -128,28 +165,55 @@ class Fetcher:
         due_seconds = min(self._duties.run_due(), self._look_for_news())
         with self._wanted:
             now = time.monotonic()
-            unresolved = self._subscription.to_resolve(now)
-            tickets = self._subscription.to_read(now)
+            is_wanted = self._is_wanted()
+            unresolved = self._subscription.to_resolve(now, is_wanted)
+            tickets = self._subscription.to_read(now, is_wanted)
             if self._closing:
                 return
             if not unresolved and not tickets:
-                due_seconds = min(due_seconds, self._subscription.next_retry(now))
+                due_seconds = min(due_seconds, self._subscription.next_retry(now, is_wanted))
                 # With news of the group due, it has been woken just now: more of the same tells it nothing.
                 if not self._group.listens or self._news_due_at < math.inf:
                     self._wanted.wait(min(due_seconds, threading.TIMEOUT_MAX))
                     return
+        if self._locate([*unresolved, *tickets]):
+            return
         if unresolved:
             self._apply(self._reader.resolve(unresolved))
         elif not tickets:
             self._listen_for_group(due_seconds)
         elif self._has_news(tickets, due_seconds):
-            self._apply(self._reader.read(tickets))
+            outcomes = self._reader.read(tickets)
+            self._apply(outcomes)
+            if not any(isinstance(outcome, Delivered) and outcome.page.chunks for outcome in outcomes):
+                self._outbox.look()
         self._pause_seconds = PAUSE_FIRST_SECONDS
+
+    def _is_wanted(self) -> Wanted | None:
+        """Return which partitions it looks after; None: all of them."""
+        if self._connection.is_alone:
+            return None
+        home, takes_unlocated = self._reader.home, self._takes_unlocated
+        return lambda partition: partition.home == home or (takes_unlocated and partition.home is None)
+
+    def _locate(self, tickets: list[Ticket]) -> bool:
+        """Find out which databases hold the partitions of which it is not known; return whether any was."""
+        if not tickets or self._connection.cluster().is_alone:
+            return False
+        unlocated = [ticket for ticket in tickets if ticket.partition.home is None]
+        if not unlocated:
+            return False
+        located = self._reader.locate(unlocated)
+        with self._wanted:
+            for partition, home in located.items():
+                partition.home = home
+        self._located()
+        return True
 
     def _listen_for_group(self, due_seconds: float) -> None:
         """Wait for commits although there is nothing to read: one may be a rebalance."""
         if self._waiter is None:
-            self._waiter = self._connection.store().waiter()
+            self._waiter = self._reader.waiter()
             self._expect_news()
         elif self._listen(self._waiter, min(due_seconds, LISTEN_SECONDS_MAX)):
             self._expect_news()
@@ -175,7 +239,7 @@ class Fetcher:
             self._expect_news()
             return True
         if self._waiter is None:
-            self._waiter = self._connection.store().waiter()
+            self._waiter = self._reader.waiter()
             self._read_at = time.monotonic()
             self._expect_news()
             # What was committed before it began to listen would never be heard of.
@@ -208,8 +272,9 @@ class Fetcher:
         now = time.monotonic()
         subscription = self._subscription
         with self._wanted:
-            return bool(subscription.to_resolve(now)) or not all(
-                ticket.partition.is_at_end for ticket in subscription.to_read(now)
+            is_wanted = self._is_wanted()
+            return bool(subscription.to_resolve(now, is_wanted)) or not all(
+                ticket.partition.is_at_end for ticket in subscription.to_read(now, is_wanted)
             )
 
     def _apply(self, outcomes: list[Outcome]) -> None:
@@ -224,6 +289,8 @@ class Fetcher:
                 self._apply_one(outcome, now)
             if self._subscription.has_messages:
                 self._arrived.notify_all()
+        if any(isinstance(outcome, Moved) for outcome in outcomes):
+            self._located()
 
     def _apply_one(self, outcome: Outcome, now: float) -> None:
         subscription, ticket = self._subscription, outcome.ticket
@@ -233,6 +300,9 @@ class Fetcher:
             if outcome.committed is not None:
                 subscription.committed(ticket, outcome.committed)
             subscription.resolved(ticket, outcome.offset)
+        elif isinstance(outcome, Moved):
+            ticket.partition.home = None
+            subscription.fail(ticket, None, now)
         elif not isinstance(outcome, Failed):
             subscription.out_of_range(ticket)
         elif outcome.for_good and outcome.error is not None:

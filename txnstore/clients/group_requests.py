@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer_options import ConsumerOptions
 from txnstore.clients.group_topics import SubscribedTopics, read_subscribed_topics
 from txnstore.clients.repeating import write_repeatable
 from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.db.store import Store
 from txnstore.groups import coordinator
 from txnstore.groups.commit_rules import is_storable_text
 from txnstore.groups.group_image import Answer, MemberDetails, Report
 from txnstore.model import NO_GENERATION, GroupMembership
+
+Answered = TypeVar("Answered")
 
 #: How long a request to the group may take; the next one comes anyway.
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
@@ -50,11 +53,13 @@ class GroupRequests:
             topics=frozenset(filter(is_storable_text, found.names)),
             assignors=self._options.assignors,
         )
-        return write_repeatable(
-            self._connection.store(),
-            lambda connection: coordinator.join(connection, report, details),
-            timeout_seconds=REQUEST_TIMEOUT_SECONDS,
-            wakes_readers=True,
+        return self._at_group(
+            lambda store: write_repeatable(
+                store,
+                lambda connection: coordinator.join(connection, report, details),
+                timeout_seconds=REQUEST_TIMEOUT_SECONDS,
+                wakes_readers=True,
+            )
         )
 
     def heartbeat(self, report: Report, *, wakes_readers: bool) -> Answer:
@@ -62,7 +67,7 @@ class GroupRequests:
 
         They hear of a new generation in any case: this member may have found another one expired.
         """
-        store = self._connection.store()
+        store = self._store()
         answer = write_repeatable(
             store,
             lambda connection: coordinator.heartbeat(connection, report),
@@ -76,22 +81,28 @@ class GroupRequests:
     def renew(self, membership: GroupMembership) -> bool:
         """Say that the member is alive; False, and nothing was said: there is news."""
         return write_repeatable(
-            self._connection.store(),
+            self._store(),
             lambda connection: coordinator.renew(connection, membership),
             timeout_seconds=REQUEST_TIMEOUT_SECONDS,
         )
 
     def has_news(self, membership: GroupMembership) -> bool:
         """Return whether the group has rebalanced since the member was told its generation."""
-        return self._connection.store().read(
+        return self._store().read(
             lambda connection: coordinator.has_news(connection, membership), retry_timeout_ms=LOOK_TIMEOUT_MS
         )
 
     def leave(self, membership: GroupMembership) -> None:
         """Be the group's member no more."""
         write_repeatable(
-            self._connection.store(),
+            self._store(),
             lambda connection: coordinator.leave(connection, membership),
             timeout_seconds=REQUEST_TIMEOUT_SECONDS,
             wakes_readers=True,
         )
+
+    def _store(self) -> Store:
+        return self._connection.cluster().coordinator_of_group(self._options.group_id)
+
+    def _at_group(self, call: Callable[[Store], Answered]) -> Answered:
+        return self._connection.with_group(self._options.group_id, call)

@@ -127,7 +127,8 @@ class JoinedTransaction:
         def request() -> int:
             session.obtain_identity()
             assert session.writer is not None
-            report_writer(session.connection.store(), session.writer, retry_timeout_ms=TRY_TIMEOUT_MS)
+            store = session.connection.cluster().coordinator_of(session.writer.transactional_id)
+            report_writer(store, session.writer, retry_timeout_ms=TRY_TIMEOUT_MS)
             return session.writer.writer_id
 
         try:

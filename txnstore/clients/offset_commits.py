@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from threading import Condition
 
 from sqlalchemy import Connection
@@ -20,7 +21,10 @@ from txnstore.clients.subscription import Subscription
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
-from txnstore.errors import TxnStoreError, UnknownMember
+from txnstore.db.callers_connections import CallersConnection
+from txnstore.db.joined import run_joined
+from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError, UnknownMember, UnknownTopicOrPartition
 from txnstore.groups.coordinator import expire_members
 from txnstore.groups.offsets import CommittedOffsets, commit_offsets, read_offsets, read_stable_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata
@@ -82,6 +86,29 @@ class OffsetCommits:
         membership = self._membership()
         return self._worker.submit(lambda: self._commit(membership, offsets))
 
+    def commit_on(self, callers: CallersConnection, offsets: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Commit the offsets that are ones in the database transaction of the caller, on his thread.
+
+        What is stored keeps counting as not committed, for nobody says whether he commits in the end.
+
+        Raises:
+            TxnStoreError: the group, the connection or the database refuses; the caller has to roll back.
+        """
+        membership = self._membership()
+        wanted, _, errors = self._wanted(offsets)
+        if errors:
+            missing = next(iter(errors))
+            raise UnknownTopicOrPartition(
+                f"there is no partition {missing.topic[:80]!r} [{missing.partition}] to commit an offset of"
+            )
+        try:
+            store = self._connection.cluster().coordinator_of_group(membership.group_id)
+            run_joined(store, callers, partial(_commit_for_caller, membership, wanted))
+        except TxnStoreError as error:
+            self._on_error(error, membership)
+            raise
+        return list(offsets)
+
     def read(self, partitions: Sequence[TopicPartition]) -> Future[list[TopicPartition]]:
         """Read what the group has committed; the answer is an UnstableOffsetCommit while that may still change."""
         return self._worker.submit(lambda: self._read(partitions))
@@ -94,15 +121,7 @@ class OffsetCommits:
             # It has joined again since, and nobody came in between.
             membership = newest
         try:
-            ids, errors = self._ids([partition for partition in offsets if partition.offset >= 0])
-            wanted = {
-                partition_id: OffsetAndMetadata(
-                    partition.offset,
-                    -1 if partition.leader_epoch is None else partition.leader_epoch,
-                    partition.metadata or "",
-                )
-                for partition_id, partition in ids.items()
-            }
+            wanted, ids, errors = self._wanted(offsets)
             if wanted:
                 self._write(membership, wanted)
         except TxnStoreError as error:
@@ -117,6 +136,21 @@ class OffsetCommits:
         answered = [partition.with_error(errors.get(partition)) for partition in offsets]
         return CommitResult(next(iter(errors.values()), None), answered)
 
+    def _wanted(
+        self, offsets: Sequence[TopicPartition]
+    ) -> tuple[dict[int, OffsetAndMetadata], dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
+        """Return what is to be committed by partition id, whose it is, and the errors of partitions that are not."""
+        ids, errors = self._ids([partition for partition in offsets if partition.offset >= 0])
+        wanted = {
+            partition_id: OffsetAndMetadata(
+                partition.offset,
+                -1 if partition.leader_epoch is None else partition.leader_epoch,
+                partition.metadata or "",
+            )
+            for partition_id, partition in ids.items()
+        }
+        return wanted, ids, errors
+
     def _write(self, membership: GroupMembership, offsets: Mapping[int, OffsetAndMetadata]) -> None:
         def work(connection: Connection) -> None:
             commit_offsets(connection, membership, offsets)
@@ -125,14 +159,17 @@ class OffsetCommits:
             expire_members(connection, membership.group_id)
             work(connection)
 
-        store, timeout_seconds = self._connection.store(), self._options.request_timeout_seconds
-        try:
-            write_repeatable(store, work, timeout_seconds=timeout_seconds)
-        except UnknownMember:
-            if membership.generation != NO_GENERATION:
-                raise
-            # A member that crashed must not keep consumers from committing that manage their partitions themselves.
-            write_repeatable(store, after_expiry, timeout_seconds=timeout_seconds)
+        def write(store: Store) -> None:
+            timeout_seconds = self._options.request_timeout_seconds
+            try:
+                write_repeatable(store, work, timeout_seconds=timeout_seconds)
+            except UnknownMember:
+                if membership.generation != NO_GENERATION:
+                    raise
+                # A member that crashed must not keep consumers from committing that manage their partitions themselves.
+                write_repeatable(store, after_expiry, timeout_seconds=timeout_seconds)
+
+        self._connection.with_group(membership.group_id, write)
 
     def _read(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         ids, errors = self._ids(partitions)
@@ -143,7 +180,10 @@ class OffsetCommits:
             return read(connection, self._options.group_id, ids)
 
         timeout_ms = int(self._options.request_timeout_seconds * 1000)
-        found = self._connection.store().read(work, retry_timeout_ms=timeout_ms) if ids else None
+        found = None
+        if ids:
+            store = self._connection.cluster().coordinator_of_group(self._options.group_id)
+            found = store.read(work, retry_timeout_ms=timeout_ms)
         committed = {partition: found.offsets.get(key) for key, partition in ids.items()} if found else {}
         answered = []
         for partition in partitions:
@@ -177,3 +217,16 @@ class OffsetCommits:
             else:
                 errors[partition] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
         return ids, errors
+
+
+def _commit_for_caller(
+    membership: GroupMembership, offsets: Mapping[int, OffsetAndMetadata], connection: Connection
+) -> None:
+    try:
+        commit_offsets(connection, membership, offsets)
+    except UnknownMember:
+        if membership.generation != NO_GENERATION:
+            raise
+        # As in a plain commit: a member that crashed keeps nobody from committing.
+        expire_members(connection, membership.group_id)
+        commit_offsets(connection, membership, offsets)

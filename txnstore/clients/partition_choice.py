@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from txnstore.clients.partitioners import PARTITIONERS
+from txnstore.log.partitioners import PARTITIONERS
 
 #: The partitioners that take an empty key for none.
 _EMPTY_IS_NONE: Final = frozenset({"consistent_random"})

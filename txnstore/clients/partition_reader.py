@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
-from txnstore.clients.assigned_partition import Chunk, PageRead, Ticket
+from txnstore.clients.assigned_partition import AssignedPartition, Chunk, PageRead, Ticket
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.constants import (
     OFFSET_STORED,
@@ -25,6 +25,9 @@ from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import RecordSource
 from txnstore.clients.start_positions import start_position
 from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.db.cluster import repaired
+from txnstore.db.membership import CONTROLLER_ID
+from txnstore.db.waiting import Waiter
 from txnstore.errors import (
     CorruptBatch,
     InvalidTopic,
@@ -91,7 +94,14 @@ class OutOfRange:
     ticket: Ticket
 
 
-Outcome = Resolved | Delivered | Failed | OutOfRange
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The ticket's partition lives in another database than was thought: its topic was made anew."""
+
+    ticket: Ticket
+
+
+Outcome = Resolved | Delivered | Failed | OutOfRange | Moved
 
 _UNKNOWN_PARTITION: Final = KafkaError(
     KafkaError._UNKNOWN_PARTITION, "the topic has no such partition: Local: Unknown partition"
@@ -99,10 +109,17 @@ _UNKNOWN_PARTITION: Final = KafkaError(
 
 
 class PartitionReader:
-    """Reads for one consumer; used by its fetching thread alone."""
+    """Reads for one consumer from one database; used by one fetching thread alone."""
 
-    def __init__(self, connection: StoreConnection, directory: TopicDirectory, options: ConsumerOptions) -> None:
-        """Read with these settings."""
+    def __init__(
+        self,
+        connection: StoreConnection,
+        directory: TopicDirectory,
+        options: ConsumerOptions,
+        home: int | None = None,
+    ) -> None:
+        """Read with these settings from the database of this number, by default from the one that holds the group."""
+        self._given_home = home
         self._connection = connection
         self._directory = directory
         self._options = options
@@ -112,6 +129,32 @@ class PartitionReader:
         """Return whether an open transaction has kept records or offsets from being read since the last call."""
         held_back, self._is_held_back = self._is_held_back, False
         return held_back
+
+    @property
+    def home(self) -> int:
+        """The number of the database that it reads."""
+        if self._given_home is not None:
+            return self._given_home
+        return self._connection.cluster().coordinator_id_of(self._options.group_id)
+
+    def waiter(self) -> Waiter:
+        """Return what waits for commits of others in that database."""
+        return self._connection.cluster().own(self.home).waiter()
+
+    def locate(self, tickets: Iterable[Ticket]) -> dict[AssignedPartition, int]:
+        """Return in which databases the tickets' partitions live; those that there are not are this one's.
+
+        Raises:
+            TxnStoreError: the controller cannot be asked.
+        """
+        partitions = [ticket.partition for ticket in tickets]
+        topics = self._topics({partition.topic for partition in partitions})
+        located: dict[AssignedPartition, int] = {}
+        for partition in partitions:
+            topic = topics.get(partition.topic)
+            is_there = topic is not None and 0 <= partition.number < len(topic.homes)
+            located[partition] = topic.homes[partition.number] if topic is not None and is_there else self.home
+        return located
 
     def resolve(self, tickets: Sequence[Ticket]) -> list[Outcome]:
         """Find out where to begin.
@@ -124,9 +167,13 @@ class PartitionReader:
             return outcomes
         stored_ids = [partition_id for partition_id, ticket in known.items() if ticket.offset == OFFSET_STORED]
 
+        elsewhere: CommittedOffsets | None = None
+        if stored_ids and not self._holds_group:
+            elsewhere = self._read_offsets_elsewhere(stored_ids)
+
         def work(connection: Connection) -> tuple[dict[int, Bounds], CommittedOffsets]:
-            committed = CommittedOffsets({}, frozenset())
-            if stored_ids:
+            committed = elsewhere or CommittedOffsets({}, frozenset())
+            if stored_ids and elsewhere is None:
                 committed = read_offsets(connection, self._options.group_id, stored_ids)
             return read_bounds(connection, known), committed
 
@@ -194,6 +241,8 @@ class PartitionReader:
         }
         if grown:
             topics = {**topics, **self._directory.refresh(grown)}
+        is_alone = self._connection.is_alone
+        home = CONTROLLER_ID if is_alone else self.home
         known: dict[int, Ticket] = {}
         failed: list[Outcome] = []
         for ticket in tickets:
@@ -203,6 +252,8 @@ class PartitionReader:
                 failed.append(Failed(ticket, unknown_topic(name)))
             elif not 0 <= number < len(topic.partition_ids):
                 failed.append(Failed(ticket, _UNKNOWN_PARTITION))
+            elif not is_alone and topic.homes[number] != home:
+                failed.append(Moved(ticket))
             else:
                 known[topic.partition_ids[number]] = ticket
         return known, failed
@@ -246,7 +297,19 @@ class PartitionReader:
         return Delivered(ticket, PageRead(chunks, page.next_offset, page.bounds, end_offset))
 
     def _read(self, work: Callable[[Connection], Result]) -> Result:
-        return self._connection.store().read(work, retry_timeout_ms=RETRY_TIMEOUT_MS)
+        cluster = self._connection.cluster()
+        return repaired(cluster, self.home, lambda store: store.read(work, retry_timeout_ms=RETRY_TIMEOUT_MS))
+
+    @property
+    def _holds_group(self) -> bool:
+        return self.home == self._connection.cluster().coordinator_id_of(self._options.group_id)
+
+    def _read_offsets_elsewhere(self, partition_ids: Sequence[int]) -> CommittedOffsets:
+        group_id = self._options.group_id
+        store = self._connection.cluster().coordinator_of_group(group_id)
+        return store.read(
+            lambda connection: read_offsets(connection, group_id, partition_ids), retry_timeout_ms=RETRY_TIMEOUT_MS
+        )
 
 
 def unknown_topic(name: str) -> KafkaError:

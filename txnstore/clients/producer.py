@@ -15,11 +15,12 @@ from txnstore.clients.accumulator import PARTITION_UNASSIGNED, DeliveryCallback
 from txnstore.clients.cluster_metadata import ClusterMetadata
 from txnstore.clients.configuration import producer_configuration
 from txnstore.clients.connection import StoreConnection
+from txnstore.clients.enlisted_transactions import EnlistedTransactions
 from txnstore.clients.error_mapping import kafka_exception_of
 from txnstore.clients.joined_transaction import JoinedTransaction
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.producer_parts import make_producer_parts
-from txnstore.clients.producer_transactions import CLOSED_TEXT, ProducerTransactions
+from txnstore.clients.producer_transactions import CLOSED_TEXT
 from txnstore.clients.record_arguments import (
     PARTITION_MAX,
     TIMESTAMP_MAX,
@@ -383,6 +384,40 @@ class Producer:
         transactions = self._transactional()
         transactions.complete(prepared_state_of(state), timeout_seconds_of(timeout))
 
+    def enlist(self, connection: object, timeout: float = -1) -> None:
+        """Let the transaction and the database transaction on `connection` be one: all of both, or nothing.
+
+            with engine.connect() as connection, producer.transaction():
+                producer.enlist(connection)
+                connection.execute(...)
+                producer.produce("accounts", ...)
+
+        The connection is one to the producer's own database: a `Connection` or `Session` of SQLAlchemy, a
+        `psycopg.Connection` or a `sqlite3.Connection`; or one to another PostgreSQL database with
+        max_prepared_transactions, of which there may be several: they are prepared before the commit is decided, and
+        end after it, by recovery if need be (`txnstore maintain --participant URL`).
+
+        From now on `commit_transaction()` commits it together with the records and offsets (in one COMMIT if it is
+        one database), and `abort_transaction()` rolls it back, on the thread that calls them; the connection's own
+        `commit()` and `rollback()` are refused until then.  Afterwards it is its owner's again.
+
+        Records wait in the queue for the commit, on PostgreSQL up to 16 MiB of them; delivery reports come with it.
+        On SQLite the connection keeps all others from writing, from now on until the commit: be short.
+        An error that takes an abort rolls the connection back as well; so does the loss of the connection.
+
+        Args:
+            connection: what to commit with the transaction; the same one again changes nothing.
+            timeout: seconds to wait for records that are being sent; at most, and by default,
+                `transaction.timeout.ms`.
+
+        Raises:
+            TypeError: it is no connection.
+            KafkaException: `_NOT_CONFIGURED`, `_STATE` outside of a transaction or if the database transaction has
+                failed, INVALID_REQUEST: the connection is closed, in autocommit mode, on a database that cannot vote,
+                or not the first to this one; `_TIMED_OUT`: SQLite: others write.  The transaction goes on without it.
+        """
+        self._transactional().enlist(connection, timeout_seconds_of(timeout))
+
     def transaction_token(self, timeout: float = -1) -> bytes:
         """Open the transaction in the database, and return a token by which other processes can join it as writers.
 
@@ -463,6 +498,11 @@ class Producer:
                     self._abort_after(error, timeout_seconds)
                 elif kafka_error.retriable() and time.monotonic() < deadline:
                     continue
+                raise
+            except BaseException as error:
+                if transactions.state is ProducerState.ABORTABLE_ERROR:
+                    # Interrupted before an enlisted connection was committed.
+                    self._abort_after(error, timeout_seconds)
                 raise
             return
 
@@ -560,7 +600,7 @@ class Producer:
     def _check_process(self) -> None:
         self._connection.check_process()
 
-    def _transactional(self) -> ProducerTransactions:
+    def _transactional(self) -> EnlistedTransactions:
         self._check_open()
         if self._transactions is None:
             reason = "The Transactional API requires transactional.id to be configured"
@@ -581,7 +621,8 @@ class Producer:
             while True:
                 reports.serve()
                 left_seconds = -1.0 if deadline is None else deadline - time.monotonic()
-                if accumulator.record_count == 0 or (deadline is not None and left_seconds <= 0):
+                is_late = deadline is not None and left_seconds <= 0
+                if accumulator.record_count == 0 or is_late or self._sender.keeps_everything:
                     return accumulator.record_count
                 self._wait_for(lambda: reports.are_waiting or accumulator.record_count == 0, left_seconds)
         finally:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from txnstore.clients.accumulator import Accumulator
+from txnstore.clients.branched_transactions import BranchedTransactions
 from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.connection import StoreConnection
@@ -15,7 +16,7 @@ from txnstore.clients.delivery_reports import DeliveryReports
 from txnstore.clients.joined_transaction import JoinedTransaction
 from txnstore.clients.partition_choice import PartitionChoice
 from txnstore.clients.produce_requests import TRY_TIMEOUT_MS, ProducerSession
-from txnstore.clients.producer_transactions import CLOSED_TEXT, ProducerTransactions
+from txnstore.clients.producer_transactions import CLOSED_TEXT
 from txnstore.clients.sender import Sender, SenderSettings
 from txnstore.clients.sender_thread import DelayedJob, SenderThread
 from txnstore.clients.statistics import Statistics
@@ -42,7 +43,7 @@ class ProducerParts:
     directory: TopicDirectory
     thread: SenderThread
     sender: Sender
-    transactions: ProducerTransactions | JoinedTransaction | None
+    transactions: BranchedTransactions | JoinedTransaction | None
     has_statistics: bool
     callbacks: Callbacks
     """For the producer to hold: its parts know them weakly."""
@@ -86,7 +87,7 @@ def make_producer_parts(configuration: Configuration) -> ProducerParts:
         changed,
         backoff_seconds=configuration["retry.backoff.ms"] / 1000,
         backoff_max_seconds=configuration["retry.backoff.max.ms"] / 1000,
-        report_trouble=Trouble(callbacks.weakly("error_cb"), reports.add_event).report,
+        report_trouble=Trouble(callbacks.weakly("error_cb"), reports.add_event, lambda: connection.is_alone).report,
     )
     sender = _make_sender(configuration, connection, thread, accumulator, reports, directory, choice)
     statistics = Statistics(
@@ -136,7 +137,7 @@ def _make_sender(  # noqa: PLR0917 - the parts that it is put together from
         message_timeout_seconds=configuration["message.timeout.ms"] / 1000,
         retries_unknown=configuration["retries"] > 0,
     )
-    topics = UnassignedTopics(thread, accumulator, directory, choice)
+    topics = UnassignedTopics(accumulator, directory, choice)
     return Sender(thread, accumulator, reports, session, topics, settings=settings)
 
 
@@ -146,7 +147,7 @@ def _make_transactions(
     sender: Sender,
     directory: TopicDirectory,
     reports: DeliveryReports,
-) -> ProducerTransactions | JoinedTransaction | None:
+) -> BranchedTransactions | JoinedTransaction | None:
     if configuration["txnstore.transaction.token"] is not None:
         joined = JoinedTransaction(changed, sender, reports.serve_reports, CLOSED_TEXT)
         sender.listener = joined
@@ -156,7 +157,7 @@ def _make_transactions(
         return None
     delayed = DelayedJob(changed, configuration["linger.ms"] / 1000)
     sender.thread.timed_work.append(delayed)
-    transactions = ProducerTransactions(
+    transactions = BranchedTransactions(
         transactional_id,
         configuration["transaction.timeout.ms"],
         changed,

@@ -29,6 +29,7 @@ from txnstore.clients.transaction_states import (
     ProducerState,
     TransactionCall,
 )
+from txnstore.db.store import Store
 from txnstore.errors import TransactionAbortable, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import check_committer
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
@@ -88,6 +89,10 @@ class ProducerTransactions:
         self._failed_count = 0
         #: Offsets that go with the commit, or when they have lingered.
         self._offsets: dict[str, SentOffsets] = {}
+        #: Whether they all wait for the commit, which nothing else may come before.
+        self._holds_offsets = False
+        #: Whether the call that is being made has left its work to the background.
+        self._is_left = False
 
     # --- the calls --------------------------------------------------------------------------------------------------
 
@@ -112,6 +117,7 @@ class ProducerTransactions:
         with self._in_call(_C.BEGIN), self._changed:
             self._enter(_S.IN_TRANSACTION)
             self._is_written = self._has_token = self._has_kept_nothing = False
+            self._sender.session.begin_transaction()
             self._failed_count = 0
 
     def send_offsets(self, positions: Sequence[TopicPartition], group_metadata: bytes, timeout_seconds: float) -> None:
@@ -208,11 +214,7 @@ class ProducerTransactions:
         """
         if self._has_kept_nothing and self.state is _S.READY:
             return
-        if writers and not self._has_token:
-            reason = (
-                "no writer has joined this transaction: transaction_token() lets others join; nothing was committed"
-            )
-            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+        self._check_writers(writers)
         work = partial(self._commit_work, writers)
         self._call(_C.COMMIT, timeout_seconds, self._timeout_ms / 1000, work, _S.BEGIN_COMMIT)
 
@@ -310,12 +312,13 @@ class ProducerTransactions:
             self._check_call(call)
             self._current = call
             self._is_called = True
+            self._is_left = False
         try:
             yield
         finally:
             with self._changed:
                 self._is_called = False
-                if call not in RESUMABLE or self._work is None or self._work.done():
+                if call not in RESUMABLE or self._work is None or (self._work.done() and not self._is_left):
                     self._current = self._work = None
 
     def _check_conflict(self, call: TransactionCall) -> None:
@@ -339,17 +342,25 @@ class ProducerTransactions:
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
 
-    @staticmethod
-    def _wait(work: Future[Result], timeout_seconds: float, longest_seconds: float, *, resumable: bool) -> Result:
+    def _wait(self, work: Future[Result], timeout_seconds: float, longest_seconds: float, *, resumable: bool) -> Result:
         bounded = timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
         try:
             return work.result(bounded)
         except FutureTimeoutError:
+            # The work may be done by the time anybody looks: it is taken up again all the same.
+            self._is_left = resumable
             hint = "retry call to resume" if resumable else "nothing of it is done later; repeat the call"
             reason = f"Timed out waiting for operation to finish, {hint}"
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
+
+    def _check_writers(self, writers: Collection[int] | None) -> None:
+        if writers and not self._has_token:
+            reason = (
+                "no writer has joined this transaction: transaction_token() lets others join; nothing was committed"
+            )
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
 
     def _enter(self, state: ProducerState) -> None:
         assert self.state in ENTERED_FROM[state], f"{self.state.value} to {state.value}"
@@ -366,7 +377,7 @@ class ProducerTransactions:
             self._enter(target)
         self._delayed.forget()
         self._sender.purge(in_queue=True, in_flight=False)
-        self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+        self._sender.give_up_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
         if error.fatal():
             self._sender.thread.report_fatal(error)
 
@@ -377,16 +388,23 @@ class ProducerTransactions:
     # --- the work of the calls; on the sender's thread ----------------------------------------------------------------
 
     def _coordinator(self) -> TransactionCoordinator:
-        return TransactionCoordinator(self._sender.session.connection.store())
+        return TransactionCoordinator(self._store())
+
+    def _store(self) -> Store:
+        """Return the store that coordinates the transactions."""
+        return self._sender.session.connection.cluster().coordinator_of(self.transactional_id)
 
     def _init_work(self, *, keep_prepared: bool) -> None:
         def request() -> None:
-            initialized = self._coordinator().init_producer_id(
+            initialized = self._sender.session.connection.with_coordinator(
                 self.transactional_id,
-                self._timeout_ms,
-                enable_two_phase_commit=self._two_phase_commit,
-                keep_prepared=keep_prepared,
-                retry_timeout_ms=TRY_TIMEOUT_MS,
+                lambda store: TransactionCoordinator(store).init_producer_id(
+                    self.transactional_id,
+                    self._timeout_ms,
+                    enable_two_phase_commit=self._two_phase_commit,
+                    keep_prepared=keep_prepared,
+                    retry_timeout_ms=TRY_TIMEOUT_MS,
+                ),
             )
             self._sender.session.become(initialized.identity)
             ongoing = initialized.ongoing
@@ -404,7 +422,7 @@ class ProducerTransactions:
 
     def _token_work(self, is_cancelled: threading.Event) -> bytes:
         def request() -> bytes:
-            store, identity = self._sender.session.connection.store(), self._sender.session.identity
+            store, identity = self._store(), self._sender.session.identity
             if not is_cancelled.is_set():
                 self._is_written = self._has_token = True
                 begin_transaction(store, self.transactional_id, identity, retry_timeout_ms=TRY_TIMEOUT_MS)
@@ -443,12 +461,12 @@ class ProducerTransactions:
             if is_cancelled.is_set():
                 return
             sent = SentOffsets(committer, self._offsets_by_id(positions))
-            if committer.generation == NO_GENERATION:
+            if committer.generation == NO_GENERATION and not self._holds_offsets:
                 # Nobody but the pending offsets keeps another reader of the group from going on at the old ones.
                 self._write_offsets(sent)
                 return
             # The group's generation does, so they may go with the commit: refused now, if they will be.
-            store = self._sender.session.connection.store()
+            store = self._sender.session.connection.cluster().coordinator_of_group(committer.group_id)
             store.read(lambda connection: check_committer(connection, committer), retry_timeout_ms=TRY_TIMEOUT_MS)
             self._keep_offsets(sent)
 
@@ -475,7 +493,8 @@ class ProducerTransactions:
         known = self._offsets.get(sent.committer.group_id)
         offsets = {**known.offsets, **sent.offsets} if known is not None else sent.offsets
         self._offsets[sent.committer.group_id] = SentOffsets(sent.committer, offsets)
-        self._delayed.set(self._write_kept_offsets)
+        if not self._holds_offsets:
+            self._delayed.set(self._write_kept_offsets)
 
     def _write_kept_offsets(self) -> None:
         """Make offsets pending that have waited for the commit for long enough."""
@@ -563,6 +582,7 @@ class ProducerTransactions:
             return
 
     def _abort_work(self) -> None:
+        self._sender.settle()
         with self._changed:
             if self.state is _S.FATAL_ERROR and self._error is not None:
                 # An answer to records that were on their way has said that a newer producer is at work.

@@ -1,19 +1,21 @@
 """This file is how a producer sends: batches leave the queue when they have lingered, one request at a time.
 
-Nothing overtakes: a request that could not be written is written again before the
-next one, and a commit comes after all of its transaction's records.
+Nothing overtakes: a request that could not be written is written again before the next one to the same database, and a
+commit comes after all of its transaction's records.
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol
 
 from txnstore.clients.accumulator import (
+    FULL_TEXT,
     QUEUED_SECONDS,
     Accumulator,
     Batch,
@@ -22,8 +24,10 @@ from txnstore.clients.delivery_reports import NOWHERE, DeliveryReport, DeliveryR
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.produce_requests import ProduceRequest, ProducerSession
+from txnstore.clients.sender_lanes import InFlight, Lane, Lanes
 from txnstore.clients.sender_thread import SenderThread
-from txnstore.clients.unassigned_topics import UnassignedTopics
+from txnstore.clients.unassigned_topics import LookUp, UnassignedTopics
+from txnstore.db.membership import CONTROLLER_ID
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
@@ -41,14 +45,18 @@ from txnstore.errors import (
 from txnstore.log.append import Appended
 from txnstore.model import NO_PRODUCER
 
-Result = TypeVar("Result")
-
-_log = logging.getLogger(__name__)
-
 #: The log remembers five batches of a producer in each partition (KIP-98): so many may be repeated.
 BATCHES_PER_PARTITION_MAX: Final = 5
 #: What one request writes at most, so that nobody waits long for the heads of its partitions.
 REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
+#: What a full queue says while nothing of it can be sent.
+HELD_TEXT: Final = (
+    "Local: Queue full: the records of a transaction with an enlisted SQLite connection go with its commit, for the"
+    " connection keeps all others from writing; make the transaction smaller, or queue.buffering.max.messages larger"
+)
+
+#: How long an abort waits for databases that have records of the transaction in hand; then it goes ahead of them.
+SETTLE_SECONDS: Final = 2.0
 
 #: The records are at fault: those that are fail, the others go on.
 RECORD_ERRORS: Final = (
@@ -95,24 +103,6 @@ class SenderSettings:
     """Whether records are sent again whose fate is not known."""
 
 
-@dataclass(slots=True, eq=False)
-class InFlight:
-    """Batches that have left the queue and are not reported yet."""
-
-    batches: Sequence[Batch]
-    request: ProduceRequest | None = None
-    is_uncertain: bool = False
-    """Whether the log may have them."""
-
-    has_fresh_topics: bool = False
-    has_fresh_identity: bool = False
-
-    @property
-    def record_count(self) -> int:
-        """The number of records."""
-        return sum(len(batch.records) for batch in self.batches)
-
-
 class Sender:
     """Takes batches from the queue and brings them into the log, each in its turn."""
 
@@ -135,9 +125,13 @@ class Sender:
         self._reports = reports
         self._topics = topics
         self._settings = settings
-        self._in_flight: deque[InFlight] = deque()
+        self._lanes = Lanes(thread)
+        self._look_up = LookUp(thread)
         self._flushing = 0
-        self._drop_in_flight = False
+        #: The database whose records are held back, for the last of them go with the commit.
+        self._held: int | None = None
+        #: How much waits for the commit of an enlisted connection; None: nothing waits for it.
+        self._kept_bytes: float | None = None
         thread.timed_work.append(self)
 
     # --- for every thread -------------------------------------------------------------------------------------------
@@ -153,11 +147,42 @@ class Sender:
         with self._changed:
             self._flushing -= 1
 
+    def keep(self, size_bytes_max: float) -> None:
+        """Send nothing by itself until there is more than this; infinite: nothing at all, whoever asks."""
+        with self._changed:
+            self._kept_bytes = size_bytes_max
+            if self.keeps_everything:
+                self._accumulator.full_text = HELD_TEXT
+
+    def keep_no_more(self) -> None:
+        """Send again as usual."""
+        with self._changed:
+            self._kept_bytes = None
+            self._accumulator.full_text = FULL_TEXT
+            self._changed.notify_all()
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether nothing can be sent before the commit."""
+        return self._kept_bytes == math.inf
+
+    @property
+    def _is_kept(self) -> bool:
+        return self._kept_bytes is not None and not self._flushing and self._accumulator.size_bytes <= self._kept_bytes
+
+    @property
+    def unknown_topics(self) -> list[str]:
+        """The topics that have to be looked up before their records can leave."""
+        with self._changed:
+            return self._accumulator.unknown_topics
+
     def purge(self, *, in_queue: bool, in_flight: bool) -> None:
         """Give up records: those that wait, and those that are being sent as soon as this can be stopped."""
         with self._changed:
             queued = self._accumulator.take_all() if in_queue else []
-            self._drop_in_flight |= in_flight and bool(self._in_flight)
+            if in_flight:
+                for sent in self._lanes.all_in_flight:
+                    sent.is_given_up = True
             self._changed.notify_all()
         for batch in queued:
             self._fail_batch(batch, KafkaError(KafkaError._PURGE_QUEUE))
@@ -165,7 +190,7 @@ class Sender:
     def wait_until_dropped(self, timeout_seconds: float) -> None:
         """Wait until what was being sent at a purge is reported."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._drop_in_flight, timeout_seconds)
+            self._changed.wait_for(lambda: not self._lanes.is_giving_up, timeout_seconds)
 
     def facts(self) -> dict[str, Any]:
         """Return what the producer's statistics say of queue and identity."""
@@ -187,11 +212,16 @@ class Sender:
 
     def due_seconds(self, now_seconds: float) -> float | None:
         """Return when there is something to send; None if there is nothing."""
+        if not self._is_alone():
+            return self._lanes_due_seconds(now_seconds)
         not_before_seconds = self.thread.not_before_seconds
-        if self._in_flight:
-            return now_seconds if self._drop_in_flight else not_before_seconds
+        in_flight = self._lanes.alone.in_flight
+        if self.keeps_everything and not (in_flight and in_flight[0].is_given_up):
+            return None
+        if in_flight:
+            return now_seconds if in_flight[0].is_given_up else not_before_seconds
         oldest_seconds = self._accumulator.oldest_seconds
-        if oldest_seconds is None:
+        if oldest_seconds is None or self._is_kept:
             return None
         if self._flushing or self._accumulator.has_full_batch:
             return not_before_seconds
@@ -199,15 +229,23 @@ class Sender:
 
     def run(self) -> None:
         """Try once to send what comes next; what cannot be sent now stays in flight."""
+        if not self._is_alone():
+            self._run_lanes()
+            return
         self._expire()
-        if not self._in_flight:
+        lane = self._lanes.alone
+        if not lane.in_flight:
             self._look_up_topics()
+            if not self._is_alone():
+                # The look-up was what opened the databases.
+                self._run_lanes()
+                return
             with self._changed:
                 batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX)
                 if not batches:
                     return
-                self._in_flight.append(InFlight(batches))
-        in_flight = self._in_flight[0]
+                lane.in_flight.append(InFlight(lane, batches))
+        in_flight = lane.in_flight[0]
         try:
             request = self._prepared(in_flight)
             if self.listener is not None:
@@ -225,55 +263,308 @@ class Sender:
         Raises:
             SenderStopped: the producer was closed.
         """
-        while self.has_something:
-            self.run()
-            self._pause()
+        with self._flush():
+            while self.has_something:
+                self.run()
+                if self.has_something:
+                    self._pause()
 
-    def last_request(self) -> ProduceRequest | None:
-        """Send until one request is left, and return it unsent: it goes with the commit.
+    def take_everything(self) -> list[ProduceRequest]:
+        """Take all that waits, unsent, also what was tried before and may be in the log: it goes with the commit.
+
+        What is too much to wait is sent first.
 
         Raises:
             SenderStopped: the producer was closed.
         """
+        lane = self._lanes.alone
+        while self._kept_bytes is not None and self._accumulator.size_bytes > self._kept_bytes and self.has_something:
+            self.run()
+            self._pause()
         while True:
-            while self._in_flight or self._accumulator.unknown_topics:
-                self.run()
-                self._pause()
+            self._look_up_topics()
             with self._changed:
-                batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX)
+                while batches := self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX):
+                    lane.in_flight.append(InFlight(lane, batches))
+                taken = list(lane.in_flight)
+                is_complete = self._accumulator.is_empty
+            if is_complete and all(self._can_be_prepared(in_flight) for in_flight in taken):
+                with self._changed:
+                    lane.in_flight.clear()
+                    self._changed.notify_all()
+                return [in_flight.request for in_flight in taken if in_flight.request is not None]
+            self._pause()
+
+    def _can_be_prepared(self, in_flight: InFlight) -> bool:
+        try:
+            self._prepared(in_flight)
+        except TxnStoreError as error:
+            self._handle(in_flight, error)
+            return False
+        return True
+
+    def last_request(self) -> ProduceRequest | None:
+        """Send until one request is left, and return it unsent: it goes with the commit.
+
+        With several databases it is one to the coordinator's.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        with self._flush():
+            try:
+                return self._last_request()
+            finally:
+                self._held = None
+
+    def _last_request(self) -> ProduceRequest | None:
+        while True:
+            while self._has_more_than_held:
+                self.run()
+                if self._has_more_than_held:
+                    self._pause()
+            is_alone = self._held is None
+            with self._changed:
+                lane = self._lanes.alone if self._held is None else self._lanes.of(self._held)
+                batches = self._accumulator.take_batches(
+                    BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, None if is_alone else self._is_not_held
+                )
                 is_last = self._accumulator.is_empty
             if not batches:
-                return None
-            in_flight = InFlight(batches)
+                if is_last:
+                    return None
+                continue
+            in_flight = InFlight(lane, batches)
             if is_last:
                 try:
                     return self._prepared(in_flight)
                 except TxnStoreError as error:
                     with self._changed:
-                        self._in_flight.append(in_flight)
+                        lane.in_flight.append(in_flight)
                     self._handle(in_flight, error)
                     self._pause()
                     continue
             with self._changed:
-                self._in_flight.append(in_flight)
+                lane.in_flight.append(in_flight)
+
+    @property
+    def _has_more_than_held(self) -> bool:
+        """Whether something waits, or is in flight, beside what goes with the commit."""
+        self._held = None if self._is_alone() else self.session.coordinator_home
+        if not self._lanes.is_empty or self._accumulator.unknown_topics or self._look_up.is_running:
+            return True
+        if self._held is None:
+            return False
+        with self._changed:
+            return self._accumulator.waiting(self._is_held)[0] is not None
 
     def _pause(self) -> None:
-        self.thread.pause(lambda: self._drop_in_flight)
+        if self._is_alone():
+            self.thread.pause(lambda: self._lanes.is_giving_up)
+        else:
+            self.thread.wait_for_due(self._next_step_seconds)
+
+    def _next_step_seconds(self, now_seconds: float) -> float | None:
+        """Return when there is something to do for who waits until all is sent; infinity: when an answer comes."""
+        due_seconds = self.due_seconds(now_seconds)
+        if due_seconds is None and (self._look_up.is_running or any(lane.is_writing for lane in self._lanes)):
+            return math.inf
+        return due_seconds
+
+    @contextmanager
+    def _flush(self) -> Iterator[None]:
+        self.begin_flush()
+        try:
+            yield
+        finally:
+            self.end_flush()
 
     def _look_up_topics(self) -> None:
-        for failed, error in self._topics.look_up():
+        for failed, error in self._topics.look_up(self.thread.retry_later):
             self._fail_batch(failed, error)
 
     def send_again(self, request: ProduceRequest) -> None:
         """Put back a request that did not go with its commit: its records are at fault."""
         self.session.take_back(request)
         with self._changed:
-            self._in_flight.append(InFlight(request.batches))
+            lane = self._lanes.alone
+            if not self._is_alone():
+                batch = request.batches[0]
+                lane = self._lanes.of(self._home_of(batch.topic, batch.partition))
+            lane.in_flight.append(InFlight(lane, request.batches))
+
+    # --- with several databases: a lane each ------------------------------------------------------------------------
+
+    def _is_alone(self) -> bool:
+        return self.session.connection.is_alone
+
+    def _home_of(self, topic: str, number: int) -> int:
+        """Return the database of a partition; of one that is not known yet, the controller, until it is looked up."""
+        known = self._topics.directory.cached(topic)
+        return known.homes[number] if known is not None and 0 <= number < len(known.homes) else CONTROLLER_ID
+
+    def _is_held(self, topic: str, number: int) -> bool:
+        return self._home_of(topic, number) == self._held
+
+    def _is_not_held(self, topic: str, number: int) -> bool:
+        return self._home_of(topic, number) != self._held
+
+    def _blocked(self) -> set[int]:
+        """Return the databases for which nothing is taken from the queue now."""
+        blocked = self._lanes.busy
+        if self._held is not None:
+            blocked.add(self._held)
+        return blocked
+
+    def _lanes_due_seconds(self, now_seconds: float) -> float | None:
+        if self._look_up.has_answer or any(lane.has_answer for lane in self._lanes):
+            return now_seconds
+        due = [self._lane_due_seconds(lane, now_seconds) for lane in self._lanes if lane.in_flight]
+        due.append(self._look_up_due_seconds())
+        due.append(self._queue_due_seconds(now_seconds))
+        if self._settings.message_timeout_seconds > 0:
+            # What waits behind a database that is away has its time too.
+            oldest_seconds = self._accumulator.oldest_seconds
+            if oldest_seconds is not None:
+                due.append(oldest_seconds + self._settings.message_timeout_seconds)
+        return min((at_seconds for at_seconds in due if at_seconds is not None), default=None)
+
+    def _lane_due_seconds(self, lane: Lane, now_seconds: float) -> float | None:
+        if lane.is_writing:
+            return None
+        if lane is self._lanes.alone or any(sent.is_given_up for sent in lane.in_flight):
+            return now_seconds
+        return lane.pace.not_before_seconds
+
+    def _look_up_due_seconds(self) -> float | None:
+        oldest_seconds = self._accumulator.oldest_unknown_seconds
+        if oldest_seconds is None or self._look_up.is_running:
+            return None
+        linger_seconds = 0.0 if self._flushing else self._settings.linger_seconds
+        return max(oldest_seconds + linger_seconds, self._look_up.pace.not_before_seconds)
+
+    def _queue_due_seconds(self, now_seconds: float) -> float | None:
+        """Return when records are to be taken from the queue of a database whose lane is free."""
+        blocked = self._blocked()
+        oldest_seconds, has_full_batch = self._accumulator.waiting(
+            lambda topic, number: self._home_of(topic, number) in blocked
+        )
+        if oldest_seconds is None:
+            return None
+        is_due = self._flushing or has_full_batch
+        return now_seconds if is_due else oldest_seconds + self._settings.linger_seconds
+
+    def _run_lanes(self) -> None:
+        """Look at what has come back from the databases, and give each that has nothing to do what comes next."""
+        for lane in list(self._lanes):
+            if lane.has_answer:
+                self._take_answer(lane)
+        self._expire()
+        self._leave_lane_of_one()
+        self._look_up_in_background()
+        self._distribute()
+        ready: list[tuple[InFlight, ProduceRequest]] = []
+        for lane in list(self._lanes):
+            request = self._next_of(lane)
+            if request is not None:
+                ready.append((lane.in_flight[0], request))
+        if not ready:
+            return
+        if self.listener is not None:
+            self.listener.writing()
+        self.session.expect({number for _, request in ready for number in request.partition_ids})
+        for in_flight, request in ready:
+            with self._changed:
+                in_flight.lane.write(in_flight, partial(self.session.write, request), self._changed)
+
+    def _take_answer(self, lane: Lane) -> None:
+        with self._changed:
+            in_flight, answer = lane.take_answer()
+            if in_flight not in lane.in_flight:
+                # Its transaction was aborted meanwhile, which has been reported.
+                return
+        assert in_flight.request is not None
+        try:
+            appended = answer.result()
+        except TxnStoreError as error:
+            self._handle(in_flight, error)
+        except BaseException:
+            lane.pace.back_off()
+            raise
+        else:
+            lane.pace.succeeded()
+            self.report(in_flight.request, appended)
+            self._done(in_flight)
+
+    def _leave_lane_of_one(self) -> None:
+        """Let what was in flight while there was one database go on in the lane of its home."""
+        with self._changed:
+            alone = self._lanes.alone.in_flight
+            while alone:
+                in_flight = alone.popleft()
+                batch = in_flight.batches[0]
+                in_flight.lane = self._lanes.of(self._home_of(batch.topic, batch.partition))
+                in_flight.lane.in_flight.append(in_flight)
+
+    def _look_up_in_background(self) -> None:
+        for failed, error in self._look_up.take_answer():
+            self._fail_batch(failed, error)
+        with self._changed:
+            due_seconds = self._look_up_due_seconds()
+        if due_seconds is not None and due_seconds <= time.monotonic():
+            self._look_up.start(self._topics)
+
+    def _distribute(self) -> None:
+        """Take what is due from the queue, for each database whose lane is free."""
+        with self._changed:
+            due_seconds = self._queue_due_seconds(time.monotonic())
+            if due_seconds is None or due_seconds > time.monotonic():
+                return
+            blocked = self._blocked()
+            batches = self._accumulator.take_batches(
+                BATCHES_PER_PARTITION_MAX,
+                REQUEST_BYTES_MAX,
+                lambda topic, number: self._home_of(topic, number) in blocked,
+            )
+            self._enter(batches)
+
+    def _enter(self, batches: Sequence[Batch], *, has_fresh_topics: bool = False) -> None:
+        """Put batches into the lanes of their homes."""
+        by_home: dict[int, list[Batch]] = {}
+        for batch in batches:
+            by_home.setdefault(self._home_of(batch.topic, batch.partition), []).append(batch)
+        for home, own in by_home.items():
+            lane = self._lanes.of(home)
+            lane.in_flight.append(InFlight(lane, own, has_fresh_topics=has_fresh_topics))
+
+    def _next_of(self, lane: Lane) -> ProduceRequest | None:
+        """Return the request that the lane is to write now, if there is one."""
+        if lane.is_writing or not lane.in_flight or lane.pace.not_before_seconds > time.monotonic():
+            return None
+        in_flight = lane.in_flight[0]
+        try:
+            if in_flight.request is None and self._is_misplaced(in_flight):
+                with self._changed:
+                    lane.in_flight.popleft()
+                    self._enter(in_flight.batches, has_fresh_topics=in_flight.has_fresh_topics)
+                return None
+            return self._prepared(in_flight)
+        except TxnStoreError as error:
+            self._handle(in_flight, error)
+            return None
+
+    def _is_misplaced(self, in_flight: InFlight) -> bool:
+        """Return whether some of the batches live elsewhere after all: a topic was made anew."""
+        for name in {batch.topic for batch in in_flight.batches}:
+            self._topics.directory.ensure(name)
+        return any(self._home_of(batch.topic, batch.partition) != in_flight.lane.home for batch in in_flight.batches)
+
+    # --- the state of things ----------------------------------------------------------------------------------------
 
     @property
     def has_something(self) -> bool:
         """Whether anything waits to be sent or is being sent."""
-        return bool(self._in_flight) or not self._accumulator.is_empty
+        return not self._lanes.is_empty or not self._accumulator.is_empty or self._look_up.is_running
 
     def report(self, request: ProduceRequest, appended: Sequence[Appended]) -> None:
         """Report the records of a request as delivered.
@@ -303,8 +594,37 @@ class Sender:
 
     def drop_in_flight(self, error: KafkaError) -> None:
         """Report what is in flight as not delivered; the transaction that it belongs to is aborted."""
-        for in_flight in list(self._in_flight):
+        with self._changed:
+            everything = self._lanes.all_in_flight
+        for in_flight in everything:
+            # What is being written this moment may still reach the log; the abort that follows covers it.
+            in_flight.is_uncertain |= in_flight.lane.is_being_written(in_flight)
             self._fail(in_flight, error)
+
+    def give_up_in_flight(self, error: KafkaError) -> None:
+        """Report as not delivered what is in flight, but for what a database has just now; see `settle`."""
+        with self._changed:
+            everything = self._lanes.all_in_flight
+        for in_flight in everything:
+            if in_flight.lane.is_being_written(in_flight):
+                in_flight.is_given_up = True
+            else:
+                self._fail(in_flight, error)
+
+    def settle(self) -> None:
+        """Wait, but not for long, until no database has anything in hand: whoever has an answer is to hear of it.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while any(lane.is_writing for lane in self._lanes) and time.monotonic() < deadline:
+            self.thread.wait_for_due(
+                lambda now_seconds: now_seconds if any(lane.has_answer for lane in self._lanes) else deadline
+            )
+            for lane in list(self._lanes):
+                if lane.has_answer:
+                    self._take_answer(lane)
 
     def _prepared(self, in_flight: InFlight) -> ProduceRequest:
         if in_flight.request is None:
@@ -321,7 +641,7 @@ class Sender:
         elif error.retriable or (error.outcome_unknown and self._settings.retries_unknown):
             # What came before the write, a new identity for example, leaves no record in the log.
             in_flight.is_uncertain |= error.outcome_unknown and in_flight.request is not None
-            self.thread.retry_later(error)
+            in_flight.lane.pace.retry_later(error)
         elif isinstance(error, RECORD_ERRORS) and not in_flight.is_uncertain:
             self._isolate(in_flight, error)
         elif self.listener is not None:
@@ -329,7 +649,8 @@ class Sender:
             self.listener.transaction_failed(error)
         elif isinstance(error, IDENTITY_ERRORS) and not (in_flight.is_uncertain or in_flight.has_fresh_identity):
             # The log has forgotten the producer, or has an epoch of it that we do not know.
-            self.session.forget_identity()
+            if in_flight.request is None or in_flight.request.producer == self.session.identity:
+                self.session.forget_identity()
             in_flight.request = None
             in_flight.has_fresh_identity = True
         else:
@@ -358,15 +679,16 @@ class Sender:
                 self.listener.records_refused(KafkaError(kafka_error.code(), f"{where}: {kafka_error.str()}"))
             return
         with self._changed:
-            self._in_flight.popleft()
-            self._in_flight.extendleft(
-                InFlight(part, has_fresh_topics=in_flight.has_fresh_topics) for part in reversed(parts)
+            lane = in_flight.lane
+            lane.in_flight.popleft()
+            lane.in_flight.extendleft(
+                InFlight(lane, part, has_fresh_topics=in_flight.has_fresh_topics, is_given_up=in_flight.is_given_up)
+                for part in reversed(parts)
             )
 
     def _done(self, in_flight: InFlight) -> None:
         with self._changed:
-            self._in_flight.remove(in_flight)
-            self._drop_in_flight &= bool(self._in_flight)
+            self._lanes.take_out(in_flight)
             self._changed.notify_all()
 
     def _fail(self, in_flight: InFlight, error: KafkaError) -> None:
@@ -391,18 +713,26 @@ class Sender:
 
     def _expire(self) -> None:
         """Give up what has waited for longer than message.timeout.ms, or what a purge names."""
-        if self._drop_in_flight:
-            self.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+        with self._changed:
+            given_up = [sent for sent in self._lanes.all_in_flight if sent.is_given_up]
+        for in_flight in given_up:
+            if not in_flight.lane.is_being_written(in_flight):
+                self._fail(in_flight, KafkaError(KafkaError._PURGE_INFLIGHT))
         if self._settings.message_timeout_seconds <= 0:
             return
         before_seconds = time.monotonic() - self._settings.message_timeout_seconds
         error = KafkaError(KafkaError._MSG_TIMED_OUT)
-        while self._in_flight and self._in_flight[0].batches[0].records[0][QUEUED_SECONDS] <= before_seconds:
-            self._fail(self._in_flight[0], error)
+        for lane in list(self._lanes):
+            while lane.in_flight and not lane.is_writing and _queued_seconds(lane.in_flight[0]) <= before_seconds:
+                self._fail(lane.in_flight[0], error)
         with self._changed:
             expired = self._accumulator.take_expired(before_seconds)
         for batch in expired:
             self._fail_batch(batch, error)
+
+
+def _queued_seconds(in_flight: InFlight) -> float:
+    return in_flight.batches[0].records[0][QUEUED_SECONDS]
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.worker import Worker
 from txnstore.errors import TxnStoreError
 
 Result = TypeVar("Result")
@@ -78,7 +79,41 @@ class DelayedJob:
             job()
 
 
-class SenderThread:
+class Pace:
+    """The pauses between tries: longer each time, until one succeeds."""
+
+    def __init__(
+        self, *, backoff_seconds: float, backoff_max_seconds: float, report_trouble: Callable[[KafkaError], None]
+    ) -> None:
+        """Begin with short pauses."""
+        self.not_before_seconds = 0.0
+        """When the next try is wanted."""
+
+        self._backoff_seconds = backoff_seconds
+        self._backoff_max_seconds = backoff_max_seconds
+        self._report_trouble = report_trouble
+        self._tries = 0
+        self._random = random.Random()
+
+    def retry_later(self, error: TxnStoreError) -> None:
+        """Let a pause follow, longer each time, and tell the application that there is trouble."""
+        self.back_off()
+        self._report_trouble(kafka_error_of(error))
+
+    def succeeded(self) -> None:
+        """Begin with short pauses again."""
+        self._tries = 0
+        self.not_before_seconds = 0.0
+
+    def back_off(self) -> None:
+        """Let a pause follow."""
+        longest_seconds = min(self._backoff_seconds * 2**self._tries, self._backoff_max_seconds)
+        self._tries = min(self._tries + 1, _DOUBLINGS_MAX)
+        # Half of it is random, so that clients that met once do not meet again.
+        self.not_before_seconds = time.monotonic() + longest_seconds * self._random.uniform(0.5, 1)
+
+
+class SenderThread(Pace):
     """The thread, its queue of jobs, and the pauses between tries; `changed` is the producer's one lock."""
 
     def __init__(
@@ -91,22 +126,18 @@ class SenderThread:
         report_trouble: Callable[[KafkaError], None],
     ) -> None:
         """Make the thread ready; it starts with the first thing to do, and keeps no program from its end."""
+        super().__init__(
+            backoff_seconds=backoff_seconds, backoff_max_seconds=backoff_max_seconds, report_trouble=report_trouble
+        )
         self.changed = changed
         self.timed_work: list[TimedWork] = []
         """What becomes due by itself; the first that is due goes first."""
 
-        self.not_before_seconds = 0.0
-        """When the next try is wanted."""
-
         self._name = name
-        self._backoff_seconds = backoff_seconds
-        self._backoff_max_seconds = backoff_max_seconds
-        self._report_trouble = report_trouble
         self._thread: threading.Thread | None = None
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._is_stopping = False
-        self._tries = 0
-        self._random = random.Random()
+        self._helpers: list[Worker] = []
 
     # --- for every thread -------------------------------------------------------------------------------------------
 
@@ -144,9 +175,14 @@ class SenderThread:
             self._is_stopping = True
             self.changed.notify_all()
             thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return thread is None
-        thread.join(max(0.0, timeout_seconds))
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            if thread is None or thread is threading.current_thread():
+                return thread is None
+            thread.join(max(0.0, timeout_seconds))
+        finally:
+            for helper in self._helpers:
+                helper.close(deadline - time.monotonic())
         return not thread.is_alive()
 
     def report_fatal(self, error: KafkaError) -> None:
@@ -189,15 +225,34 @@ class SenderThread:
                 self.changed.wait(left_seconds)
         raise SenderStopped
 
-    def retry_later(self, error: TxnStoreError) -> None:
-        """Let a pause follow, longer each time, and tell the application that there is trouble."""
-        self._back_off()
-        self._report_trouble(kafka_error_of(error))
+    def wait_for_due(self, due_seconds: Callable[[float], float | None]) -> None:
+        """Wait until something is due, by the monotonic clock; returns at once if nothing ever will be.
 
-    def succeeded(self) -> None:
-        """Begin with short pauses again."""
-        self._tries = 0
-        self.not_before_seconds = 0.0
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        with self.changed:
+            while not self._is_stopping:
+                now_seconds = time.monotonic()
+                at_seconds = due_seconds(now_seconds)
+                if at_seconds is None or at_seconds <= now_seconds:
+                    return
+                self.changed.wait(min(at_seconds - now_seconds, threading.TIMEOUT_MAX))
+        raise SenderStopped
+
+    def new_pace(self) -> Pace:
+        """Return pauses of the same lengths for what is tried beside the thread's own work."""
+        return Pace(
+            backoff_seconds=self._backoff_seconds,
+            backoff_max_seconds=self._backoff_max_seconds,
+            report_trouble=self._report_trouble,
+        )
+
+    def new_helper(self, name: str) -> Worker:
+        """Return a thread for one thing that must not keep this one waiting; it ends with it."""
+        helper = Worker(f"{self._name}-{name}")
+        self._helpers.append(helper)
+        return helper
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -212,7 +267,7 @@ class SenderThread:
                 break
             except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
                 _log.exception("%s failed; it goes on", self._name)
-                self._back_off()
+                self.back_off()
             del work
         self._refuse_jobs()
 
@@ -252,9 +307,3 @@ class SenderThread:
         for future, _ in jobs:
             if future.set_running_or_notify_cancel():
                 future.set_exception(SenderStopped())
-
-    def _back_off(self) -> None:
-        longest_seconds = min(self._backoff_seconds * 2**self._tries, self._backoff_max_seconds)
-        self._tries = min(self._tries + 1, _DOUBLINGS_MAX)
-        # Half of it is random, so that clients that met once do not meet again.
-        self.not_before_seconds = time.monotonic() + longest_seconds * self._random.uniform(0.5, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
 from typing import Final
 
@@ -27,6 +27,9 @@ from txnstore.clients.error_messages import end_of_partition, error_message
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import Message, RecordTuple
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
+
+#: Which of the partitions somebody looks after.
+Wanted = Callable[[AssignedPartition], bool]
 
 #: An error that stays is said again after this long.
 SAY_AGAIN_SECONDS: Final = 30.0
@@ -163,16 +166,16 @@ class Subscription:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def to_resolve(self, now: float) -> list[Ticket]:
-        """Return the partitions whose start is not known to be an offset yet."""
+    def to_resolve(self, now: float, is_wanted: Wanted | None = None) -> list[Ticket]:
+        """Return the partitions whose start is not known to be an offset yet; of all, or of those that are wanted."""
         return [
             Ticket(partition, partition.version, partition.start)
             for partition in self
-            if partition.start is not None and partition.retry_at <= now
+            if partition.start is not None and partition.retry_at <= now and (is_wanted is None or is_wanted(partition))
         ]
 
-    def to_read(self, now: float) -> list[Ticket]:
-        """Return what to read next; nothing while enough is buffered."""
+    def to_read(self, now: float, is_wanted: Wanted | None = None) -> list[Ticket]:
+        """Return what to read next, of all partitions or of those that are wanted; nothing while enough is buffered."""
         if self.buffered_records >= self._records_low or self.buffered_bytes >= self._bytes_low:
             return []
         # Nobody fills the buffer alone, and who got nothing because the page was full comes first.
@@ -184,13 +187,19 @@ class Subscription:
             and not partition.is_paused
             and partition.retry_at <= now
             and partition.buffered_records < share
+            and (is_wanted is None or is_wanted(partition))
         ]
         hungry = [partition for partition in candidates if partition.is_hungry]
         return [Ticket(partition, partition.version, partition.fetch_offset) for partition in hungry or candidates]
 
-    def next_retry(self, now: float) -> float:
+    def next_retry(self, now: float, is_wanted: Wanted | None = None) -> float:
         """Return in how many seconds a partition that could not be read is tried again; infinity if none is."""
-        return min((partition.retry_at - now for partition in self if partition.retry_at > now), default=math.inf)
+        later = (
+            partition.retry_at - now
+            for partition in self
+            if partition.retry_at > now and (is_wanted is None or is_wanted(partition))
+        )
+        return min(later, default=math.inf)
 
     def resolved(self, ticket: Ticket, offset: int) -> None:
         """Read from `offset` on from now on."""

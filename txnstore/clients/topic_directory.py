@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Connection
 
-from txnstore.clients.broker import BROKER_ID, broker_metadata
+from txnstore.clients.broker import BROKER_ID, broker_id_of, brokers_metadata
 from txnstore.clients.cluster_metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.error_mapping import kafka_error_of
+from txnstore.db.membership import CONTROLLER_ID
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, InvalidTopic, TxnStoreError, UnknownTopicOrPartition
@@ -21,6 +23,8 @@ from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topi
 
 #: How many names one statement asks for; databases limit its parameters.
 _NAMES_MAX: Final = 1_000
+#: How long a topic that was read long ago still counts where the controller cannot be asked.
+_KEEP_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class TopicDirectory:
         self._allow_create = allow_create
         self._monotonic_seconds = monotonic_seconds
         self._entries: dict[str, _Entry] = {}
+        self.may_write = True
+        """Whether a topic can be created at the moment: not while an enlisted connection holds SQLite's write lock."""
 
     def cached(self, name: str) -> Topic | None:
         """Return the topic as it was last read, however long ago; asks no database."""
@@ -72,7 +78,25 @@ class TopicDirectory:
             if entry is not None and entry.read_seconds > oldest_seconds
         }
         missing = [name for name in wanted if name not in found]
-        return found | self.refresh(missing) if missing else found
+        if not missing:
+            return found
+        try:
+            return found | self.refresh(missing)
+        except TxnStoreError as error:
+            old = {name: entry.topic for name, entry in entries.items() if entry is not None}
+            if self._connection.is_alone or not error.retriable or not all(name in old for name in missing):
+                raise
+            # The controller is away; what lives in other databases goes on meanwhile.
+            self._keep_for_now(missing)
+            return found | {name: old[name] for name in missing}
+
+    def _keep_for_now(self, names: Iterable[str]) -> None:
+        """Let the old entries count for a moment, so that the controller is not asked all the time."""
+        read_seconds = self._monotonic_seconds() - max(0.0, self._refresh_seconds - _KEEP_SECONDS)
+        for name in names:
+            entry = self._entries.get(name)
+            if entry is not None:
+                self._entries[name] = _Entry(entry.topic, read_seconds)
 
     def refresh(self, names: Iterable[str]) -> dict[str, Topic]:
         """Return those of the topics that there are, as they are now."""
@@ -86,8 +110,18 @@ class TopicDirectory:
             if topic is None:
                 self._entries.pop(name, None)
             else:
+                self._learn(topic)
                 self._entries[name] = _Entry(topic, read_seconds)
         return found
+
+    def _learn(self, topic: Topic) -> None:
+        """Let the cluster know where the partitions live; look at it again if it has grown meanwhile."""
+        cluster = self._connection.cluster()
+        if not cluster.is_alone or any(home != CONTROLLER_ID for home in topic.homes):
+            known = {member.database_id for member in cluster.databases}
+            if not known.issuperset(topic.homes):
+                cluster.refresh()
+            cluster.learn(topic)
 
     def ensure(self, name: str) -> Topic:
         """Return the topic; it is created if it is not there, this client may, and the store allows it.
@@ -101,9 +135,26 @@ class TopicDirectory:
         if found:
             return found[name]
         read_seconds = self._monotonic_seconds()
-        topic = create_used_topic(self._connection.store(), name, allow_create=self._allow_create)
+        topic = create_used_topic(self._connection.store(), name, allow_create=self._allow_create and self.may_write)
+        self._learn(topic)
+        self._connection.cluster().publish()
         self._entries[name] = _Entry(topic, read_seconds)
         return topic
+
+    def create_within(self, connection: Connection, names: Iterable[str]) -> list[str]:
+        """Create those of the topics that are not there and may be created, and return which.
+
+        They stand once the owner of `connection` commits; if he does not, forget them.
+        """
+        created: list[str] = []
+        for name in names if self._allow_create else ():
+            with suppress(InvalidTopic, UnknownTopicOrPartition):
+                check_topic_name(name)
+                if not self.find([name]):
+                    topic = create_used_topic_within(connection, name)
+                    self._entries[name] = _Entry(topic, self._monotonic_seconds())
+                    created.append(name)
+        return created
 
     def match(self, pattern: str) -> list[str]:
         """Return the names of all topics in which the regular expression is found, sorted.
@@ -128,8 +179,8 @@ class TopicDirectory:
         metadata = ClusterMetadata()
         metadata.cluster_id = store.store_uuid
         metadata.controller_id = metadata.orig_broker_id = BROKER_ID
-        broker = broker_metadata(store.url)
-        metadata.brokers = {BROKER_ID: broker}
+        metadata.brokers = {broker.id: broker for broker in brokers_metadata(store)}
+        broker = metadata.brokers[BROKER_ID]
         metadata.orig_broker_name = f"{broker.host}:{broker.port}/{BROKER_ID}"
         if topic is None:
             topics = store.read(lambda connection: _find(connection, list_topics(connection)))
@@ -159,17 +210,25 @@ def create_used_topic(store: Store, name: str, *, allow_create: bool) -> Topic:
         UnknownTopicOrPartition: this client may not create it (`allow_create`), or the store does not allow it.
     """
     check_topic_name(name)
-    unknown = UnknownTopicOrPartition(f"there is no topic {name!r}")
     if not allow_create:
-        raise unknown
+        raise _unknown(name)
+    return store.write(lambda connection: create_used_topic_within(connection, name))
 
-    def work(connection: Connection) -> Topic:
-        settings = read_store_settings(connection)
-        if not settings["auto.create.topics.enable"]:
-            raise unknown
-        return ensure_topic(connection, name, partition_count=settings["num.partitions"])
 
-    return store.write(work)
+def create_used_topic_within(connection: Connection, name: str) -> Topic:
+    """Return the topic, created if the store allows it.
+
+    Raises:
+        UnknownTopicOrPartition: the store does not allow it.
+    """
+    settings = read_store_settings(connection)
+    if not settings["auto.create.topics.enable"]:
+        raise _unknown(name)
+    return ensure_topic(connection, name, partition_count=settings["num.partitions"])
+
+
+def _unknown(name: str) -> UnknownTopicOrPartition:
+    return UnknownTopicOrPartition(f"there is no topic {name!r}")
 
 
 _ERRORS_OF_TOPICS: Final = (UnknownTopicOrPartition, InvalidTopic)
@@ -186,10 +245,10 @@ def _find(connection: Connection, names: list[str]) -> dict[str, Topic]:
 def _topic_metadata(topic: Topic) -> TopicMetadata:
     metadata = TopicMetadata()
     metadata.topic = topic.name
-    for number in range(len(topic.partition_ids)):
+    for number, home in enumerate(topic.homes):
         partition = PartitionMetadata()
         partition.id = number
-        partition.leader = BROKER_ID
-        partition.replicas, partition.isrs = [BROKER_ID], [BROKER_ID]
+        partition.leader = broker_id_of(home)
+        partition.replicas, partition.isrs = [partition.leader], [partition.leader]
         metadata.partitions[number] = partition
     return metadata

@@ -40,6 +40,7 @@ def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | st
     producer = ProducerIdentity(prepared.producer_id, prepared.epoch)
     with contextlib.closing(StoreConnection(admin_configuration((given,), {}))) as connection:
         try:
-            return connection.store().read(lambda opened: read_outcome(opened, producer))
+            store = connection.cluster().coordinator_of_producer(producer.producer_id)
+            return store.read(lambda opened: read_outcome(opened, producer))
         except TxnStoreError as error:
             raise kafka_exception_of(error) from error

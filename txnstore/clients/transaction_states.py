@@ -64,6 +64,7 @@ class TransactionCall(enum.Enum):
     SEND_OFFSETS = "send_offsets_to_transaction"
     COMMIT = "commit_transaction"
     ABORT = "abort_transaction"
+    ENLIST = "enlist"
     PREPARE = "prepare_transaction"
     COMPLETE = "complete_transaction"
     TOKEN = "transaction_token"  # noqa: S105 - the name of a call
@@ -78,6 +79,7 @@ ALLOWED_IN: Final[Mapping[TransactionCall, frozenset[ProducerState]]] = MappingP
         _C.BEGIN: frozenset({_S.READY}),
         _C.SEND_OFFSETS: frozenset({_S.IN_TRANSACTION}),
         _C.TOKEN: frozenset({_S.IN_TRANSACTION}),
+        _C.ENLIST: frozenset({_S.IN_TRANSACTION}),
         # Prepared already: it says the same again.
         _C.PREPARE: frozenset({_S.IN_TRANSACTION, _S.PREPARED}),
         _C.COMPLETE: frozenset({_S.PREPARED}),

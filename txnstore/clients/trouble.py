@@ -17,9 +17,16 @@ class Trouble:
     """Tells the application's error callback, not too often; holds no producer, so that one can be dropped."""
 
     def __init__(
-        self, callback: Callable[[KafkaError], object] | None, add_event: Callable[[Callable[[], object]], None]
+        self,
+        callback: Callable[[KafkaError], object] | None,
+        add_event: Callable[[Callable[[], object]], None],
+        is_alone: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Tell `callback`, if there is one; `add_event` lets a call wait until it is served."""
+        """Tell `callback`, if there is one; `add_event` lets a call wait until it is served.
+
+        While `is_alone`, a database that is away is all that there is.
+        """
+        self._is_alone = is_alone
         self._add_event = add_event
         self._callback = callback
         self._said_seconds: dict[int, float] = {}
@@ -32,7 +39,7 @@ class Trouble:
             self._add_event(partial(_raise, error))
             return
         self._say(error)
-        if error.code() == KafkaError._TRANSPORT:
+        if error.code() == KafkaError._TRANSPORT and self._is_alone():
             self._say(KafkaError(KafkaError._ALL_BROKERS_DOWN, f"1/1 brokers are down: {error.str()}"))
 
     def _say(self, error: KafkaError) -> None:

@@ -58,7 +58,7 @@ _STORE_UUID: Final = select(stores.c.store_uuid)
 # Alone, a database is a cluster of one.
 _INSERT_DATABASE: Final = (
     upsert(databases)
-    .values(database_id=1, label="main")
+    .values(database_id=1, label="main", coordinates=True, catalogue_version=0)
     .on_conflict_do_nothing(index_elements=[databases.c.database_id])
 )
 

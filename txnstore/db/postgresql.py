@@ -211,7 +211,7 @@ class PostgreSQLBackend:
             told = "a value is none that its column takes"
         what = f"PostgreSQL answered {sqlstate} ({told})" if sqlstate else "the connection to PostgreSQL broke"
         if stage is Stage.CONNECT and not sqlstate:
-            return _translate_connecting(error)
+            return connecting_error(str(error.orig))
         detail = f"{what} while {stage.value}"
         if stage is Stage.COMMIT and (sqlstate is None or sqlstate.startswith(UNKNOWN_AT_COMMIT)):
             return OutcomeUnknown(f"{detail}: the change may or may not have been made")
@@ -326,9 +326,8 @@ def _kind_of(sqlstate: str | None) -> type[TxnStoreError]:
     return StatementFailed
 
 
-def _translate_connecting(error: DBAPIError) -> TxnStoreError:
-    """Return our error for a connection that never came about."""
-    told = str(error.orig)
+def connecting_error(told: str) -> TxnStoreError:
+    """Return our error for a connection that never came about, for the reason that libpq told."""
     for pattern, kind, message in CONNECTION_ERRORS:
         if re.search(pattern, told):
             return kind(message)

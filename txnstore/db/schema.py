@@ -92,10 +92,12 @@ databases: Final = _table(
     _column("database_id", Int32, "The number of the database in the cluster; 1 is the controller."),
     _column("label", String, "The name that people and branches of transactions know it by; no credentials."),
     _column("store_uuid", UuidText, "The identity that the database must have."),
+    _column("coordinates", Flag, "Whether transactional ids and groups live in it, by the hash of their names."),
+    _column("catalogue_version", Int64, "Of row 1: how often topics and settings changed; in a copy: up to where."),
     PrimaryKeyConstraint("database_id", name="databases_pk"),
     UniqueConstraint("label", name="databases_label"),
     UniqueConstraint("store_uuid", name="databases_store_uuid"),
-    comment="The databases of the cluster; kept by the controller.",
+    comment="The databases of the cluster; kept by the controller, copied to the others.",
 )
 
 # --- topics ----------------------------------------------------------------------------------------------------------
@@ -318,11 +320,13 @@ transaction_branches: Final = _table(
     _column("transactional_id", String, "The transaction that the branch is a share of."),
     _column("producer_id", Int64, "The producer id of that transaction."),
     _column("producer_epoch", Int32, "Its epoch: which of the producer's transactions it is."),
-    _column("database_label", String, "The database that votes; no credentials."),
+    _column("database_label", String, "The database that votes: host:port/name, for people; no credentials."),
+    _column("database_identity", String, "The same as its server knows it: system identifier:oid."),
     _column("outcome", Int16, "What was decided: 0 abort, 1 commit; NULL: nothing yet.", null=True),
     _column("registered_ms", Int64, "When the branch was made known, before it could vote."),
     PrimaryKeyConstraint("gid", name="transaction_branches_pk"),
     Index(StoreName("transaction_branches_transaction"), "transactional_id"),
+    Index(StoreName("transaction_branches_database"), "database_identity"),
     _check("transaction_branches_outcome", "outcome BETWEEN 0 AND 1"),
     comment="Shares of transactions in other databases, which vote; a row goes once its branch has ended.",
 )
@@ -425,6 +429,16 @@ pending_group_offsets: Final = _table(
     sqlite_with_rowid=False,
 )
 
+offset_producers: Final = _table(
+    "offset_producers",
+    _column("producer_id", Int64, "A producer whose transactions are coordinated in another database."),
+    _column("producer_epoch", Int32, "Its epoch since offsets of it were finished here: older ones are refused."),
+    _column("last_update_ms", Int64, "When that was."),
+    PrimaryKeyConstraint("producer_id", name="offset_producers_pk"),
+    comment="Producers of other databases that have committed offsets of groups here: what of theirs is late.",
+    sqlite_with_rowid=False,
+)
+
 # --- with the application's own database transactions ----------------------------------------------------------------
 
 outbox: Final = _table(
@@ -444,6 +458,7 @@ outbox: Final = _table(
         server_default=ddl.current_transaction_id(),
         comment="The database transaction that inserted the row, as PostgreSQL numbers them; NULL on SQLite.",
     ),
+    _column("refusal", String, "Why the row cannot become a record; NULL: it waits to be one.", null=True),
     comment="Records that applications insert in database transactions of their own, not yet in a partition.",
     sqlite_autoincrement=True,
 )
@@ -459,13 +474,14 @@ outbox_sequencers: Final = _table(
 
 relay_positions: Final = _table(
     "relay_positions",
-    _column("relay_id", String, "The relay: its name, as its operator chose it."),
-    _column("topic", String, "A topic of the Kafka cluster that it reads."),
+    _column("relay_id", String, "The relay: its direction, the Kafka cluster, and its name."),
+    _column("topic", String, "A topic that it reads: of the Kafka cluster, or of this store."),
     _column("partition_number", Int32, "A partition of that topic."),
-    _column("next_offset", Int64, "The offset behind the last record that was copied."),
+    _column("topic_uuid", String, "The identity of that topic: one that is made anew under its name is another."),
+    _column("next_offset", Int64, "Of a relay from Kafka: where it goes on. Of one to Kafka: where it began."),
     PrimaryKeyConstraint("relay_id", "topic", "partition_number", name="relay_positions_pk"),
     _check("relay_positions_offset", "next_offset >= 0"),
-    comment="How far each relay has copied the partitions of a Kafka cluster.",
+    comment="How far each relay has copied the partitions of a Kafka cluster, and what it began with.",
     sqlite_with_rowid=False,
 )
 

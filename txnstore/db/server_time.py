@@ -28,6 +28,6 @@ def _compile_server_now_ms(element: server_now_ms, compiler: SQLCompiler, **keyw
     """Render the clock of the store that runs the statement; it hangs on the store's own dialect object."""
     clock = getattr(compiler.dialect, "clock", None)
     if clock is None:
-        return "CAST(extract(epoch from clock_timestamp()) * 1000 AS BIGINT)"
+        return "CAST(extract(epoch from pg_catalog.clock_timestamp()) * 1000 AS BIGINT)"
     value: Any = bindparam("server_now_ms", callable_=clock.now_ms, type_=BigInteger(), unique=True)
     return str(compiler.process(value, **keywords))

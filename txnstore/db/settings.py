@@ -9,6 +9,7 @@ from sqlalchemy import Connection, bindparam, delete, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.config import STORE_SETTINGS, Settings, check_setting_name, parse_setting
+from txnstore.db.membership import lock_catalogue
 from txnstore.db.schema import store_configs
 
 _ALL: Final = select(store_configs.c.name, store_configs.c.value)
@@ -38,12 +39,14 @@ def change_store_settings(connection: Connection, changes: Mapping[str, str | No
 
     Raises:
         InvalidConfiguration: a name is unknown or a value out of range; nothing was changed.
+        WrongCluster: this is a member of a cluster, and not its controller.
     """
     for name, text in changes.items():
         if text is None:
             check_setting_name(STORE_SETTINGS, name)
         else:
             parse_setting(STORE_SETTINGS, name, text)
+    lock_catalogue(connection)
     for name, text in changes.items():
         if text is None:
             connection.execute(_RESET, {"of_name": name})

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -24,12 +24,16 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from txnstore.clock import Clock
 from txnstore.db import opening
 from txnstore.db.backend import Access, Backend, Limits, Stage
+from txnstore.db.membership import CONTROLLER_ID
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.postgresql import PostgreSQLBackend
 from txnstore.db.sqlite import SQLiteBackend
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.db.waiting import Announcer, Waiter
 from txnstore.errors import StoreBusy, StoreClosed, StoreReadOnly, StoreUnavailable, TxnStoreError, WriteConflict
+
+if TYPE_CHECKING:
+    from txnstore.db.cluster import Cluster, Home
 
 Result = TypeVar("Result")
 
@@ -62,11 +66,23 @@ class Store:
         self.limits = limits
         self.clock = clock
         self.store_uuid = ""
+        self.home: Home | None = None
+        """Its place in a cluster of several databases; None while it is alone."""
         self._announcer: Announcer | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._random = random.Random()
         _opened.add(self)
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The cluster of several databases that it is in; None while it is alone."""
+        return None if self.home is None else self.home.cluster
+
+    @property
+    def database_id(self) -> int:
+        """Its number in its cluster."""
+        return CONTROLLER_ID if self.home is None else self.home.database_id
 
     def __repr__(self) -> str:
         """Return the address without its password."""
@@ -199,7 +215,7 @@ class Store:
                 stage = Stage.COMMIT
             self._commit(connection, deadline)
         except DBAPIError as error:
-            translated = self.backend.translate(error, stage)
+            translated = self._named(self.backend.translate(error, stage))
             # A connection made while nothing could be written stays so; the next one may find it otherwise.
             self._abandon(connection, keep=not (translated.outcome_unknown or isinstance(translated, StoreReadOnly)))
             if translated.outcome_unknown:
@@ -216,7 +232,7 @@ class Store:
         try:
             return self._while_contended(self.engine.connect, deadline)
         except DBAPIError as error:
-            raise self.backend.translate(error, Stage.CONNECT) from None
+            raise self._named(self.backend.translate(error, Stage.CONNECT)) from None
         except PoolTimeoutError:
             raise StoreBusy("every connection of this store is in use; nothing was changed") from None
 
@@ -225,6 +241,10 @@ class Store:
 
     def _commit(self, connection: Connection, deadline: float) -> None:
         self._while_contended(lambda: self.backend.commit(connection), deadline)
+
+    def _named(self, error: TxnStoreError) -> TxnStoreError:
+        """Return the error; in a cluster it says which of the databases it is about."""
+        return error if self.home is None else type(error)(f"the database {self.home.label!r}: {error}")
 
     def _while_contended(self, step: Callable[[], Result], deadline: float) -> Result:
         """Repeat `step` while the database says that somebody else holds its lock."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from txnstore.db.membership import check_lives_here
 from txnstore.db.schema import group_members, groups, partitions, topics
 from txnstore.db.server_time import server_now_ms
 from txnstore.groups.group_image import Group, GroupMember, MemberDetails, Partitions
@@ -97,7 +98,12 @@ class Lease:
 
 
 def ensure_group(connection: Connection, group_id: str) -> None:
-    """Make the group's row if it is not there."""
+    """Make the group's row if it is not there.
+
+    Raises:
+        NotCoordinator: the group lives in another database.
+    """
+    check_lives_here(connection, group_id)
     connection.execute(_INSERT_GROUP, {"group_id": group_id})
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from sqlalchemy import BindParameter, Connection, bindparam, case, delete, exists, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from txnstore.db.membership import check_lives_here
 from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
@@ -192,10 +193,15 @@ def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], pro
     """Count in, or drop, the offsets that a transaction holds; nothing is left to do if it was done before."""
     for group_id in sorted(group_ids):
         these = {"of_group_id": group_id, "of_producer_id": producer_id}
-        connection.execute(_LOCK, {"of_group_id": group_id})
+        lock_group(connection, group_id)
         if commit:
             connection.execute(_COUNT_IN, these)
         connection.execute(_DROP_PENDING, these)
+
+
+def lock_group(connection: Connection, group_id: str) -> None:
+    """Let whoever commits offsets of the group wait until the database transaction ends."""
+    connection.execute(_LOCK, {"of_group_id": group_id})
 
 
 def read_offsets(connection: Connection, group_id: str, partition_ids: Iterable[int]) -> CommittedOffsets:
@@ -270,6 +276,7 @@ def _lock_for_commit(
     row = connection.execute(_COUNT, of).one_or_none()
     if row is None:
         check_commit(None, committer, is_transactional=is_transactional)
+        check_lives_here(connection, committer.group_id)
         connection.execute(_INSERT_GROUP, {"group_id": committer.group_id})
         row = connection.execute(_COUNT, of).one()
     members = _read_members(connection, committer) if row.has_members else []

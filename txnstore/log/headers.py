@@ -53,6 +53,31 @@ def unpack_headers(text: str, count: int) -> list[Sequence[Header]]:
     return [() if row is None else _unpack(row) for row in rows]
 
 
+def pack_record_headers(headers: Sequence[Header]) -> str | None:
+    """Return the headers of one record as its element of that array, or None if it has none.
+
+    Raises:
+        InvalidRecord: a header is not a pair of a name and bytes or None.
+    """
+    if not headers:
+        return None
+    names: dict[str, _JsonCell] = {}
+    return json.dumps([cell for header in headers for cell in _pack(header, names, 0)], separators=(",", ":"))
+
+
+def unpack_record_headers(text: str) -> Sequence[Header]:
+    """Return the headers of one record.
+
+    Raises:
+        DamagedColumn: the text is not what `pack_record_headers` returns.
+    """
+    try:
+        row = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        raise DamagedColumn("headers is not JSON") from None
+    return () if row is None else _unpack(row)
+
+
 def _pack(header: Header, names: dict[str, _JsonCell], index: int) -> tuple[_JsonCell, _JsonCell]:
     try:
         name, value = header

@@ -9,7 +9,9 @@ from sqlalchemy import Connection, bindparam, delete, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.config import TOPIC_SETTINGS, check_setting_name, parse_setting
+from txnstore.db.membership import lock_catalogue, read_databases
 from txnstore.db.schema import topic_configs, topics
+from txnstore.log.placement import PLACEMENT, check_placement
 from txnstore.log.topics import Topic, get_topic
 
 # Two that change the settings of a topic one after the other see each other's changes.
@@ -29,6 +31,7 @@ def lock_topic_configs(connection: Connection, name: str) -> Topic:
     Raises:
         UnknownTopicOrPartition: there is no topic of this name.
     """
+    lock_catalogue(connection)
     topic = get_topic(connection, name)
     connection.execute(_LOCK, {"of_topic_id": topic.topic_id})
     # What stood there before the lock may have changed, or be gone.
@@ -46,6 +49,8 @@ def change_topic_configs(connection: Connection, topic: Topic, changes: Mapping[
             check_setting_name(TOPIC_SETTINGS, name)
         else:
             parse_setting(TOPIC_SETTINGS, name, text)
+    if changes.get(PLACEMENT):
+        check_placement(read_databases(connection), changes[PLACEMENT] or "")
     for name, text in changes.items():
         if text is None:
             connection.execute(_RESET, {"of_topic_id": topic.topic_id, "of_name": name})

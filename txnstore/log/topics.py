@@ -13,14 +13,11 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, unio
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.config import TOPIC_SETTINGS, Settings
+from txnstore.db.catalogue import forget_partitions, new_head
+from txnstore.db.membership import CONTROLLER_ID, lock_catalogue
 from txnstore.db.schema import (
-    finished_transactions,
-    group_offsets,
     partition_heads,
     partitions,
-    pending_group_offsets,
-    producer_states,
-    record_batches,
     topic_configs,
     topics,
     transaction_partitions,
@@ -34,13 +31,12 @@ from txnstore.errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
+from txnstore.log.placement import place_partitions
 
 #: Kafka's limit: a folder name plus "-" and the partition must fit a file system (Topic.java).
 NAME_LENGTH_MAX: Final = 249
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 PARTITIONS_MAX: Final = 100_000
-#: The database that holds every partition of a cluster of one.
-HOME_DATABASE_ID: Final = 1
 
 DEFAULT_TOPIC_SETTINGS: Final = Settings(TOPIC_SETTINGS, {})
 
@@ -56,6 +52,9 @@ class Topic:
     settings: Settings = field(compare=False, repr=False)
     config: Mapping[str, str]
     """The settings that were set, as text."""
+
+    homes: tuple[int, ...] = ()
+    """The numbers of the databases that hold the partitions, in the same order."""
 
     def partition_id(self, number: int) -> int:
         """Return the id of the partition with this number.
@@ -79,7 +78,7 @@ _COLLIDING: Final = select(topics.c.name).where(
     func.replace(topics.c.name, ".", "_") == bindparam("folded"), topics.c.name != bindparam("own_name")
 )
 _PARTITIONS: Final = (
-    select(partitions.c.topic_id, partitions.c.partition_id)
+    select(partitions.c.topic_id, partitions.c.partition_id, partitions.c.home_database_id)
     .where(partitions.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
     .order_by(partitions.c.topic_id, partitions.c.partition_number)
 )
@@ -135,6 +134,7 @@ def create_topic(
     check_topic_name(name)
     _check_partition_count(partition_count)
     settings = Settings(TOPIC_SETTINGS, config)
+    members = lock_catalogue(connection)
     _check_collision(connection, name)
     topic_uuid = str(uuid.uuid4())
     topic_id = connection.execute(_INSERT, {"name": name, "topic_uuid": topic_uuid}).scalar_one_or_none()
@@ -144,8 +144,9 @@ def create_topic(
         connection.execute(
             insert(topic_configs), [{"topic_id": topic_id, "name": key, "value": text} for key, text in config.items()]
         )
-    partition_ids = _add_partitions(connection, topic_id, 0, partition_count)
-    return Topic(topic_id, name, topic_uuid, partition_ids, settings, dict(config))
+    homes = place_partitions(connection, members, name, settings, range(partition_count))
+    partition_ids = _add_partitions(connection, topic_id, 0, homes)
+    return Topic(topic_id, name, topic_uuid, partition_ids, settings, dict(config), tuple(homes))
 
 
 def ensure_topic(connection: Connection, name: str, *, partition_count: int = 1) -> Topic:
@@ -184,9 +185,9 @@ def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
     if not rows:
         return []
     topic_ids = [row.topic_id for row in rows]
-    ids_of: dict[int, list[int]] = {topic_id: [] for topic_id in topic_ids}
-    for topic_id, partition_id in connection.execute(_PARTITIONS, {"topic_ids": topic_ids}):
-        ids_of[topic_id].append(partition_id)
+    places_of: dict[int, list[tuple[int, int]]] = {topic_id: [] for topic_id in topic_ids}
+    for topic_id, partition_id, home in connection.execute(_PARTITIONS, {"topic_ids": topic_ids}):
+        places_of[topic_id].append((partition_id, home))
     config_of: dict[int, dict[str, str]] = {topic_id: {} for topic_id in topic_ids}
     for row in connection.execute(_CONFIGS, {"topic_ids": topic_ids}):
         config_of[row.topic_id][row.name] = row.value
@@ -196,9 +197,10 @@ def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
                 row.topic_id,
                 row.name,
                 row.topic_uuid,
-                tuple(ids_of[row.topic_id]),
+                tuple(partition_id for partition_id, _ in places_of[row.topic_id]),
                 Settings(TOPIC_SETTINGS, config_of[row.topic_id]),
                 config_of[row.topic_id],
+                tuple(home for _, home in places_of[row.topic_id]),
             )
             for row in rows
         ),
@@ -217,15 +219,18 @@ def grow_topic(connection: Connection, name: str, *, partition_count: int) -> To
     Raises:
         UnknownTopicOrPartition: there is no such topic.
         InvalidPartitions: that is not more than it has.
+        InvalidConfiguration: its setting txnstore.placement names no database of the cluster.
     """
     _check_partition_count(partition_count)
+    members = lock_catalogue(connection)
     topic = _locked_topic(connection, name)
     present = len(topic.partition_ids)
     if partition_count <= present:
         raise InvalidPartitions(
             f"topic {name} has {present} partitions already; it can only get more, not {partition_count}"
         )
-    _add_partitions(connection, topic.topic_id, present, partition_count)
+    homes = place_partitions(connection, members, name, topic.settings, range(present, partition_count))
+    _add_partitions(connection, topic.topic_id, present, homes)
     return get_topic(connection, name)
 
 
@@ -236,6 +241,7 @@ def delete_topic(connection: Connection, name: str) -> None:
         UnknownTopicOrPartition: there is no such topic.
         InvalidTransactionState: an open transaction has written to it.
     """
+    lock_catalogue(connection)
     topic = _locked_topic(connection, name)
     ids = {"partition_ids": list(topic.partition_ids)}
     # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
@@ -249,18 +255,7 @@ def delete_topic(connection: Connection, name: str) -> None:
         raise InvalidTransactionState(
             f"an open transaction of {holder[:80]!r} has written to topic {name}; end it first, then delete the topic"
         )
-    for table in (
-        record_batches,
-        producer_states,
-        finished_transactions,
-        group_offsets,
-        pending_group_offsets,
-        partition_heads,
-        partitions,
-    ):
-        connection.execute(
-            delete(table).where(table.c.partition_id.in_(bindparam("partition_ids", expanding=True))), ids
-        )
+    forget_partitions(connection, topic.partition_ids)
     connection.execute(delete(topic_configs).where(topic_configs.c.topic_id == topic.topic_id))
     connection.execute(delete(topics).where(topics.c.topic_id == topic.topic_id))
 
@@ -275,24 +270,19 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def _add_partitions(connection: Connection, topic_id: int, first: int, count: int) -> tuple[int, ...]:
+def _add_partitions(connection: Connection, topic_id: int, first: int, homes: Sequence[int]) -> tuple[int, ...]:
     connection.execute(
         insert(partitions),
         [
-            {"topic_id": topic_id, "partition_number": number, "home_database_id": HOME_DATABASE_ID}
-            for number in range(first, count)
+            {"topic_id": topic_id, "partition_number": number, "home_database_id": home}
+            for number, home in enumerate(homes, first)
         ],
     )
     rows = connection.execute(_PARTITIONS, {"topic_ids": [topic_id]}).all()
-    partition_ids = tuple(row.partition_id for row in rows)
-    connection.execute(
-        insert(partition_heads),
-        [
-            {"partition_id": partition_id, "log_start_offset": 0, "next_offset": 0, "running_max_timestamp_ms": -1}
-            for partition_id in partition_ids[first:]
-        ],
-    )
-    return partition_ids
+    own = [row.partition_id for row in rows[first:] if row.home_database_id == CONTROLLER_ID]
+    if own:
+        connection.execute(insert(partition_heads), [new_head(partition_id) for partition_id in own])
+    return tuple(row.partition_id for row in rows)
 
 
 def _check_partition_count(count: object) -> None:

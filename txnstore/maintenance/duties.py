@@ -8,6 +8,8 @@ from typing import Final
 
 from txnstore.db.store import Store
 from txnstore.groups import expiration
+from txnstore.log.cluster_topics import bring_up_to_date
+from txnstore.log.outbox_sequencer import drain_outbox
 from txnstore.transactions import recovery
 from txnstore.transactions.recovery import FOUND_MAX
 
@@ -32,6 +34,8 @@ class Duty:
 
 
 DUTIES: Final = (
+    # First: what others wait for.
+    Duty("rows of the outbox made records", ABORT_INTERVAL, drain_outbox),
     Duty("decided transactions completed", ABORT_INTERVAL, lambda store: len(recovery.complete_all_decided(store))),
     Duty("timed out transactions aborted", ABORT_INTERVAL, lambda store: len(recovery.abort_timed_out(store))),
     Duty(
@@ -52,4 +56,5 @@ DUTIES: Final = (
         RETENTION_INTERVAL,
         lambda store: expiration.expire_offsets(store, groups_max=FOUND_MAX),
     ),
+    Duty("databases given the newest topics", ABORT_INTERVAL, bring_up_to_date),
 )

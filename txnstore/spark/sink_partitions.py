@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnstore.clients.partition_choice import PartitionChoice
-from txnstore.clients.partitioners import partitions_of_keys
 from txnstore.errors import UnknownTopicOrPartition
+from txnstore.log.partitioners import partitions_of_keys
 from txnstore.log.topics import Topic
 
 

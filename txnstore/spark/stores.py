@@ -16,10 +16,17 @@ from sqlalchemy.engine import make_url
 
 from txnstore.clients.configuration import admin_configuration
 from txnstore.clients.kafka_error import KafkaException
+from txnstore.db.cluster import split_urls
+from txnstore.db.membership import read_databases
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store, open_store
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidConfiguration
+
+_SEVERAL: Final = (
+    "Spark reads and writes a log in one database; one that is spread over several is read with Consumer and written"
+    " with Producer"
+)
 
 #: A process of Spark runs one task at a time.
 _POOL_SIZE: Final = 2
@@ -55,6 +62,8 @@ def store_address(values: Mapping[str, str]) -> StoreAddress:
             "no database is named: the option url (or kafka.bootstrap.servers) takes its URL, for example"
             " sqlite:////path/to/file.db or postgresql://user@host/database"
         )
+    if len(split_urls(text)) > 1:
+        raise InvalidConfiguration(f"url names several databases: {_SEVERAL}")
     schema = values.get("txnstore.schema", DEFAULT_SCHEMA)
     try:
         url = admin_configuration(({"bootstrap.servers": text, "txnstore.schema": schema},), {}).url
@@ -84,5 +93,21 @@ def store_at(address: StoreAddress, *, create: bool = False) -> Store:
         store = _stores.get(key)
         if store is None:
             # A reader with a typing error in its URL is told so; it does not make an empty store.
-            store = _stores[key] = open_store(address.url, schema=address.schema, pool_size=_POOL_SIZE, create=create)
+            store = open_store(address.url, schema=address.schema, pool_size=_POOL_SIZE, create=create)
+            try:
+                _refuse_several(store)
+            except BaseException:
+                store.close()
+                raise
+            _stores[key] = store
         return store
+
+
+def _refuse_several(store: Store) -> None:
+    """Refuse a store that is one of several databases.
+
+    Raises:
+        InvalidConfiguration: it is.
+    """
+    if len(store.read(read_databases)) > 1:
+        raise InvalidConfiguration(f"{store.url} is one of several databases: {_SEVERAL}")

@@ -28,6 +28,8 @@ class Invariant(enum.Enum):
     OUTBOX_RIGHT = "the outbox holds the markers that a decided transaction still needs, and no others"
     NOTHING_HANGS = "what is open in a partition or pending in a group belongs to an open or decided transaction"
 
+    COPIES_CURRENT = "the databases of a cluster have the controller's topics, and the logs of what lives in them"
+
     NOTHING_OPEN = "at rest no transaction is open or decided"
     NOTHING_QUEUED = "at rest nothing is left in the outbox, of participants, or of pending offsets"
     ALL_STABLE = "at rest the last stable offset of each partition is its high watermark"

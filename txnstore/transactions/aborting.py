@@ -8,10 +8,12 @@ as a whole, in all its partitions and groups; only what it does not know gets a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, select, union_all
 
+from txnstore.db.cluster import Home
 from txnstore.db.schema import transaction_writers, transactions
 from txnstore.db.store import Store
 from txnstore.errors import (
@@ -24,6 +26,7 @@ from txnstore.log.markers import Marker, write_markers
 from txnstore.log.producers import read_producer_states
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions import rows, writer_rows
+from txnstore.transactions.completion import complete_if_possible
 from txnstore.transactions.metadata import FenceReason
 from txnstore.transactions.states import TransactionState
 from txnstore.transactions.work import TransactionWork
@@ -55,36 +58,72 @@ def abort_open_transaction(store: Store, target: OpenInPartition, *, retry_timeo
         InvalidTransactionState: the producer has no transaction open there, or it is decided to commit.
         InvalidProducerEpoch: the open transaction is of another epoch.
         TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
+        TxnStoreError: the database that coordinates the transaction cannot be reached or refuses.
     """
-    store.write(lambda connection: _abort(connection, target), wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    cluster = store.cluster
+    coordinator = store if cluster is None else cluster.coordinator_of_producer(target.producer.producer_id)
+    if coordinator is store:
+        work = partial(_abort, target, store.home)
+        owner = store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    else:
+        owner = _abort_elsewhere(store, coordinator, target, retry_timeout_ms)
+    if owner is not None:
+        complete_if_possible(coordinator, owner)
 
 
-def _abort(connection: Connection, target: OpenInPartition) -> None:
+def _abort_elsewhere(
+    store: Store, coordinator: Store, target: OpenInPartition, retry_timeout_ms: int | None
+) -> str | None:
+    """Do the same where the partition lives in another database than the transaction; return the transactional id."""
+    store.read(lambda connection: _check_open(connection, target), retry_timeout_ms=retry_timeout_ms)
+    work = partial(_abort, target, coordinator.home)
+    owner = coordinator.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    if owner is None:
+        store.write(
+            lambda connection: _end_in_partition(connection, target),
+            wakes_readers=True,
+            retry_timeout_ms=retry_timeout_ms,
+        )
+    return owner
+
+
+def _abort(target: OpenInPartition, home: Home | None, connection: Connection) -> str | None:
+    """Abort the transaction at its coordinator, if it has one; return its transactional id.
+
+    A partition of this database without one gets its marker here.
+    """
+    is_here = home is None or not home.partitions_elsewhere(connection, [target.partition_id])
     of_producer = {"of_producer_id": target.producer.producer_id}
     owner = connection.execute(_OWNER, of_producer).scalars().first()
-    work = None if owner is None else TransactionWork.lock(connection, owner)
+    work = None if owner is None else TransactionWork.lock(connection, owner, home)
     row = None if work is None else work.row
+
+    def end_here() -> None:
+        if is_here:
+            _end_in_partition(connection, target)
+
     if work is None or row is None or row.begin_epoch != target.producer.epoch:
-        _end_in_partition(connection, target)
-        return
+        end_here()
+        return None
     participants = writer_rows.participants_of(connection, row.transactional_id)
     is_own = row.producer_id == target.producer.producer_id
     partition_ids = participants.partition_ids if is_own else participants.writers.get(target.producer.producer_id, ())
     is_listed = target.partition_id in partition_ids
     if not is_own and not is_listed:
         # Damage: of a writer, nobody but this knows.
-        _end_in_partition(connection, target)
-        return
+        end_here()
+        return None
     # The lock of the transaction's row keeps its producer away; the heads are locked later, all in their order.
-    _check_open(connection, target)
+    if is_here:
+        _check_open(connection, target)
     if row.state is TransactionState.ONGOING:
         if not is_listed:
             # Damage: it is aborted here as everywhere else.
             rows.add_partitions(connection, row.transactional_id, [target.partition_id])
         work.fence_and_abort(FenceReason.ADMIN, "by an administrator")
     elif not is_listed:
-        _end_in_partition(connection, target)
-        return
+        end_here()
+        return None
     elif row.state is TransactionState.PREPARE_COMMIT:
         raise InvalidTransactionState(
             f"the transaction of {row.transactional_id[:80]!r} is decided to commit; recovery will complete it"
@@ -92,6 +131,7 @@ def _abort(connection: Connection, target: OpenInPartition) -> None:
     else:
         work.finish()
     work.save("administrator")
+    return row.transactional_id
 
 
 def _end_in_partition(connection: Connection, target: OpenInPartition) -> None:

@@ -1,24 +1,31 @@
-"""This file is what follows a decision whose markers are delivered one by one: delivery, then completion.
+"""This file is what follows a decision that is not carried out yet: delivery to each home, then completion.
 
-Each step is one short database transaction and leaves what is missing in the outbox, so whoever comes next goes on
+Each step is one short database transaction and leaves what is missing in the tables, so whoever comes next goes on
 where the last one stopped. Recovery is this same code.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 from sqlalchemy import Connection
 
+from txnstore.db.cluster import Cluster
 from txnstore.db.store import Store
+from txnstore.errors import InvalidProducerIdMapping, TxnStoreError
 from txnstore.groups.offsets import finish_pending_offsets
 from txnstore.log.append import Appended
 from txnstore.log.markers import write_markers
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import marker_outbox, rows, writer_rows
+from txnstore.transactions.delivery import Delivered, deliver
 from txnstore.transactions.ending import markers_of
 from txnstore.transactions.states import DECIDED, TransactionState
+from txnstore.transactions.undelivered import Undelivered
 from txnstore.transactions.work import TransactionWork
+
+_log = logging.getLogger(__name__)
 
 
 def decide_separately(work: TransactionWork, reason: str) -> list[Appended]:
@@ -40,7 +47,14 @@ def complete_decided(store: Store, transactional_id: str) -> ProducerIdentity:
 
     Raises:
         InvalidProducerIdMapping: nobody has used the transactional id, or it has expired.
+        TxnStoreError: another database that takes part cannot be reached or refuses; all others have their markers.
     """
+    cluster = store.cluster
+    if cluster is not None:
+        left = store.read(lambda connection: _read_undelivered(connection, transactional_id))
+        if isinstance(left, Undelivered):
+            return complete_delivered(store, cluster, left)
+        return left
 
     def complete(connection: Connection) -> ProducerIdentity:
         # Whatever is missing by now, others may have been here too: the row's lock decides.
@@ -54,6 +68,61 @@ def complete_decided(store: Store, transactional_id: str) -> ProducerIdentity:
     return store.write(complete, wakes_readers=True)
 
 
+def complete_delivered(store: Store, cluster: Cluster, left: Undelivered) -> ProducerIdentity:
+    """Deliver what a decision has left to other databases, and complete it: one database transaction at its own.
+
+    Raises:
+        TxnStoreError: one of them cannot be reached or refuses; what was delivered is struck off.
+    """
+    delivered = deliver(cluster, store.database_id, left)
+    identity = store.write(partial(_strike_off, store, left, delivered), wakes_readers=True)
+    if identity is None:
+        assert delivered.error is not None, "something is left that nobody failed to deliver"
+        raise delivered.error
+    return identity
+
+
+def complete_if_possible(store: Store, transactional_id: str) -> None:
+    """Complete what is decided, unless a database that takes part is away: then recovery does it, once it is back."""
+    if store.cluster is None:
+        return
+    try:
+        complete_decided(store, transactional_id)
+    except InvalidProducerIdMapping:
+        # It was forgotten meanwhile: there is nothing left to do.
+        return
+    except TxnStoreError as error:
+        _log.warning("the transaction of %.80r is decided; recovery will complete it: %s", transactional_id, error)
+
+
+def _read_undelivered(connection: Connection, transactional_id: str) -> Undelivered | ProducerIdentity:
+    row = rows.read_row(connection, transactional_id).row
+    if row is None:
+        raise InvalidProducerIdMapping
+    if row.state not in DECIDED:
+        return row.identity
+    markers = marker_outbox.queued(connection, transactional_id)
+    return Undelivered(row, markers, rows.groups_of(connection, transactional_id))
+
+
+def _strike_off(
+    store: Store, left: Undelivered, delivered: Delivered, connection: Connection
+) -> ProducerIdentity | None:
+    """Take note of what was delivered, and complete the transaction if that was all; None if it was not."""
+    transactional_id = left.decided.transactional_id
+    work = TransactionWork.lock(connection, transactional_id, store.home)
+    row = work.row
+    if row is None or row.state not in DECIDED or row.identity != left.decided.identity:
+        # Somebody else has completed it, and it may have gone on since: nothing here is about what comes after.
+        return left.decided.next_identity if row is None else row.identity
+    marker_outbox.strike_off(connection, transactional_id, delivered.partition_ids)
+    for group_id in delivered.group_ids:
+        rows.forget_group(connection, transactional_id, group_id)
+    work.finish()
+    work.save("completion")
+    return None if work.undelivered is not None else work.known.identity
+
+
 def _deliver_one(transactional_id: str, connection: Connection) -> bool:
     """Write the markers of one partition, or finish one group, and strike it off; False if nothing is left to do."""
     decided = rows.lock_row(connection, transactional_id).row
@@ -63,7 +132,7 @@ def _deliver_one(transactional_id: str, connection: Connection) -> bool:
     if markers:
         partition_id = markers[0].partition_id
         write_markers(connection, [marker for marker in markers if marker.partition_id == partition_id])
-        marker_outbox.strike_off(connection, transactional_id, partition_id)
+        marker_outbox.strike_off(connection, transactional_id, [partition_id])
         return True
     for group_id in rows.groups_of(connection, transactional_id):
         commit = decided.state is TransactionState.PREPARE_COMMIT

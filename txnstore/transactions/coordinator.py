@@ -6,12 +6,15 @@ one transactional id follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 from sqlalchemy import Connection
 
+from txnstore.db.cluster import Home
+from txnstore.db.membership import check_lives_here
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
@@ -21,11 +24,15 @@ from txnstore.log.finding import find_appended
 from txnstore.log.producers import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
-from txnstore.transactions.completion import complete_decided, decide_separately
+from txnstore.transactions.completion import complete_decided, complete_delivered, decide_separately
 from txnstore.transactions.metadata import TransactionMetadata
 from txnstore.transactions.protocol import InitAction, InitRequest
+from txnstore.transactions.remote_parts import RemoteParts
+from txnstore.transactions.undelivered import Undelivered
 from txnstore.transactions.work import SentOffsets, TransactionWork
 
+#: How often a start waits for the last transaction of its id; each time somebody else has begun another one.
+INIT_TRIES: Final = 5
 #: A longer name fits no index of PostgreSQL.
 TRANSACTIONAL_ID_LENGTH_MAX = 1000
 
@@ -37,6 +44,15 @@ class Initialized:
     identity: ProducerIdentity
     ongoing: ProducerIdentity | None = None
     """The transaction that was prepared before and is still open, if it was to be kept (KIP-939)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A start that has to wait until the last transaction is complete in other databases."""
+
+    left: Undelivered
+    is_own_abort: bool
+    """Whether it is this start that has aborted the transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +105,9 @@ class TransactionCoordinator:
             return Initialized(self.store.write(_new_producer, retry_timeout_ms=retry_timeout_ms))
         check_transactional_id(transactional_id)
 
-        def work(connection: Connection) -> Initialized:
+        def work(expected: ProducerIdentity | None, connection: Connection) -> Initialized | Interrupted:
             settings = read_store_settings(connection)
-            return initialize(
+            return try_to_initialize(
                 connection,
                 InitRequest(
                     transactional_id,
@@ -102,9 +118,17 @@ class TransactionCoordinator:
                     keep_prepared=keep_prepared,
                     two_phase_commit_allowed=settings["transaction.two.phase.commit.enable"],
                 ),
+                self.store.home,
             )
 
-        return self.store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+        for _ in range(INIT_TRIES):
+            found = self.store.write(partial(work, expected), wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+            if isinstance(found, Initialized):
+                return found
+            self._complete_before_init(found.left)
+            if found.is_own_abort and expected is not None:
+                expected = found.left.decided.next_identity
+        raise ConcurrentTransactions
 
     def append(
         self,
@@ -112,17 +136,28 @@ class TransactionCoordinator:
         producer: ProducerIdentity,
         appends: Sequence[Append],
         *,
+        added: set[int] | None = None,
         retry_timeout_ms: int | None = None,
     ) -> list[Appended]:
         """Append batches to the producer's transaction, which begins with the first of them.
 
-        Safe to repeat after `OutcomeUnknown`: a batch that is there already is recognised.
+        Safe to repeat after `OutcomeUnknown`: a batch that is there already is recognised.  `added` as in
+        `add_partitions`.
 
         Raises:
-            InvalidRequest: see `check_transactional_id`, or a batch is not one of this producer's transaction.
-            TxnStoreError: see `protocol.add_to_transaction` and `log.append.append`.
+            InvalidRequest: see `check_transactional_id`, or a batch is not one of this producer's transaction, or the
+                batches go to several databases: they are appended by a call for each.
+            TxnStoreError: see `protocol.add_to_transaction`, `log.append.append` and `Cluster.own`.
         """
         check_transactional_id(transactional_id)
+        cluster = self.store.cluster
+        if cluster is not None:
+            homes = cluster.by_home(appends)
+            if len(homes) > 1:
+                raise InvalidRequest("the batches of one append live in one database: make a call for each")
+            if appends and self.store.database_id not in homes:
+                remote = RemoteParts(self.store, cluster, transactional_id, producer, retry_timeout_ms)
+                return remote.append(*homes.popitem(), added)
 
         def work(connection: Connection) -> list[Appended]:
             transaction = TransactionWork.lock(connection, transactional_id)
@@ -130,6 +165,30 @@ class TransactionCoordinator:
             return transaction.save("Produce")
 
         return self.store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer: ProducerIdentity,
+        partition_ids: Iterable[int],
+        *,
+        added: set[int] | None = None,
+        retry_timeout_ms: int | None = None,
+    ) -> None:
+        """Let partitions that live in other databases take part in the producer's transaction (AddPartitionsToTxn).
+
+        It must be durable before anything is appended there: `append` does it by itself, this does it for several in
+        one database transaction.  `added` holds what the caller knows to be in this very transaction, and gets what is
+        new.  Safe to repeat; nothing happens to partitions of the coordinator's own database.
+
+        Raises:
+            UnknownTopicOrPartition: there is no such partition.
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        check_transactional_id(transactional_id)
+        if self.store.cluster is not None:
+            remote = RemoteParts(self.store, self.store.cluster, transactional_id, producer, retry_timeout_ms)
+            remote.add_partitions(partition_ids, added)
 
     def send_offsets(
         self,
@@ -148,6 +207,12 @@ class TransactionCoordinator:
             TxnStoreError: see `protocol.add_to_transaction` and `groups.offsets.add_pending_offsets`.
         """
         check_transactional_id(transactional_id)
+        cluster = self.store.cluster
+        if cluster is not None and cluster.coordinator_id_of(sent.committer.group_id) != self.store.database_id:
+            remote = RemoteParts(self.store, cluster, transactional_id, producer, retry_timeout_ms)
+            remote.add((), [sent.committer.group_id])
+            remote.send_offsets(sent)
+            return
 
         def work(connection: Connection) -> None:
             transaction = TransactionWork.lock(connection, transactional_id)
@@ -169,7 +234,8 @@ class TransactionCoordinator:
     ) -> Ended:
         """Commit or abort the producer's transaction; when it returns, every reader sees that it is over.
 
-        `appends` and `offsets` that were not sent yet go into the same database transaction.  With a commit, the
+        `appends` and `offsets` that were not sent yet go into the same database transaction, or first into the other
+        databases that they belong to.  With a commit, the
         records of those further writers count that `writers` names, by default of all that have reported; those of
         all others are aborted by the same decision.  The same call may be repeated after `OutcomeUnknown`: it
         recognises a transaction that it has ended, and whose answer was lost.
@@ -183,16 +249,35 @@ class TransactionCoordinator:
         check_transactional_id(transactional_id)
         if not commit and (appends or offsets or writers):
             raise InvalidRequest("records, offsets and writers of a transaction that is aborted are not sent at all")
-        request = _EndRequest(transactional_id, producer, commit, appends, offsets, writers, self.separate_delivery)
-        ended = self.store.write(partial(_end, request), wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+        sent_elsewhere: list[Appended] = []
+        cluster = self.store.cluster
+        if cluster is not None and (appends or offsets):
+            remote = RemoteParts(self.store, cluster, transactional_id, producer, retry_timeout_ms)
+            sent_elsewhere, appends, offsets = remote.send_rest(appends, offsets)
+        request = _EndRequest(
+            transactional_id, producer, commit, appends, offsets, writers, self.separate_delivery, self.store.home
+        )
+        ended, left = self.store.write(partial(_end, request), wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
         if self.separate_delivery:
-            self._complete(transactional_id)
+            self._complete(transactional_id, complete_decided, self.store, transactional_id)
+        elif left is not None and cluster is not None:
+            self._complete(transactional_id, complete_delivered, self.store, cluster, left)
         # Not who the producer is by now: a newer one may have come since.
-        return ended
+        return replace(ended, appended=[*sent_elsewhere, *ended.appended]) if sent_elsewhere else ended
 
-    def _complete(self, transactional_id: str) -> None:
+    def _complete_before_init(self, left: Undelivered) -> None:
+        assert self.store.cluster is not None, "nothing is left to other databases where there are none"
         try:
-            complete_decided(self.store, transactional_id)
+            complete_delivered(self.store, self.store.cluster, left)
+        except TxnStoreError as error:
+            raise ConcurrentTransactions(
+                f"the last transaction of {left.decided.transactional_id[:80]!r} is decided, but not all of its markers"
+                f" are written ({error}); try again"
+            ) from error
+
+    def _complete(self, transactional_id: str, step: Callable[..., object], *arguments: object) -> None:
+        try:
+            step(*arguments)
         except TxnStoreError as error:
             # The decision is durable: "nothing was changed" would not be true any more.
             raise OutcomeUnknown(
@@ -230,16 +315,24 @@ class _EndRequest:
     offsets: Sequence[SentOffsets]
     writers: Collection[int] | None
     separate_delivery: bool
+    home: Home | None
 
 
-def _end(request: _EndRequest, connection: Connection) -> Ended:
-    transaction = TransactionWork.lock(connection, request.transactional_id)
+def _end(request: _EndRequest, connection: Connection) -> tuple[Ended, Undelivered | None]:
+    transaction = TransactionWork.lock(connection, request.transactional_id, request.home)
     row = transaction.row
     if row is not None and row.is_repetition(request.producer):
         # The answer was lost: the rest was sent already, and is not sent again.
-        transaction.end(request.producer, commit=request.commit)
-        transaction.save("EndTxn")
-        return Ended(transaction.known.next_identity, find_appended(connection, request.appends))
+        try:
+            transaction.end(request.producer, commit=request.commit)
+        except ConcurrentTransactions:
+            if transaction.undelivered is None:
+                raise
+            # Decided, and waiting for other databases: there is nothing to write here.
+        else:
+            transaction.save("EndTxn")
+        ended = Ended(transaction.known.next_identity, find_appended(connection, request.appends))
+        return ended, transaction.undelivered
     if request.appends:
         transaction.append(request.producer, request.appends)
     for sent in request.offsets:
@@ -250,36 +343,54 @@ def _end(request: _EndRequest, connection: Connection) -> Ended:
     else:
         transaction.end(request.producer, commit=request.commit, writers=request.writers)
         appended = transaction.save("EndTxn")
-    return Ended(transaction.known.next_identity, appended)
+    return Ended(transaction.known.next_identity, appended), transaction.undelivered
 
 
-def lock_or_insert(connection: Connection, request: InitRequest) -> TransactionWork:
-    """Lock the row of a transactional id, which is made if nobody has used the id."""
-    transaction = TransactionWork.lock(connection, request.transactional_id)
+def lock_or_insert(connection: Connection, request: InitRequest, home: Home | None = None) -> TransactionWork:
+    """Lock the row of a transactional id, which is made if nobody has used the id.
+
+    Raises:
+        NotCoordinator: it is new, and another database of the cluster coordinates it.
+    """
+    transaction = TransactionWork.lock(connection, request.transactional_id, home)
     if transaction.row is None:
         protocol.check_init_request(request)
-        rows.insert_row(
-            connection,
-            protocol.new_transactional_id(request, allocate_producer_id(connection), transaction.now_ms),
-        )
-        transaction = TransactionWork.lock(connection, request.transactional_id)
+        producer_id = allocate_producer_id(connection)
+        check_lives_here(connection, request.transactional_id, is_locked=True)
+        rows.insert_row(connection, protocol.new_transactional_id(request, producer_id, transaction.now_ms))
+        transaction = TransactionWork.lock(connection, request.transactional_id, home)
     return transaction
 
 
 def initialize(connection: Connection, request: InitRequest) -> Initialized:
-    """Make the producer a new one within the database transaction that is open: see `init_producer_id`."""
+    """Make the producer a new one within the database transaction that is open: see `init_producer_id`.
+
+    For transactions that have everything in this database.
+    """
+    found = try_to_initialize(connection, request, None)
+    assert isinstance(found, Initialized), "without a home, nothing is left to other databases"
+    return found
+
+
+def try_to_initialize(connection: Connection, request: InitRequest, home: Home | None) -> Initialized | Interrupted:
+    """Do the same, as far as this database can: an open transaction that has a part in others is aborted first."""
     protocol.check_init_request(request)
-    transaction = lock_or_insert(connection, request)
+    transaction = lock_or_insert(connection, request, home)
     try:
         action, row = _decide_init(transaction, request)
     except ConcurrentTransactions:
         transaction.finish()
+        if transaction.undelivered is not None:
+            return Interrupted(transaction.undelivered, is_own_abort=False)
         action, row = _decide_init(transaction, request)
     ongoing = None
     if action is InitAction.ABORT_FIRST:
         before = transaction.known
         transaction.step(row)
         transaction.finish()
+        if transaction.undelivered is not None:
+            transaction.save("InitProducerId")
+            return Interrupted(transaction.undelivered, is_own_abort=True)
         transaction.step(protocol.init_after_abort(before, transaction.known, request))
     else:
         transaction.step(row)

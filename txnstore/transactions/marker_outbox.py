@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select
@@ -23,7 +23,7 @@ _QUEUED: Final = (
     select(marker_outbox).where(_OF_TRANSACTION).order_by(marker_outbox.c.partition_id, marker_outbox.c.producer_id)
 )
 _CLEAR: Final = delete(marker_outbox).where(_OF_TRANSACTION)
-_DELETE: Final = _CLEAR.where(marker_outbox.c.partition_id == bindparam("of_partition_id"))
+_DELETE: Final = _CLEAR.where(marker_outbox.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
 
 
 def marker_of(decided: TransactionMetadata, partition_id: int) -> Marker:
@@ -66,9 +66,10 @@ def queued(connection: Connection, transactional_id: str) -> list[Marker]:
     ]
 
 
-def strike_off(connection: Connection, transactional_id: str, partition_id: int) -> None:
-    """Remove the markers of a partition that were written in this database transaction."""
-    connection.execute(_DELETE, {"of_transactional_id": transactional_id, "of_partition_id": partition_id})
+def strike_off(connection: Connection, transactional_id: str, partition_ids: Collection[int]) -> None:
+    """Remove the markers of partitions, which were written in this database transaction or in their own databases."""
+    if partition_ids:
+        connection.execute(_DELETE, {"of_transactional_id": transactional_id, "partition_ids": sorted(partition_ids)})
 
 
 def clear(connection: Connection, transactional_id: str) -> None:

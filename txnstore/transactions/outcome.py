@@ -8,15 +8,18 @@ coordinator's rows say is final.
 from __future__ import annotations
 
 import enum
+from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, and_, bindparam, exists, or_, select
 
+from txnstore.db.cluster import Home
 from txnstore.db.schema import transaction_log, transactions
 from txnstore.db.store import Store
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
+from txnstore.transactions.completion import complete_if_possible
 from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.states import DECIDED, TransactionState
 from txnstore.transactions.work import TransactionWork
@@ -115,11 +118,13 @@ def resolve_outcome(store: Store, transactional_id: str, producer: ProducerIdent
     Raises:
         TransactionalIdNotFound: nothing is remembered of such a producer.
     """
-    return store.write(lambda connection: _resolve(connection, transactional_id, producer), wakes_readers=True)
+    outcome = store.write(partial(_resolve, transactional_id, producer, store.home), wakes_readers=True)
+    complete_if_possible(store, transactional_id)
+    return outcome
 
 
-def _resolve(connection: Connection, transactional_id: str, producer: ProducerIdentity) -> Outcome:
-    transaction = TransactionWork.lock(connection, transactional_id)
+def _resolve(transactional_id: str, producer: ProducerIdentity, home: Home | None, connection: Connection) -> Outcome:
+    transaction = TransactionWork.lock(connection, transactional_id, home)
     row = transaction.row
     if row is not None:
         if row.state in DECIDED:

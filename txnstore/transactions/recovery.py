@@ -18,9 +18,10 @@ from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
+from txnstore.groups.offsets_elsewhere import forget_offset_producers
 from txnstore.log.producers import forget_producers
 from txnstore.transactions import protocol, rows
-from txnstore.transactions.completion import complete_decided
+from txnstore.transactions.completion import complete_decided, complete_if_possible
 from txnstore.transactions.metadata import FenceReason
 from txnstore.transactions.sink_runs import forget_jobs
 from txnstore.transactions.states import DECIDED, EXPIRABLE, TransactionState
@@ -94,7 +95,7 @@ def abort_if_timed_out(store: Store, transactional_id: str) -> bool:
     """Abort the open transaction if its time is up; its producer is told so and may begin a new one."""
 
     def work(connection: Connection) -> bool:
-        transaction = TransactionWork.lock(connection, transactional_id)
+        transaction = TransactionWork.lock(connection, transactional_id, store.home)
         row = transaction.row
         if row is None or not protocol.has_timed_out(row, transaction.now_ms):
             return False
@@ -105,7 +106,10 @@ def abort_if_timed_out(store: Store, transactional_id: str) -> bool:
         transaction.save("timeout")
         return True
 
-    return store.write(work, wakes_readers=True)
+    aborted = store.write(work, wakes_readers=True)
+    if aborted:
+        complete_if_possible(store, transactional_id)
+    return aborted
 
 
 def abort_by_administrator(store: Store, transactional_id: str, detail: str = "by an administrator") -> bool:
@@ -115,14 +119,17 @@ def abort_by_administrator(store: Store, transactional_id: str, detail: str = "b
     """
 
     def work(connection: Connection) -> bool:
-        transaction = TransactionWork.lock(connection, transactional_id)
+        transaction = TransactionWork.lock(connection, transactional_id, store.home)
         if transaction.row is None or transaction.row.state is not TransactionState.ONGOING:
             return False
         transaction.fence_and_abort(FenceReason.ADMIN, detail)
         transaction.save("administrator")
         return True
 
-    return store.write(work, wakes_readers=True)
+    aborted = store.write(work, wakes_readers=True)
+    if aborted:
+        complete_if_possible(store, transactional_id)
+    return aborted
 
 
 def expire_transactional_ids(store: Store) -> tuple[str, ...]:
@@ -141,7 +148,10 @@ def expire_producers(store: Store) -> int:
 
     def work(connection: Connection) -> int:
         expiration_ms = read_store_settings(connection)["producer.id.expiration.ms"]
-        return forget_producers(connection, before_ms=connection.execute(_NOW).scalar_one() - expiration_ms)
+        before_ms = connection.execute(_NOW).scalar_one() - expiration_ms
+        return forget_producers(connection, before_ms=before_ms) + forget_offset_producers(
+            connection, before_ms=before_ms
+        )
 
     return store.write(work)
 

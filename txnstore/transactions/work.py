@@ -21,6 +21,7 @@ from typing import Self
 
 from sqlalchemy import Connection
 
+from txnstore.db.cluster import Home
 from txnstore.errors import ConcurrentTransactions, InvalidProducerIdMapping, InvalidRequest
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
 from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
@@ -28,11 +29,12 @@ from txnstore.log.markers import Marker, place_markers
 from txnstore.log.partition_work import PartitionWork
 from txnstore.log.producers import allocate_producer_id
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
-from txnstore.transactions import marker_outbox, protocol, rows, writer_rows
+from txnstore.transactions import branch_rows, marker_outbox, protocol, rows, writer_rows
 from txnstore.transactions.ending import markers_of
 from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.protocol import EndAction
 from txnstore.transactions.states import DECIDED, TransactionState
+from txnstore.transactions.undelivered import Undelivered
 from txnstore.transactions.writer_rows import NO_PARTICIPANTS, Participants
 from txnstore.transactions.writer_rules import counted_writers
 
@@ -59,12 +61,20 @@ class TransactionWork:
     _finishing: TransactionMetadata | None = None
     #: The further writers whose records count if it commits.
     _counted: frozenset[int] = frozenset()
+    #: Where the coordinator stands in its cluster; None: there are no other databases.
+    _home: Home | None = None
+    #: What was added without anything being written here.
+    _added_partitions: set[int] = field(default_factory=set)
+    _added_groups: set[str] = field(default_factory=set)
 
     @classmethod
-    def lock(cls, connection: Connection, transactional_id: str) -> Self:
-        """Lock the coordinator's row until the database transaction ends."""
+    def lock(cls, connection: Connection, transactional_id: str, home: Home | None = None) -> Self:
+        """Lock the coordinator's row until the database transaction ends.
+
+        Without a `home` everything that takes part lives in this database.
+        """
         locked = rows.lock_row(connection, transactional_id)
-        return cls(connection, locked.row, locked.now_ms)
+        return cls(connection, locked.row, locked.now_ms, _home=home)
 
     @property
     def row(self) -> TransactionMetadata | None:
@@ -117,6 +127,16 @@ class TransactionWork:
         self._add(producer)
         self._sent.append(sent)
 
+    def add(self, producer: ProducerIdentity, partition_ids: Iterable[int], group_ids: Iterable[str]) -> None:
+        """Let partitions and groups of other databases take part (AddPartitionsToTxn, AddOffsetsToTxn).
+
+        Raises:
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        self._add(producer)
+        self._added_partitions.update(partition_ids)
+        self._added_groups.update(group_ids)
+
     def decide(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> EndAction:
         """Decide the transaction, if that is what the request does; a decided one is completed by `finish`.
 
@@ -166,13 +186,31 @@ class TransactionWork:
         self.finish()
 
     def finish(self) -> None:
-        """Complete the transaction if it is decided: markers in all partitions, and the offsets of all groups."""
+        """Complete the transaction if it is decided: markers in all partitions, and the offsets of all groups.
+
+        What lives in other databases is queued, and the transaction stays decided: see `undelivered`.
+        """
         row = self.row
         if row is None or row.state not in DECIDED:
             return
         assert self._finishing is None, "one database transaction completes one transaction of an id"
         self._finishing = row
-        self.step(protocol.complete(row, now_ms=self.now_ms))
+        if self.undelivered is None:
+            self.step(protocol.complete(row, now_ms=self.now_ms))
+
+    @cached_property
+    def undelivered(self) -> Undelivered | None:
+        """What the transaction that ends here has to do in other databases; None if that is nothing."""
+        if self._home is None or self._finishing is None:
+            return None
+        elsewhere = self._home.partitions_elsewhere(
+            self.connection, {marker.partition_id for marker in self._stored_markers}
+        )
+        group_ids = self._home.groups_elsewhere(self._stored_groups)
+        if not elsewhere and not group_ids:
+            return None
+        markers = [marker for marker in self._stored_markers if marker.partition_id in elsewhere]
+        return Undelivered(self._finishing, markers, sorted(group_ids))
 
     def step(self, row: TransactionMetadata) -> None:
         """Take a step that a rule of `protocol` returned; the very row that is there is none."""
@@ -185,14 +223,17 @@ class TransactionWork:
         Raises:
             TxnStoreError: see `log.append.append` and `groups.offsets.add_pending_offsets`.
         """
-        appended = self._save_partitions(self._stored_markers())
-        self._save_groups(self._stored_groups())
+        left = self.undelivered
+        away = set() if left is None else {marker.key for marker in left.markers}
+        appended = self._save_partitions(marker for marker in self._stored_markers if marker.key not in away)
+        self._save_groups([name for name in self._stored_groups if left is None or name not in left.group_ids])
         self._save_row(appended, reason)
         return appended
 
     def _add(self, producer: ProducerIdentity) -> None:
         self.step(protocol.add_to_transaction(self.row, producer, now_ms=self.now_ms, holds_all=True))
 
+    @cached_property
     def _stored_markers(self) -> list[Marker]:
         """Return the markers of a transaction that earlier database transactions have begun, if it ends now."""
         if self.before is None or self._finishing is None:
@@ -202,6 +243,7 @@ class TransactionWork:
             return marker_outbox.queued(self.connection, self.before.transactional_id)
         return markers_of(self._finishing, self.participants, self._counted)
 
+    @cached_property
     def _stored_groups(self) -> list[str]:
         """Return the groups of a transaction that earlier database transactions have begun."""
         if self.before is None or not (self._finishing or self._sent):
@@ -253,7 +295,10 @@ class TransactionWork:
         if self.before is None:
             return
         transactional_id = self.before.transactional_id
-        if self._finishing is not None:
+        self._decide_branches(transactional_id)
+        if self.undelivered is not None:
+            self._save_undelivered(self.undelivered)
+        elif self._finishing is not None:
             if self.before.state in DECIDED:
                 marker_outbox.clear(self.connection, transactional_id)
             if self.before.state in DECIDED or self.before.state is TransactionState.ONGOING:
@@ -265,9 +310,32 @@ class TransactionWork:
         if self._steps:
             rows.save_row(self.connection, self._steps, before=self.before, reason=reason)
 
+    def _decide_branches(self, transactional_id: str) -> None:
+        """Let the branches end as the transaction does, if this database transaction decides it, whoever asked."""
+        decided = next((row for row in self._steps if row.state in DECIDED), None)
+        if decided is not None and self.participants.has_branches:
+            commit = decided.state is TransactionState.PREPARE_COMMIT
+            branch_rows.decide_branches(self.connection, transactional_id, decided.begin_identity, commit=commit)
+
+    def _save_undelivered(self, left: Undelivered) -> None:
+        """Leave in the tables what other databases still have to do, and nothing else."""
+        transactional_id = left.decided.transactional_id
+        assert self.before is not None
+        if self.before.state in DECIDED:
+            away = {marker.partition_id for marker in left.markers}
+            done = {marker.partition_id for marker in self._stored_markers} - away
+            marker_outbox.strike_off(self.connection, transactional_id, done)
+        else:
+            marker_outbox.queue(self.connection, transactional_id, left.markers)
+        for group_id in self._stored_groups:
+            if group_id not in left.group_ids:
+                rows.forget_group(self.connection, transactional_id, group_id)
+
     def _save_participants(self, appended: Sequence[Appended]) -> None:
         opened = {place.partition_id for place in appended if place.begins_transaction}
-        groups = {sent.committer.group_id for sent in self._sent}
+        if self._added_partitions:
+            opened |= self._added_partitions - set(rows.partitions_of(self.connection, self.known.transactional_id))
+        groups = {sent.committer.group_id for sent in self._sent} | self._added_groups
         if groups:
             groups -= set(rows.groups_of(self.connection, self.known.transactional_id))
         if not opened and not groups:

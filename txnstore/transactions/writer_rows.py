@@ -8,7 +8,12 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, literal, null, select, union_all, update
 
-from txnstore.db.schema import transaction_partitions, transaction_writer_partitions, transaction_writers
+from txnstore.db.schema import (
+    transaction_branches,
+    transaction_partitions,
+    transaction_writer_partitions,
+    transaction_writers,
+)
 from txnstore.db.types import Flag, Int64
 from txnstore.errors import InvalidRequest
 from txnstore.model import ProducerIdentity
@@ -20,18 +25,20 @@ _INSERT: Final = insert(transaction_writers)
 _INSERT_PARTITIONS: Final = insert(transaction_writer_partitions)
 _REPORTED: Final = select(transaction_writers.c.reported).where(_THIS)
 _REPORT: Final = update(transaction_writers).where(_THIS).values(reported=True)
-# One statement for the producer's own partitions (its writer is NULL) and the writers with theirs (NULL: none yet), so
-# that a transaction without further writers is not asked about them in vain.
+# One statement for the producer's own partitions (its writer is NULL), the writers with theirs (NULL: none yet) and
+# undecided branches, so that a transaction without further writers and branches is not asked about them in vain.
 _PARTICIPANTS: Final = union_all(
     select(
         null().cast(Int64).label("writer_id"),
         literal(True, Flag).label("reported"),
         transaction_partitions.c.partition_id.label("partition_id"),
+        literal(False, Flag).label("is_branch"),
     ).where(transaction_partitions.c.transactional_id == bindparam("of_transactional_id")),
     select(
         transaction_writers.c.writer_producer_id,
         transaction_writers.c.reported,
         transaction_writer_partitions.c.partition_id,
+        literal(False, Flag),
     )
     .outerjoin(
         transaction_writer_partitions,
@@ -39,6 +46,9 @@ _PARTICIPANTS: Final = union_all(
         & (transaction_writer_partitions.c.writer_producer_id == transaction_writers.c.writer_producer_id),
     )
     .where(_OF_TRANSACTION),
+    select(null(), literal(False, Flag), null(), literal(True, Flag))
+    .where(transaction_branches.c.transactional_id == bindparam("of_transactional_id"))
+    .where(transaction_branches.c.outcome.is_(None)),
 )
 _DELETE_PARTITIONS: Final = delete(transaction_writer_partitions).where(
     transaction_writer_partitions.c.transactional_id == bindparam("of_transactional_id")
@@ -58,6 +68,9 @@ class Participants:
 
     has_reported: Mapping[int, bool]
     """By writer id: whether the writer has said that it wrote everything."""
+
+    has_branches: bool = False
+    """Whether databases other than this one have a share in it."""
 
     @property
     def all_partition_ids(self) -> list[int]:
@@ -118,7 +131,11 @@ def participants_of(connection: Connection, transactional_id: str) -> Participan
     own: list[int] = []
     writers: dict[int, list[int]] = {}
     reported: dict[int, bool] = {}
+    has_branches = False
     for row in connection.execute(_PARTICIPANTS, {"of_transactional_id": transactional_id}):
+        if row.is_branch:
+            has_branches = True
+            continue
         if row.writer_id is None:
             own.append(row.partition_id)
             continue
@@ -126,7 +143,8 @@ def participants_of(connection: Connection, transactional_id: str) -> Participan
         partition_ids = writers.setdefault(row.writer_id, [])
         if row.partition_id is not None:
             partition_ids.append(row.partition_id)
-    return Participants(sorted(own), {number: sorted(found) for number, found in writers.items()}, reported)
+    by_writer = {number: sorted(found) for number, found in writers.items()}
+    return Participants(sorted(own), by_writer, reported, has_branches)
 
 
 def forget_writers(connection: Connection, transactional_id: str) -> None:

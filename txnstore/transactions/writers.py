@@ -22,6 +22,7 @@ from txnstore.log.partition_work import PartitionWork
 from txnstore.log.producers import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import rows, writer_rows
+from txnstore.transactions.remote_writers import RemoteWriter
 from txnstore.transactions.work import TransactionWork, check_batches
 from txnstore.transactions.writer_rules import TransactionWriter, check_open, check_unreported
 
@@ -89,6 +90,8 @@ def append_as_writer(
 ) -> list[Appended]:
     """Append batches of the writer to its transaction, all or none; with `report` they are its last.
 
+    Batches for other databases than the coordinator's are all or none in each of them.
+
     The batches carry `writer.identity`, are transactional, and are numbered from 0 in each partition.  Safe to repeat
     after `OutcomeUnknown`: a batch that is there already is recognised.
 
@@ -100,6 +103,9 @@ def append_as_writer(
     """
     check_batches(writer.identity, appends)
     check_sizes(appends)
+    if store.cluster is not None and appends:
+        remote = RemoteWriter(store, store.cluster, writer, retry_timeout_ms)
+        return _append_over_several(store, remote, appends, report=report)
     work = partial(_append, writer, appends, report)
     return store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
@@ -113,6 +119,23 @@ def report_writer(store: Store, writer: TransactionWriter, *, retry_timeout_ms: 
         ProducerFenced: the transaction is over; the text says how it ended.
     """
     store.write(partial(_append, writer, (), True), retry_timeout_ms=retry_timeout_ms)
+
+
+def _append_over_several(
+    store: Store, remote: RemoteWriter, appends: Sequence[Append], *, report: bool
+) -> list[Appended]:
+    """Append to each database: what lives elsewhere first, for the coordinator's own part reports."""
+    homes = remote.cluster.by_home(appends)
+    own = homes.pop(store.database_id, [])
+    found = remote.append(homes) if homes else []
+    if own or report:
+        work = partial(_append, remote.writer, own, report)
+        found += store.write(work, wakes_readers=True, retry_timeout_ms=remote.retry_timeout_ms)
+    # In the order of the call: several of one partition stand in theirs already.
+    places: dict[int, list[Appended]] = {}
+    for place in found:
+        places.setdefault(place.partition_id, []).append(place)
+    return [places[item.partition_id].pop(0) for item in appends]
 
 
 def _append(

@@ -1,0 +1,205 @@
+"""A database that is away delays only what lives there, and is caught up when it is back."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Bench, Producer, read, row_of
+from txnstore.db.cluster import open_cluster
+from txnstore.db.cluster_members import PAUSE_LAST_SECONDS
+from txnstore.errors import ConcurrentTransactions, OutcomeUnknown, StoreUnavailable
+from txnstore.log.cluster_topics import create_topic
+from txnstore.testing.cluster_invariants import assert_cluster_sound
+from txnstore.testing.private_cluster import PrivateCluster
+from txnstore.testing.server_programs import NoServerProgramsError
+from txnstore.transactions.completion import complete_decided
+from txnstore.transactions.recovery import abort_timed_out, complete_all_decided, recover
+from txnstore.transactions.states import TransactionState
+
+S = TransactionState
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_everything_else_is_delivered_and_the_rest_when_it_is_back(bench: Bench, commit: bool):
+    producer = bench.producer_at(1)
+    began, name = producer.identity, producer.transactional_id
+    groups = {number: bench.name_at(number, "group") for number in (1, 2, 3)}
+    for number in (1, 2, 3):
+        producer.send(bench.partition_at(number), b"a")
+        producer.send_offsets(groups[number], {1: number})
+    twin = producer.twin()
+    with bench.down(2):
+        with pytest.raises(OutcomeUnknown, match=r"is decided, but not all .*second.* repeat the call"):
+            producer.end(commit=commit)
+        decided = S.PREPARE_COMMIT if commit else S.PREPARE_ABORT
+        assert bench.row(name).state is decided
+        # What lives elsewhere is over.
+        for number in (1, 3):
+            assert bench.read(bench.partition_at(number)) == ([b"a"] if commit else [])
+            assert bench.committed(groups[number]) == ({1: number} if commit else {})
+            assert not bench.offsets(groups[number]).unstable
+        assert bench.queued(name) == {bench.partition_at(2)}
+        # The decision stands, whoever asks, and however often.
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown):
+                twin.coordinator.end_transaction(name, began, commit=commit)
+            with pytest.raises(StoreUnavailable):
+                complete_decided(bench.cluster.own(1), name)
+        assert bench.row(name).state is decided
+        # The next transaction of this id waits; others do not.
+        next_one = twin.twin()
+        next_one.become(type(began)(began.producer_id, began.epoch + 1))
+        with pytest.raises(ConcurrentTransactions):
+            next_one.send(bench.partition_at(1), b"next")
+        with pytest.raises(ConcurrentTransactions):
+            next_one.send(bench.partition_at(3), b"next")
+        with pytest.raises(ConcurrentTransactions, match=r"not all of its markers are written .*second"):
+            Producer(bench.cluster, name).start()
+        other = bench.producer_at(1)
+        for number in (1, 3):
+            other.send(bench.partition_at(number), b"other")
+        other.end(commit=True)
+        with pytest.raises(StoreUnavailable, match="second"):
+            other.send(bench.partition_at(2), b"other")
+        bench.clock.advance(60_001)
+        assert abort_timed_out(bench.cluster.own(1)) == (other.transactional_id,)
+    # It is back.
+    assert bench.read(bench.partition_at(2)) == []
+    assert set(complete_all_decided(bench.cluster.own(1))) == {name, other.transactional_id}
+    assert bench.read(bench.partition_at(2)) == ([b"a"] if commit else [])
+    assert bench.committed(groups[2]) == ({1: 2} if commit else {})
+    again = twin.coordinator.end_transaction(name, began, commit=commit)
+    assert again.identity.epoch == began.epoch + 1
+    next_one.send(bench.partition_at(2), b"next")
+    next_one.end(commit=True)
+    assert bench.read(bench.partition_at(2))[-1] == b"next"
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_repeated_end_catches_up_by_itself(bench: Bench):
+    producer = bench.producer_at(1)
+    began = producer.identity
+    producer.send(bench.partition_at(2), b"a")
+    twin = producer.twin()
+    with bench.down(2), pytest.raises(OutcomeUnknown):
+        producer.end(commit=True)
+    assert twin.end(commit=True).identity.epoch == began.epoch + 1
+    assert bench.read(bench.partition_at(2)) == [b"a"]
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_start_waits_for_what_it_aborts_in_a_database_that_is_away(bench: Bench):
+    producer = bench.producer_at(1)
+    producer.send(bench.partition_at(2), b"a")
+    with bench.down(2), pytest.raises(ConcurrentTransactions):
+        Producer(bench.cluster, producer.transactional_id).start()
+    assert bench.row(producer.transactional_id).state is S.PREPARE_ABORT
+    newer = Producer(bench.cluster, producer.transactional_id).start()
+    assert bench.read(bench.partition_at(2)) == []
+    newer.send(bench.partition_at(2), b"b")
+    newer.end(commit=True)
+    assert bench.read(bench.partition_at(2)) == [b"b"]
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_recovery_does_not_wait_once_for_each_transaction(sqlite_bench: Bench):
+    bench = sqlite_bench
+    producers = [bench.producer_at(1) for _ in range(6)]
+    for producer in producers:
+        producer.send(bench.partition_at(2), b"a")
+        producer.send(bench.partition_at(3), b"a")
+    bench.clock.advance(60_001)
+    tries = []
+    store = bench.cluster.own(2)
+    with bench.down(2):
+        refuse: Any = store._attempt
+
+        def counted(*arguments: object) -> object:
+            tries.append(1)
+            return refuse(*arguments)
+
+        store._attempt = counted  # type: ignore[method-assign, assignment]
+        assert len(abort_timed_out(bench.cluster.own(1))) == 6
+        assert len(tries) == 1, "the others find it in its pause"
+        with pytest.raises(StoreUnavailable):
+            complete_all_decided(bench.cluster.own(1))
+        assert all(len(bench.markers(bench.partition_at(3))) == 6 for _ in producers)
+    assert len(complete_all_decided(bench.cluster.own(1))) == 6
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_the_controller_away_keeps_nobody_from_what_lives_elsewhere(bench: Bench):
+    producer = bench.producer_at(2)
+    for number in (2, 3):
+        producer.send(bench.partition_at(number), b"a")
+    with bench.down(1):
+        for number in (2, 3):
+            producer.send(bench.partition_at(number), b"b")
+        producer.end(commit=True)
+        assert bench.read(bench.partition_at(3)) == [b"a", b"b"]
+        # Markers whose partitions nobody here remembers wait for whoever knows.
+        bench.cluster._homes.clear()
+        producer.added.clear()
+        with pytest.raises(StoreUnavailable, match="first"):
+            producer.send(bench.partition_at(3), b"c")
+    recover(bench.cluster.own(2))
+    assert_cluster_sound(bench.cluster, at_rest=False)
+
+
+@pytest.fixture(scope="module")
+def two_servers():
+    try:
+        with PrivateCluster(fsync=False) as first, PrivateCluster(fsync=False) as second:
+            yield first, second
+    except NoServerProgramsError as error:
+        pytest.skip(f"needs servers to kill: {error}")
+
+
+def test_a_server_killed_in_the_middle_is_caught_up(two_servers):
+    first, second = two_servers
+    first.create_database("shop")
+    second.create_database("shop")
+    urls = [first.url("shop"), second.url("shop")]
+    with open_cluster(urls) as cluster:
+        topic = create_topic(cluster, "orders", partition_count=2, config={"txnstore.placement": "roundrobin"})
+        here, there = topic.partition_ids
+        names = [name for name in map(str, range(40)) if cluster.coordinator_id_of(name) == 1][:2]
+        producers = [Producer(cluster, name).start() for name in names]
+        for producer in producers:
+            producer.send(here, b"a")
+            producer.send(there, b"a")
+        second.kill()
+        with pytest.raises(OutcomeUnknown, match="is decided"):
+            producers[0].end(commit=True)
+        assert read(cluster, here) == [b"a"]
+        # This one is not decided when its coordinator goes too.
+        first.kill()
+        second.start()
+        first.start()
+        wait_until_it_answers(cluster)
+    with open_cluster(urls) as cluster:
+        for store in cluster.stores():
+            recover(store)
+        assert read(cluster, here) == [b"a"]
+        assert read(cluster, there) == [b"a"]
+        assert row_of(cluster, names[0]).state is S.COMPLETE_COMMIT
+        Producer(cluster, names[1]).start()
+        assert_cluster_sound(cluster, at_rest=True)
+        assert len(read(cluster, there)) == 1
+
+
+def wait_until_it_answers(cluster) -> None:
+    """Return once both databases can be written to; the pause of the second one is over then."""
+    stop = threading.Event()
+    for _ in range(int(PAUSE_LAST_SECONDS * 20)):
+        try:
+            for number in (1, 2):
+                cluster.write_at(number, lambda _: None)
+        except StoreUnavailable:
+            stop.wait(0.1)
+        else:
+            return
+    pytest.fail("the servers did not come back")

@@ -1,0 +1,525 @@
+"""Transactions over several databases: decided at one, carried out in all, fenced in each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import Engine, delete, event, select
+
+from tests.cluster.conftest import Bench, Producer, sent
+from txnstore.db.schema import offset_producers, transaction_groups, transaction_partitions
+from txnstore.errors import (
+    InvalidProducerEpoch,
+    InvalidRequest,
+    InvalidTransactionState,
+    OutcomeUnknown,
+    ProducerFenced,
+    TransactionAbortable,
+    UnknownTopicOrPartition,
+)
+from txnstore.groups.offsets_elsewhere import add_offsets_from_elsewhere, finish_offsets_from_elsewhere
+from txnstore.log import topics
+from txnstore.log.append import Append, append
+from txnstore.log.cluster_topics import change_store_settings, delete_topic
+from txnstore.log.codec import encode
+from txnstore.log.producers import producers_of_partition
+from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
+from txnstore.testing.cluster_invariants import assert_cluster_sound
+from txnstore.transactions import marker_outbox
+from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
+from txnstore.transactions.cluster_listing import hanging_transactions
+from txnstore.transactions.completion import complete_decided
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.listing import HANGING_MARGIN_MS
+from txnstore.transactions.outcome import Outcome, resolve_outcome
+from txnstore.transactions.recovery import (
+    abort_by_administrator,
+    abort_if_timed_out,
+    abort_timed_out,
+    expire_producers,
+    recover,
+)
+from txnstore.transactions.states import TransactionState
+from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
+
+S = TransactionState
+
+
+@contextmanager
+def commits_of(engine: Engine) -> Iterator[list[str]]:
+    """Count the database transactions of one database, in every thread."""
+    found: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        found.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@pytest.mark.parametrize("home", [1, 2])
+def test_a_transaction_ends_the_same_in_every_database(bench: Bench, commit: bool, home: int):
+    producer = bench.producer_at(home)
+    began = producer.identity
+    groups = {number: bench.name_at(number, "group") for number in (1, 2, 3)}
+    for number in bench.topic.partition_ids:
+        producer.send(number, b"a", b"b")
+    for number, group_id in groups.items():
+        producer.send_offsets(group_id, {number: 7})
+    for number in bench.topic.partition_ids:
+        assert bench.read(number) == []
+    assert all(bench.offsets(group_id).unstable for group_id in groups.values())
+    ended = producer.end(commit=commit)
+    assert ended.identity == ProducerIdentity(began.producer_id, began.epoch + 1)
+    for number in bench.topic.partition_ids:
+        assert bench.read(number) == ([b"a", b"b"] if commit else [])
+        assert bench.markers(number) == [(int(commit), began.epoch + 1)]
+    for number, group_id in groups.items():
+        assert bench.committed(group_id) == ({number: 7} if commit else {})
+        assert not bench.offsets(group_id).unstable
+    # And again, with what was begun and never written to.
+    producer.coordinator.add_partitions(producer.transactional_id, producer.identity, bench.topic.partition_ids)
+    producer.end(commit=True)
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_coordinator_commits_no_more_often_however_many_databases_take_part(sqlite_bench: Bench, count: int):
+    bench = sqlite_bench
+    producer = bench.producer_at(1)
+    producer.send(bench.partition_at(1), b"warm")
+    producer.end(commit=True)
+    homes = range(1, count + 1)
+    with commits_of(bench.cluster.own(1).engine) as at_coordinator:
+        partitions = [bench.partition_at(home, nth) for home in homes for nth in (0, 1)]
+        producer.coordinator.add_partitions(
+            producer.transactional_id, producer.identity, partitions, added=producer.added
+        )
+        for number in partitions:
+            if number not in (bench.partition_at(1), bench.partition_at(1, 1)):
+                producer.send(number, b"x")
+        own = [producer.batch(bench.partition_at(1, nth), b"x") for nth in (0, 1)]
+        producer.end(commit=True, appends=own)
+    commits = at_coordinator.count("COMMIT")
+    # All at home: one. Otherwise the parts are added, it is decided, and what was delivered is struck off: three.
+    assert commits == (1 if count == 1 else 3), "\n".join(at_coordinator)
+    statements = [text for text in at_coordinator if not text.startswith(("BEGIN", "COMMIT"))]
+    assert len(statements) <= (10 if count == 1 else 34)
+    assert all(bench.read(number)[-1] == b"x" for number in partitions)
+
+
+def test_what_is_all_at_home_costs_what_it_costs_without_a_cluster(sqlite_bench: Bench):
+    bench = sqlite_bench
+    producer = bench.producer_at(2)
+    for _ in range(2):
+        producer.end(commit=True, appends=[producer.batch(bench.partition_at(2), b"a")])
+    with commits_of(bench.cluster.own(2).engine) as statements, commits_of(bench.cluster.own(1).engine) as others:
+        producer.end(commit=True, appends=[producer.batch(bench.partition_at(2), b"b")])
+    # As pinned in tests/transactions/test_cost.py.
+    assert len(statements) == 11, "\n".join(statements)
+    assert others == []
+
+
+def test_what_is_still_buffered_is_sent_with_the_end(bench: Bench):
+    producer = bench.producer_at(2)
+    group = bench.name_at(1, "group")
+    appends = [producer.batch(number, b"a") for number in bench.topic.partition_ids]
+    identity = producer.identity
+    offsets = [sent(group, {1: 5}), sent(bench.name_at(2, "group"), {1: 6})]
+    first = producer.end(commit=True, appends=appends, offsets=offsets)
+    again = producer.coordinator.end_transaction(
+        producer.transactional_id, identity, commit=True, appends=appends, offsets=offsets
+    )
+    assert again.identity == first.identity
+    places = {place.partition_id: place.base_offset for place in first.appended}
+    assert places == dict.fromkeys(bench.topic.partition_ids, 0)
+    assert {place.partition_id: place.base_offset for place in again.appended} == places
+    assert all(place.is_duplicate for place in again.appended)
+    assert all(bench.read(number) == [b"a"] for number in bench.topic.partition_ids)
+    assert bench.committed(group) == {1: 5}
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_repeated_append_is_recognised_wherever_it_went(bench: Bench):
+    producer = bench.producer_at(1)
+    batch = producer.batch(bench.partition_at(3), b"a")
+    first = producer.send_again([batch])
+    again = producer.send_again([batch])
+    assert [place.base_offset for place in first + again] == [0, 0]
+    assert again[0].is_duplicate
+    producer.end(commit=True)
+    assert bench.read(bench.partition_at(3)) == [b"a"]
+
+
+def test_one_append_goes_to_one_database(sqlite_bench: Bench):
+    producer = sqlite_bench.producer_at(1)
+    both = [producer.batch(sqlite_bench.partition_at(number), b"a") for number in (2, 3)]
+    with pytest.raises(InvalidRequest, match="make a call for each"):
+        producer.send_again(both)
+    with pytest.raises(UnknownTopicOrPartition):
+        producer.coordinator.add_partitions(producer.transactional_id, producer.identity, [10**6])
+
+
+def test_nothing_is_appended_elsewhere_before_its_partition_takes_part(sqlite_bench: Bench):
+    bench = sqlite_bench
+    producer = bench.producer_at(1)
+    appended_with: list[int] = []
+    own, away = bench.cluster.own(1), bench.cluster.own(2)
+    in_transaction = select(transaction_partitions.c.partition_id)
+
+    def look(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("INSERT INTO txnstore_record_batches"):
+            appended_with.extend(own.read(lambda connection: connection.execute(in_transaction).scalars().all()))
+
+    event.listen(away.engine, "before_cursor_execute", look)
+    producer.send(bench.partition_at(2), b"a")
+    event.remove(away.engine, "before_cursor_execute", look)
+    assert appended_with == [bench.partition_at(2)]
+
+
+# --- fencing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended_by", ["commit", "abort", "newer producer", "timeout", "administrator"])
+def test_what_comes_late_is_refused_in_every_database(bench: Bench, ended_by: str):
+    producer = bench.producer_at(1)
+    late = producer.twin()
+    written, added = bench.partition_at(2), bench.partition_at(3)
+    group = bench.name_at(3, "group")
+    producer.send(written, b"a")
+    producer.coordinator.add_partitions(producer.transactional_id, producer.identity, [added])
+    producer.send_offsets(group, {1: 1})
+    late.added = {written, added}
+    expected: type[Exception] = ProducerFenced
+    if ended_by in ("commit", "abort"):
+        producer.end(commit=ended_by == "commit")
+    elif ended_by == "newer producer":
+        Producer(bench.cluster, producer.transactional_id).start()
+    else:
+        expected = TransactionAbortable
+        if ended_by == "timeout":
+            bench.clock.advance(60_001)
+            assert abort_timed_out(bench.cluster.own(1)) == (producer.transactional_id,)
+        else:
+            assert abort_by_administrator(bench.cluster.own(1), producer.transactional_id)
+    late.sequences[written] = 1
+    for number in (written, added):
+        before = bench.read(number, IsolationLevel.READ_UNCOMMITTED)
+        with pytest.raises(expected):
+            late.send(number, b"late")
+        assert bench.read(number, IsolationLevel.READ_UNCOMMITTED) == before
+    with pytest.raises(expected):
+        late.send_offsets(group, {1: 99})
+    with pytest.raises(InvalidProducerEpoch, match="came after the end of their transaction"):
+        bench.cluster.own(3).write(
+            lambda connection: add_offsets_from_elsewhere(
+                connection, GroupMembership(group), {1: OffsetAndMetadata(99)}, late.identity
+            )
+        )
+    assert bench.committed(group) == ({1: 1} if ended_by == "commit" else {})
+    assert not bench.offsets(group).unstable
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_start_aborts_what_is_open_in_other_databases_first(bench: Bench):
+    producer = bench.producer_at(2)
+    before = producer.identity
+    producer.send(bench.partition_at(1), b"a")
+    producer.send(bench.partition_at(2), b"b")
+    newer = Producer(bench.cluster, producer.transactional_id).start()
+    assert newer.identity.producer_id == before.producer_id
+    assert newer.identity.epoch > before.epoch
+    assert bench.row(producer.transactional_id).state is S.EMPTY
+    for number in (1, 2):
+        assert bench.markers(bench.partition_at(number)) == [(0, before.epoch + 1)]
+    with pytest.raises(ProducerFenced):
+        producer.end(commit=True)
+    newer.send(bench.partition_at(1), b"c")
+    newer.end(commit=True)
+    assert bench.read(bench.partition_at(1)) == [b"c"]
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_producer_that_asks_for_its_next_epoch_keeps_its_place(sqlite_bench: Bench):
+    producer = sqlite_bench.producer_at(1)
+    producer.send(sqlite_bench.partition_at(2), b"a")
+    before = producer.identity
+    producer.start(expected=before)
+    assert producer.identity.producer_id == before.producer_id
+    producer.send(sqlite_bench.partition_at(2), b"b")
+    producer.end(commit=True)
+    assert sqlite_bench.read(sqlite_bench.partition_at(2)) == [b"b"]
+
+
+def test_an_outcome_that_is_asked_for_is_final_in_every_database(bench: Bench):
+    producer = bench.producer_at(1)
+    producer.send(bench.partition_at(2), b"a")
+    open_one = producer.identity
+    store = bench.cluster.own(1)
+    assert resolve_outcome(store, producer.transactional_id, open_one) is Outcome.ABORTED
+    assert bench.markers(bench.partition_at(2)) == [(0, open_one.epoch + 1)]
+    with pytest.raises(ProducerFenced):
+        producer.end(commit=True)
+    producer.start()
+    producer.send(bench.partition_at(2), b"b")
+    committed = producer.identity
+    producer.end(commit=True)
+    assert resolve_outcome(store, producer.transactional_id, committed) is Outcome.COMMITTED
+    assert bench.read(bench.partition_at(2)) == [b"b"]
+
+
+# --- further writers -------------------------------------------------------------------------------------------------
+
+
+def test_writers_write_to_every_database_and_count_only_if_named(bench: Bench):
+    producer = bench.producer_at(1)
+    store = bench.cluster.own(1)
+    began = producer.identity
+    begin_transaction(store, producer.transactional_id, began)
+    counted = join_transaction(store, producer.transactional_id, began)
+    dropped = join_transaction(store, producer.transactional_id, began)
+
+    def batch(writer, number: int, value: bytes, sequence: int = 0) -> Append:
+        return Append(
+            number,
+            encode([Record(value)], producer=writer.identity, base_sequence=sequence, is_transactional=True),
+        )
+
+    partitions = [bench.partition_at(3), bench.partition_at(1), bench.partition_at(2)]
+    batches = [batch(counted, number, b"counts") for number in partitions]
+    placed = append_as_writer(store, counted, batches, report=True)
+    assert [place.partition_id for place in placed] == partitions
+    again = append_as_writer(store, counted, batches, report=True)
+    assert all(place.is_duplicate for place in again)
+    append_as_writer(store, dropped, [batch(dropped, number, b"does not") for number in partitions])
+    report_writer(store, dropped)
+    for number in (bench.partition_at(2), bench.partition_at(2, 1)):
+        with pytest.raises(InvalidTransactionState, match="has reported"):
+            append_as_writer(store, counted, [batch(counted, number, b"more", 1)])
+    ended = producer.end(commit=True, writers=[counted.writer_id])
+    for number in partitions:
+        assert bench.read(number) == [b"counts"]
+    with pytest.raises(ProducerFenced, match="is over"):
+        append_as_writer(store, dropped, [batch(dropped, bench.partition_at(2), b"late", 1)])
+    assert ended.identity.epoch == began.epoch + 1
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+# --- what an administrator does --------------------------------------------------------------------------------------
+
+
+def test_an_open_transaction_is_aborted_as_a_whole_from_any_of_its_partitions(bench: Bench):
+    producer = bench.producer_at(1)
+    for number in (1, 2, 3):
+        producer.send(bench.partition_at(number), b"a")
+    target = OpenInPartition(bench.partition_at(2), producer.identity)
+    abort_open_transaction(bench.cluster.own(2), target)
+    for number in (1, 2, 3):
+        assert bench.markers(bench.partition_at(number)) == [(0, producer.identity.epoch + 1)]
+    with pytest.raises(InvalidTransactionState):
+        abort_open_transaction(bench.cluster.own(2), target)
+    with pytest.raises(TransactionAbortable):
+        producer.send(bench.partition_at(2), b"b")
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_what_nobody_coordinates_hangs_and_what_is_coordinated_elsewhere_does_not(sqlite_bench: Bench):
+    bench = sqlite_bench
+    producer = bench.producer_at(1)
+    producer.send(bench.partition_at(2), b"a")
+    # Damage: nobody has made this partition a part of anything.
+    hanging = producer.batch(bench.partition_at(3), b"x")
+    bench.cluster.own(3).write(lambda connection: append(connection, [hanging], coordinated=True))
+    bench.clock.advance(1_000 + HANGING_MARGIN_MS)
+    (found,) = hanging_transactions(bench.cluster, 900)
+    assert found.partition.partition == bench.topic.partition_ids.index(bench.partition_at(3))
+    with bench.down(1):
+        # Its coordinator would know.
+        assert hanging_transactions(bench.cluster, 900) == []
+    abort_open_transaction(bench.cluster.own(3), OpenInPartition(bench.partition_at(3), producer.identity))
+
+
+# --- late and twice --------------------------------------------------------------------------------------------------
+
+
+def test_a_delivery_that_comes_again_after_the_next_transaction_began_changes_nothing_of_it(bench: Bench):
+    producer = bench.producer_at(1)
+    group, number = bench.name_at(2, "group"), bench.partition_at(2)
+    producer.send_offsets(group, {1: 1})
+    producer.end(commit=True)
+    marker = producer.identity
+    producer.send_offsets(group, {1: 2})
+    producer.send(number, b"open")
+    # The end of the first one once more, by somebody who was asleep in between.
+    store = bench.cluster.own(2)
+    store.write(lambda connection: finish_offsets_from_elsewhere(connection, [group], marker, commit=True))
+    assert bench.committed(group) == {1: 1}
+    assert bench.offsets(group).unstable == {1}
+    producer.end(commit=False)
+    assert bench.committed(group) == {1: 1}
+    assert bench.read(number) == []
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_offsets_that_were_announced_and_come_after_the_end_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    producer = bench.producer_at(1)
+    group = bench.name_at(2, "group")
+    before = producer.identity
+    work = producer.coordinator
+    # AddOffsetsToTxn went through, and the offsets themselves are under way for a long time.
+    with monkeypatch.context() as patch:
+        patch.setattr("txnstore.transactions.remote_parts.add_offsets_from_elsewhere", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            work.send_offsets(producer.transactional_id, before, sent(group, {1: 9}))
+    producer.end(commit=True)
+    with pytest.raises(InvalidProducerEpoch):
+        bench.cluster.own(2).write(
+            lambda connection: add_offsets_from_elsewhere(
+                connection, GroupMembership(group), {1: OffsetAndMetadata(9)}, before
+            )
+        )
+    assert not bench.offsets(group).unstable
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_producers_of_other_databases_are_forgotten_with_age(sqlite_bench: Bench):
+    bench = sqlite_bench
+    producer = bench.producer_at(1)
+    group = bench.name_at(2, "group")
+    producer.send_offsets(group, {1: 1})
+    producer.end(commit=True)
+    known = select(offset_producers.c.producer_id)
+    store = bench.cluster.own(2)
+    expire_producers(store)
+    assert store.read(lambda connection: connection.execute(known).scalars().all()) == [producer.identity.producer_id]
+    bench.clock.advance(86_400_001)
+    producer.start()
+    producer.send_offsets(group, {1: 2})
+    # While it holds offsets it is known.
+    expire_producers(store)
+    assert store.read(lambda connection: connection.execute(known).scalars().all()) == [producer.identity.producer_id]
+    producer.end(commit=True)
+    bench.clock.advance(86_400_001)
+    expire_producers(store)
+    assert store.read(lambda connection: connection.execute(known).scalars().all()) == []
+
+
+def test_a_partition_deleted_under_a_transaction_is_no_part_of_it_any_more(sqlite_bench: Bench):
+    bench = sqlite_bench
+    producer = bench.producer_at(2)
+    for number in bench.topic.partition_ids:
+        producer.send(number, b"a")
+    with pytest.raises(InvalidTransactionState, match="end it first, then delete the topic"):
+        delete_topic(bench.cluster, "orders")
+    with bench.down(2):
+        # Nobody can be asked.
+        delete_topic(bench.cluster, "orders")
+    assert bench.cluster.reconcile(2)
+    producer.end(commit=True)
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+@pytest.mark.parametrize("remembered", [True, False], ids=["remembered", "forgotten"])
+def test_a_partition_deleted_between_decision_and_delivery_needs_no_marker(sqlite_bench: Bench, remembered: bool):
+    bench = sqlite_bench
+    producer = bench.producer_at(1)
+    producer.send(bench.partition_at(2), b"a")
+    with bench.down(2), pytest.raises(OutcomeUnknown, match="is decided"):
+        producer.end(commit=True)
+    # As if the transaction had come between the look and the deletion.
+    assert bench.queued(producer.transactional_id) == {bench.partition_at(2)}
+    bench.cluster.own(1).write(lambda connection: connection.execute(delete(transaction_partitions)))
+    markers = bench.cluster.own(1).read(lambda connection: marker_outbox.queued(connection, producer.transactional_id))
+
+    def delete_but_for_the_queue(connection) -> None:
+        topics.delete_topic(connection, "orders")
+        marker_outbox.queue(connection, producer.transactional_id, markers)
+
+    bench.cluster.own(1).write(delete_but_for_the_queue)
+    bench.cluster.publish()
+    if not remembered:
+        bench.cluster._homes.clear()
+    complete_decided(bench.cluster.own(1), producer.transactional_id)
+    assert bench.row(producer.transactional_id).state is S.COMPLETE_COMMIT
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+# --- at once ---------------------------------------------------------------------------------------------------------
+
+
+def test_many_recoveries_at_once_complete_each_transaction_once(bench: Bench):
+    producers = [bench.producer_at(home) for home in (1, 2, 3)]
+    began = [producer.identity for producer in producers]
+    for producer in producers:
+        for number in (1, 2, 3):
+            producer.send(bench.partition_at(number), b"a")
+    bench.clock.advance(60_001)
+    errors: list[BaseException] = []
+
+    def help_out() -> None:
+        try:
+            with bench.site.open() as cluster:
+                for store in cluster.stores():
+                    recover(store)
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=help_out) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not errors
+    for number in (1, 2, 3):
+        assert len(bench.markers(bench.partition_at(number))) == 3
+    for producer, before in zip(producers, began, strict=True):
+        row = bench.row(producer.transactional_id)
+        assert (row.state, row.producer_epoch) == (S.COMPLETE_ABORT, before.epoch + 1)
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_long_row_of_transactions_stays_in_order(bench: Bench):
+    """Threads deliver: what each transaction wrote, and nothing else, is what readers find at its end."""
+    producer = bench.producer_at(3)
+    expected: dict[int, list[bytes]] = {number: [] for number in bench.topic.partition_ids}
+    for turn in range(12):
+        commit = turn % 3 != 1
+        for nth, number in enumerate(bench.topic.partition_ids):
+            if (turn + nth) % 2:
+                producer.send(number, b"%d" % turn)
+                if commit:
+                    expected[number].append(b"%d" % turn)
+        producer.end(commit=commit)
+        for number in bench.topic.partition_ids:
+            assert bench.read(number) == expected[number]
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_settings_of_the_store_hold_in_every_database(sqlite_bench: Bench):
+    change_store_settings(sqlite_bench.cluster, {"transaction.max.timeout.ms": "1000"})
+    for home in (1, 2, 3):
+        coordinator = TransactionCoordinator(sqlite_bench.cluster.own(home))
+        with pytest.raises(Exception, match="this store allows 1 to 1000"):
+            coordinator.init_producer_id(sqlite_bench.name_at(home), 1001)
+
+
+def test_a_partition_knows_its_producers_of_all_databases(sqlite_bench: Bench):
+    producers = [sqlite_bench.producer_at(home) for home in (1, 2, 3)]
+    number = sqlite_bench.partition_at(1)
+    for producer in producers:
+        producer.send(number, b"a")
+        assert not abort_if_timed_out(producer.coordinator.store, producer.transactional_id)
+    states = sqlite_bench.cluster.own(1).read(lambda connection: producers_of_partition(connection, number))
+    assert [state.producer_id >> 40 for state in states] == [0, 1, 2]
+    groups = select(transaction_groups.c.group_id)
+    assert sqlite_bench.cluster.own(1).read(lambda connection: connection.execute(groups).all()) == []
+    for producer in producers:
+        producer.end(commit=True)
+    assert sqlite_bench.read(number) == [b"a"] * 3

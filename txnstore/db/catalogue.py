@@ -1,0 +1,191 @@
+"""This file is what every database of a cluster has a copy of: databases, topics, partitions and settings.
+
+The controller's rows are the truth.  Each of its changes has a number; a copy is brought to the state of a whole
+snapshot, and never back to an older one.  So a copy may be made by anybody, at any time, and by several at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import BindParameter, ColumnElement, Connection, Table, and_, bindparam, delete, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.db.membership import CONTROLLER_ID, PRODUCER_ID_BITS, Database, claim, read_databases
+from txnstore.db.schema import (
+    databases,
+    finished_transactions,
+    group_offsets,
+    marker_outbox,
+    partition_heads,
+    partitions,
+    pending_group_offsets,
+    producer_states,
+    record_batches,
+    store_configs,
+    stores,
+    topic_configs,
+    topics,
+    transaction_partitions,
+    transaction_writer_partitions,
+)
+
+#: What is copied, each with the columns that name a row; in the order in which rows come to be.
+COPIED: Final[tuple[tuple[Table, tuple[str, ...]], ...]] = (
+    (databases, ("database_id",)),
+    (store_configs, ("name",)),
+    (topics, ("topic_id",)),
+    (topic_configs, ("topic_id", "name")),
+    (partitions, ("partition_id",)),
+)
+#: What a database has of a partition, and what its coordinator still wanted of it; heads come last, so that whoever
+#: waits for one finds nothing behind it.
+OF_PARTITIONS: Final = (
+    record_batches,
+    producer_states,
+    finished_transactions,
+    group_offsets,
+    pending_group_offsets,
+    transaction_partitions,
+    transaction_writer_partitions,
+    marker_outbox,
+    partition_heads,
+    partitions,
+)
+#: How many rows one statement names: SQLite takes 32,766 parameters.
+_ROWS_MAX: Final = 10_000
+
+_IDS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
+_LOCK_HEADS: Final = (
+    select(partition_heads.c.partition_id)
+    .where(partition_heads.c.partition_id.in_(_IDS))
+    .order_by(partition_heads.c.partition_id)
+    .with_for_update()
+)
+# Whoever copies at the same time waits here.
+_LOCK_COPY: Final = (
+    select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID).with_for_update()
+)
+_HEADS: Final = select(partition_heads.c.partition_id)
+_INSERT_HEADS: Final = upsert(partition_heads).on_conflict_do_nothing(index_elements=[partition_heads.c.partition_id])
+
+_Key = tuple[Any, ...]
+_Rows = Mapping[_Key, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """One snapshot of what the controller has, by table and key."""
+
+    version: int
+    rows: Mapping[str, _Rows]
+
+
+def read_catalogue(connection: Connection) -> Catalogue:
+    """Return what members copy, as it is in this database."""
+    rows = {str(table.name): _read(connection, table, key) for table, key in COPIED}
+    return Catalogue(int(rows["databases"][CONTROLLER_ID,]["catalogue_version"]), rows)
+
+
+def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: int) -> bool:
+    """Bring a member's copies to the controller's state; False if nothing was to be changed.
+
+    Partitions that live here get their heads; those that the controller has deleted go, with all that is in them.
+    What is older than the copies changes nothing.
+
+    Raises:
+        WrongCluster: the database belongs to another cluster, or is used by itself.
+    """
+    controller = Database(**catalogue.rows["databases"][CONTROLLER_ID,])
+    members = read_databases(connection)
+    is_new = not any(member.is_own and member.database_id == database_id for member in members)
+    if is_new:
+        claim(connection, controller)
+    present_version = int(connection.execute(_LOCK_COPY).scalar_one())
+    if present_version > catalogue.version:
+        return False
+    changed = is_new
+    for table, key in COPIED:
+        # What a stale look has missed must not go: only a newer one says that something is gone.
+        changed |= _bring(
+            connection,
+            table,
+            key,
+            catalogue.rows[str(table.name)],
+            removes=present_version < catalogue.version or table is databases,
+        )
+    changed |= _make_heads(connection, catalogue, database_id)
+    if is_new:
+        first = (database_id - 1) << PRODUCER_ID_BITS
+        connection.execute(update(stores).where(stores.c.next_producer_id < first).values(next_producer_id=first))
+    return changed
+
+
+def forget_partitions(connection: Connection, partition_ids: Sequence[int]) -> None:
+    """Delete partitions with everything that this database has of them."""
+    for ids in _chunks(sorted(partition_ids)):
+        # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
+        connection.execute(_LOCK_HEADS, {"partition_ids": ids})
+        for table in OF_PARTITIONS:
+            connection.execute(delete(table).where(table.c.partition_id.in_(_IDS)), {"partition_ids": ids})
+
+
+def _read(connection: Connection, table: Table, key: Sequence[str]) -> dict[_Key, dict[str, Any]]:
+    rows = (dict(row) for row in connection.execute(select(table)).mappings())
+    return {tuple(row[name] for name in key): row for row in rows}
+
+
+def _bring(connection: Connection, table: Table, key: Sequence[str], wanted: _Rows, *, removes: bool) -> bool:
+    present = _read(connection, table, key)
+    gone = [found for found in present if found not in wanted] if removes else []
+    if gone and table is partitions:
+        forget_partitions(connection, [number for (number,) in gone])
+    elif gone:
+        connection.execute(
+            delete(table).where(_this(table, key)),
+            [{f"of_{name}": value for name, value in zip(key, found, strict=True)} for found in gone],
+        )
+    new = [dict(row) for found, row in wanted.items() if found not in present]
+    for rows in _chunks(new):
+        connection.execute(insert(table), rows)
+    changed = [row for found, row in wanted.items() if found in present and present[found] != row]
+    if changed:
+        values: dict[str, Any] = {
+            column.name: bindparam(f"new_{column.name}") for column in table.c if column.name not in key
+        }
+        connection.execute(
+            update(table).where(_this(table, key)).values(values),
+            [
+                {
+                    **{f"of_{name}": row[name] for name in key},
+                    **{f"new_{name}": row[name] for name in values},
+                }
+                for row in changed
+            ],
+        )
+    return bool(gone or new or changed)
+
+
+def _this(table: Table, key: Sequence[str]) -> ColumnElement[bool]:
+    return and_(*(table.c[name] == bindparam(f"of_{name}") for name in key))
+
+
+def _make_heads(connection: Connection, catalogue: Catalogue, database_id: int) -> bool:
+    own = {
+        row["partition_id"] for row in catalogue.rows["partitions"].values() if row["home_database_id"] == database_id
+    }
+    missing = sorted(own - set(connection.execute(_HEADS).scalars())) if own else []
+    for ids in _chunks(missing):
+        connection.execute(_INSERT_HEADS, [new_head(partition_id) for partition_id in ids])
+    return bool(missing)
+
+
+def new_head(partition_id: int) -> dict[str, int]:
+    """Return the row of a partition that nothing was written to."""
+    return {"partition_id": partition_id, "log_start_offset": 0, "next_offset": 0, "running_max_timestamp_ms": -1}
+
+
+def _chunks(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    return (items[start : start + _ROWS_MAX] for start in range(0, len(items), _ROWS_MAX))

@@ -1,0 +1,225 @@
+"""This file is which databases a cluster has, as its tables say, and which of them coordinates what.
+
+The controller's table is the truth; each member has a copy.  Transactional ids and groups live where the hash of
+their name selects one of the databases that coordinate.  These are fixed once, when the second database comes, and
+only if nothing is coordinated yet: later ones hold partitions, for no name may ever move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, delete, exists, insert, select, update
+
+from txnstore.db.schema import databases, groups, stores, topics, transactions
+from txnstore.db.url import DatabaseUrl
+from txnstore.errors import NotCoordinator, WrongCluster
+
+#: The first database of every cluster; it keeps topics and settings.
+CONTROLLER_ID: Final = 1
+#: Of a database that a controller has laid claim to and not yet registered.
+CLAIMED_ID: Final = 0
+#: What a database alone is called; a cluster of several has the address instead.
+ALONE_LABEL: Final = "main"
+#: Each database gives out producer ids of a range of its own: all are unique in the cluster, and tell who gave them.
+PRODUCER_ID_BITS: Final = 40
+
+_POSTGRESQL_PORT: Final = 5432
+
+_READ: Final = select(databases, select(stores.c.store_uuid).scalar_subquery().label("own_uuid")).order_by(
+    databases.c.database_id
+)
+# Registration and the first transactional ids and groups wait for each other here: FOR KEY SHARE lets new producer
+# ids through, which only update the row.
+_LOCK: Final = select(stores.c.store_uuid).with_for_update()
+_SHARE: Final = select(stores.c.store_uuid).with_for_update(read=True, key_share=True)
+_IS_USED: Final = select(
+    exists(select(topics.c.topic_id)).label("has_topics"),
+    (exists(select(transactions.c.transactional_id)) | exists(select(groups.c.group_id))).label("coordinates"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """One database of a cluster."""
+
+    database_id: int
+    label: str
+    store_uuid: str
+    coordinates: bool
+    """Whether transactional ids and groups live in it."""
+
+    catalogue_version: int = 0
+    is_own: bool = False
+    """Whether it is the one that was asked."""
+
+
+def read_databases(connection: Connection) -> list[Database]:
+    """Return the databases of the cluster that this one is in, by number."""
+    return [
+        Database(
+            row.database_id,
+            row.label,
+            row.store_uuid,
+            row.coordinates,
+            row.catalogue_version,
+            row.store_uuid == row.own_uuid,
+        )
+        for row in connection.execute(_READ)
+    ]
+
+
+def coordinator_of_name(name: str, members: Iterable[Database]) -> int:
+    """Return the database that coordinates the transactional id or group of this name."""
+    numbers = sorted(member.database_id for member in members if member.coordinates)
+    return numbers[hash_of_name(name) % len(numbers)]
+
+
+def coordinator_of_producer(producer_id: int) -> int:
+    """Return the database that gave out the producer id: it coordinates the transactions of its producer."""
+    return (producer_id >> PRODUCER_ID_BITS) + 1
+
+
+def hash_of_name(name: str) -> int:
+    """Return a number that is the same for the name in every process, for ever."""
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+
+
+def check_lives_here(connection: Connection, name: str, *, is_locked: bool = False) -> None:
+    """Refuse a new transactional id or group whose home is another database, whatever the client believes.
+
+    With `is_locked` the caller has changed the row of `stores` already, and so waits for nobody else here.
+
+    Raises:
+        NotCoordinator: it is; the client does not know of a database that the cluster has by now.
+    """
+    if not is_locked:
+        connection.execute(_SHARE)
+    members = read_databases(connection)
+    if len(members) == 1:
+        return
+    home = coordinator_of_name(name, members)
+    if not any(member.is_own and member.database_id == home for member in members):
+        label = next(member.label for member in members if member.database_id == home)
+        raise NotCoordinator(
+            f"{name[:80]!r} lives in the database {label!r}, which the cluster has by now; nothing was changed. Look at"
+            " the cluster again"
+        )
+
+
+def label_of_address(url: DatabaseUrl) -> str:
+    """Return what a database is called unless another one has that name: host:port/name, or the name of the file."""
+    if url.kind == "sqlite":
+        return (url.url.database or ":memory:").rstrip("/").rpartition("/")[2]
+    host = url.url.host or _first(url.url.query.get("host")) or "localhost"
+    port = url.url.port or _first(url.url.query.get("port")) or _POSTGRESQL_PORT
+    if host.startswith(("/", "@")):
+        host = "localhost"
+    return f"{host}:{port}/{url.url.database}"
+
+
+def unused_label(wanted: str, used: Iterable[str]) -> str:
+    """Return the label, with a number behind it if another database has it."""
+    taken, label, number = set(used), wanted, 1
+    while label in taken:
+        number += 1
+        label = f"{wanted}-{number}"
+    return label
+
+
+def claim(connection: Connection, controller: Database) -> None:
+    """Let a fresh database be the controller's, so that no other cluster takes it; safe to repeat.
+
+    Raises:
+        WrongCluster: it is not fresh, or belongs to another cluster.
+    """
+    connection.execute(_LOCK)
+    members = read_databases(connection)
+    if len(members) > 1:
+        if not any(member.store_uuid == controller.store_uuid for member in members):
+            raise WrongCluster("it belongs to another cluster")
+        return
+    used = connection.execute(_IS_USED).one()
+    if used.has_topics or used.coordinates:
+        what = "topics" if used.has_topics else "transactional ids or groups"
+        raise WrongCluster(f"it has {what} of its own; only a fresh database can join")
+    connection.execute(delete(databases))
+    own = members[0]
+    connection.execute(
+        insert(databases),
+        [
+            _row(CLAIMED_ID, "claimed", own.store_uuid, coordinates=False),
+            _row(CONTROLLER_ID, controller.label, controller.store_uuid, coordinates=True),
+        ],
+    )
+
+
+def register(connection: Connection, label: str, newcomers: Sequence[tuple[str, str]]) -> list[Database]:
+    """Enter claimed databases at the controller, whose own label is `label`; each comes with its label and uuid.
+
+    Those that are registered by now stay as they are.  They share in coordinating if they are the first to come and
+    nothing is coordinated yet.
+    """
+    connection.execute(_LOCK)
+    members = read_databases(connection)
+    if not any(member.is_own and member.database_id == CONTROLLER_ID for member in members):
+        raise WrongCluster("only the controller registers databases; it is the first of the list")
+    known = {member.store_uuid for member in members}
+    coordinates = len(members) == 1 and not connection.execute(_IS_USED).one().coordinates
+    labels = [member.label for member in members]
+    if members[0].label == ALONE_LABEL:
+        labels[0] = unused_label(label, labels[1:])
+        connection.execute(update(databases).where(databases.c.database_id == CONTROLLER_ID).values(label=labels[0]))
+    next_id = max(member.database_id for member in members) + 1
+    for wanted, store_uuid in newcomers:
+        if store_uuid in known:
+            continue
+        labels.append(unused_label(wanted, labels))
+        connection.execute(insert(databases), _row(next_id, labels[-1], store_uuid, coordinates=coordinates))
+        next_id += 1
+    if len(labels) > len(members):
+        touch_catalogue(connection)
+    return read_databases(connection)
+
+
+def touch_catalogue(connection: Connection) -> None:
+    """Count one more change of what members copy; the changes of a cluster follow each other from here on."""
+    connection.execute(
+        update(databases)
+        .where(databases.c.database_id == CONTROLLER_ID)
+        .values(catalogue_version=databases.c.catalogue_version + 1)
+    )
+
+
+def lock_catalogue(connection: Connection) -> list[Database]:
+    """Return the databases of the cluster; if there are several, changes of topics and settings follow each other.
+
+    Raises:
+        WrongCluster: this is not the controller, which alone makes such changes.
+    """
+    members = read_databases(connection)
+    if not any(member.is_own and member.database_id == CONTROLLER_ID for member in members):
+        controller = next((member.label for member in members if member.database_id == CONTROLLER_ID), "")
+        raise WrongCluster(
+            f"topics and settings are changed in the controller of the cluster, the database {controller!r}"
+        )
+    if len(members) > 1:
+        touch_catalogue(connection)
+    return members
+
+
+def _row(database_id: int, label: str, store_uuid: str, *, coordinates: bool) -> dict[str, object]:
+    return {
+        "database_id": database_id,
+        "label": label,
+        "store_uuid": store_uuid,
+        "coordinates": coordinates,
+        "catalogue_version": 0,
+    }
+
+
+def _first(value: str | tuple[str, ...] | None) -> str:
+    return (value if isinstance(value, str) else value[0]) if value else ""

@@ -1,0 +1,87 @@
+"""This file is offsets of transactions whose coordinator is in another database than the group.
+
+No lock of the coordinator's row guards them here.  As in Kafka, where markers are written to the partition that holds
+a group's offsets, the end of each transaction leaves a higher epoch of its producer behind: what comes later from an
+older one is refused, and an end that is told twice, however late, changes nothing of the next transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.db.schema import offset_producers, pending_group_offsets
+from txnstore.db.server_time import server_now_ms
+from txnstore.errors import InvalidProducerEpoch
+from txnstore.groups.group_rows import ensure_group
+from txnstore.groups.offsets import add_pending_offsets, finish_pending_offsets, lock_group
+from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
+
+_EPOCH: Final = select(offset_producers.c.producer_epoch).where(
+    offset_producers.c.producer_id == bindparam("of_producer_id")
+)
+_INSERT: Final = upsert(offset_producers).values(last_update_ms=server_now_ms())
+_RAISE: Final = _INSERT.on_conflict_do_update(
+    index_elements=[offset_producers.c.producer_id],
+    set_={name: _INSERT.excluded[name] for name in ("producer_epoch", "last_update_ms")},
+    where=offset_producers.c.producer_epoch < _INSERT.excluded.producer_epoch,
+)
+# A producer whose transaction holds offsets is kept: its end still comes.
+_FORGET: Final = delete(offset_producers).where(
+    offset_producers.c.last_update_ms <= bindparam("before_ms"),
+    offset_producers.c.producer_id.not_in(select(pending_group_offsets.c.producer_id)),
+)
+
+
+def add_offsets_from_elsewhere(
+    connection: Connection,
+    committer: GroupMembership,
+    offsets: Mapping[int, OffsetAndMetadata],
+    producer: ProducerIdentity,
+) -> None:
+    """Let the open transaction of `producer` hold offsets; its coordinator must have the group in it already.
+
+    Raises:
+        InvalidProducerEpoch: the transaction is over; this comes too late.
+        TxnStoreError: see `offsets.add_pending_offsets`.
+    """
+    # It locks the group: whoever ends the transaction comes before or after all of this.
+    add_pending_offsets(connection, committer, offsets, producer)
+    newest = _newest_epoch(connection, producer.producer_id)
+    if newest is not None and producer.epoch < newest:
+        raise InvalidProducerEpoch(
+            f"offsets of producer {producer} came after the end of their transaction, which left epoch {newest};"
+            " nothing was changed"
+        )
+
+
+def finish_offsets_from_elsewhere(
+    connection: Connection, group_ids: Iterable[str], marker: ProducerIdentity, *, commit: bool
+) -> None:
+    """Count in, or drop, what a decided transaction holds in groups that live here; `marker` has the epoch after it.
+
+    All groups that the transaction has here are given at once.  Nothing is left to do if it was done before.
+    """
+    names = sorted(group_ids)
+    for group_id in names:
+        # A group that offsets were announced for and never sent is made: what is late must find a lock to wait for.
+        ensure_group(connection, group_id)
+        lock_group(connection, group_id)
+    newest = _newest_epoch(connection, marker.producer_id)
+    if newest is not None and newest >= marker.epoch:
+        return
+    finish_pending_offsets(connection, names, marker.producer_id, commit=commit)
+    connection.execute(_RAISE, {"producer_id": marker.producer_id, "producer_epoch": marker.epoch})
+
+
+def forget_offset_producers(connection: Connection, *, before_ms: int) -> int:
+    """Forget producers of other databases that have been silent since `before_ms`; return how many."""
+    return connection.execute(_FORGET, {"before_ms": before_ms}).rowcount
+
+
+def _newest_epoch(connection: Connection, producer_id: int) -> int | None:
+    epoch: int | None = connection.execute(_EPOCH, {"of_producer_id": producer_id}).scalar_one_or_none()
+    return epoch

@@ -1,0 +1,167 @@
+"""This file is changes of topics and settings in a cluster: made at the controller, then copied to the members.
+
+A member that is away gets its copies later: from whoever finds them missing, or from the maintenance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection, bindparam, select, union_all
+
+from txnstore.db import settings
+from txnstore.db.cluster import Cluster
+from txnstore.db.membership import CONTROLLER_ID, read_databases
+from txnstore.db.schema import transaction_partitions, transaction_writer_partitions
+from txnstore.db.store import Store
+from txnstore.errors import InvalidTransactionState
+from txnstore.log import topic_configs, topics
+from txnstore.log.topics import Topic
+
+Result = TypeVar("Result")
+
+_IN_USE: Final = union_all(
+    select(transaction_partitions.c.transactional_id).where(
+        transaction_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
+    ),
+    select(transaction_writer_partitions.c.transactional_id).where(
+        transaction_writer_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
+    ),
+).limit(1)
+
+
+def change(
+    cluster: Cluster,
+    work: Callable[[Connection], Result],
+    *,
+    wakes_readers: bool = False,
+    retry_timeout_ms: int | None = None,
+) -> Result:
+    """Run `work` in one database transaction of the controller, and copy to the members what it has changed.
+
+    Raises:
+        TxnStoreError: what `work` raises, or the controller; that members are away is no error.
+    """
+    result = cluster.controller.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+    cluster.publish()
+    return result
+
+
+def create_topic(
+    cluster: Cluster,
+    name: str,
+    *,
+    partition_count: int = 1,
+    config: Mapping[str, str] = MappingProxyType({}),
+    retry_timeout_ms: int | None = None,
+) -> Topic:
+    """Create a topic, as `topics.create_topic`."""
+
+    def work(connection: Connection) -> Topic:
+        return topics.create_topic(connection, name, partition_count=partition_count, config=config)
+
+    return _learned(cluster, change(cluster, work, retry_timeout_ms=retry_timeout_ms))
+
+
+def ensure_topic(
+    cluster: Cluster, name: str, *, partition_count: int = 1, retry_timeout_ms: int | None = None
+) -> Topic:
+    """Return the topic, created if it is not there, as `topics.ensure_topic`."""
+
+    def work(connection: Connection) -> Topic:
+        return topics.ensure_topic(connection, name, partition_count=partition_count)
+
+    return _learned(cluster, change(cluster, work, retry_timeout_ms=retry_timeout_ms))
+
+
+def grow_topic(cluster: Cluster, name: str, *, partition_count: int, retry_timeout_ms: int | None = None) -> Topic:
+    """Give the topic more partitions, as `topics.grow_topic`."""
+
+    def work(connection: Connection) -> Topic:
+        return topics.grow_topic(connection, name, partition_count=partition_count)
+
+    return _learned(cluster, change(cluster, work, retry_timeout_ms=retry_timeout_ms))
+
+
+def delete_topic(cluster: Cluster, name: str, *, retry_timeout_ms: int | None = None) -> None:
+    """Delete the topic, as `topics.delete_topic`; other databases drop what they have of it.
+
+    Raises:
+        InvalidTransactionState: an open transaction has written to it, as far as coordinators can be asked.
+        TxnStoreError: see `topics.delete_topic`.
+    """
+    if not cluster.is_alone:
+        topic = cluster.controller.read(lambda connection: topics.get_topic(connection, name))
+        refuse_if_in_use(cluster, topic.partition_ids)
+    change(cluster, lambda connection: topics.delete_topic(connection, name), retry_timeout_ms=retry_timeout_ms)
+
+
+def change_topic_configs(
+    cluster: Cluster, name: str, changes: Mapping[str, str | None], *, retry_timeout_ms: int | None = None
+) -> None:
+    """Change settings of a topic, as `topic_configs.change_topic_configs`."""
+
+    def work(connection: Connection) -> None:
+        topic_configs.change_topic_configs(connection, topic_configs.lock_topic_configs(connection, name), changes)
+
+    change(cluster, work, retry_timeout_ms=retry_timeout_ms)
+
+
+def change_store_settings(
+    cluster: Cluster, changes: Mapping[str, str | None], *, retry_timeout_ms: int | None = None
+) -> None:
+    """Change settings of the whole cluster, as `settings.change_store_settings`."""
+
+    def work(connection: Connection) -> None:
+        settings.change_store_settings(connection, changes)
+
+    change(cluster, work, retry_timeout_ms=retry_timeout_ms)
+
+
+def bring_up_to_date(store: Store) -> int:
+    """Give a member the topics and settings of its controller if they have changed since; return 1 if they had.
+
+    Raises:
+        TxnStoreError: it, or the controller, cannot be reached or refuses.
+    """
+    cluster = store.cluster
+    if cluster is None or store is cluster.controller:
+        return 0
+    if store.read(_version) == cluster.controller.read(_version):
+        return 0
+    return int(cluster.reconcile(store.database_id))
+
+
+def _version(connection: Connection) -> int:
+    return next(
+        member.catalogue_version for member in read_databases(connection) if member.database_id == CONTROLLER_ID
+    )
+
+
+def refuse_if_in_use(cluster: Cluster, partition_ids: Collection[int]) -> None:
+    """Refuse to delete partitions that open transactions of other databases than the controller have written to.
+
+    One that comes meanwhile, or whose database is away, loses what it wrote there, and ends as it would.
+
+    Raises:
+        InvalidTransactionState: there is such a transaction.
+    """
+    for store, holder in cluster.read_all(partial(_holder_of, list(partition_ids))):
+        # The controller looks by itself, under its locks.
+        if holder is not None and store.database_id != CONTROLLER_ID:
+            raise InvalidTransactionState(
+                f"an open transaction of {holder[:80]!r} has written to the topic; end it first, then delete the topic"
+            )
+
+
+def _holder_of(partition_ids: list[int], connection: Connection) -> str | None:
+    holder: str | None = connection.execute(_IN_USE, {"partition_ids": partition_ids}).scalars().first()
+    return holder
+
+
+def _learned(cluster: Cluster, topic: Topic) -> Topic:
+    cluster.learn(topic)
+    return topic

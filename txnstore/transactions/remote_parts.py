@@ -1,0 +1,160 @@
+"""This file is what a producer writes to other databases than its coordinator's, for one of its transactions.
+
+As in Kafka, a partition or group is made a part of the transaction first, durably, at the coordinator; only then is
+anything written where it lives.  The end of the transaction raises the producer's epoch there, in every part that was
+added, whether anything was written or not (KIP-890): whatever comes late finds that, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import Connection
+
+from txnstore.db.cluster import Cluster, repaired
+from txnstore.db.store import Store
+from txnstore.errors import InvalidProducerEpoch, TxnStoreError, UnknownTopicOrPartition
+from txnstore.groups.offsets_elsewhere import add_offsets_from_elsewhere
+from txnstore.log.append import Append, Appended, append, check_sizes
+from txnstore.log.finding import find_appended
+from txnstore.model import ProducerIdentity
+from txnstore.transactions import protocol, rows
+from txnstore.transactions.work import SentOffsets, TransactionWork, check_batches
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteParts:
+    """The parts of one producer's transaction that live in other databases than `coordinator`."""
+
+    coordinator: Store
+    cluster: Cluster
+    transactional_id: str
+    producer: ProducerIdentity
+    retry_timeout_ms: int | None
+
+    def add_partitions(self, partition_ids: Iterable[int], added: set[int] | None) -> None:
+        """Let those of the partitions take part that live elsewhere and are not `added`; enter them there."""
+        known = set() if added is None else added
+        wanted = set(partition_ids) - known
+        homes = self.cluster.homes_of(wanted)
+        for number in wanted - homes.keys():
+            raise UnknownTopicOrPartition(f"there is no partition with id {number}; was its topic deleted?")
+        new = {number for number, home in homes.items() if home != self.coordinator.database_id}
+        if new:
+            self.add(new, ())
+            known |= new
+
+    def add(self, partition_ids: Collection[int], group_ids: Collection[str]) -> None:
+        """Let partitions and groups take part, in one database transaction at the coordinator."""
+        work = partial(self._add, partition_ids, group_ids)
+        self.coordinator.write(work, retry_timeout_ms=self.retry_timeout_ms)
+
+    def append(self, database_id: int, appends: Sequence[Append], added: set[int] | None) -> list[Appended]:
+        """Append batches in one other database, whose partitions take part before.
+
+        Raises:
+            TxnStoreError: see `TransactionCoordinator.append`.
+        """
+        check_batches(self.producer, appends)
+        check_sizes(appends)
+        self.add_partitions((item.partition_id for item in appends), added)
+        return self._append(database_id, appends)
+
+    def send_offsets(self, sent: SentOffsets) -> None:
+        """Let the transaction hold offsets of a group that takes part already.
+
+        Raises:
+            TxnStoreError: see `TransactionCoordinator.send_offsets`.
+        """
+
+        def work(connection: Connection) -> None:
+            add_offsets_from_elsewhere(connection, sent.committer, sent.offsets, self.producer)
+
+        home = self.cluster.coordinator_id_of(sent.committer.group_id)
+        try:
+            self.cluster.write_at(home, work, retry_timeout_ms=self.retry_timeout_ms)
+        except InvalidProducerEpoch:
+            self._explain()
+            raise
+
+    def send_rest(
+        self, appends: Sequence[Append], offsets: Sequence[SentOffsets]
+    ) -> tuple[list[Appended], Sequence[Append], Sequence[SentOffsets]]:
+        """Send what belongs to other databases; return where its batches stand, and what belongs to this one.
+
+        What was sent and decided before, and whose answer was lost, is not sent again.
+
+        Raises:
+            TxnStoreError: see `append` and `send_offsets`; some of it may have been sent.
+        """
+        homes = self.cluster.by_home(appends)
+        own_appends = homes.pop(self.coordinator.database_id, [])
+        away = [sent for sent in offsets if self._home_of(sent) != self.coordinator.database_id]
+        own_offsets = [sent for sent in offsets if self._home_of(sent) == self.coordinator.database_id]
+        if not homes and not away:
+            return [], own_appends, own_offsets
+        elsewhere = [item for items in homes.values() for item in items]
+        check_batches(self.producer, appends)
+        check_sizes(appends)
+        partition_ids = {item.partition_id for item in elsewhere}
+        group_ids = {sent.committer.group_id for sent in away}
+        work = partial(self._add_unless_ended, partition_ids, group_ids)
+        if self.coordinator.write(work, retry_timeout_ms=self.retry_timeout_ms):
+            return self._find(homes), own_appends, own_offsets
+        outcomes = self.cluster.each(
+            {database_id: partial(self._append, database_id, items) for database_id, items in homes.items()}
+        )
+        for outcome in outcomes.values():
+            if isinstance(outcome, TxnStoreError):
+                raise outcome
+        for sent in away:
+            self.send_offsets(sent)
+        appended = [place for outcome in outcomes.values() if isinstance(outcome, list) for place in outcome]
+        return appended, own_appends, own_offsets
+
+    def _home_of(self, sent: SentOffsets) -> int:
+        return self.cluster.coordinator_id_of(sent.committer.group_id)
+
+    def _append(self, database_id: int, appends: Sequence[Append]) -> list[Appended]:
+        def work(connection: Connection) -> list[Appended]:
+            return append(connection, appends, coordinated=True)
+
+        def write(_: Store) -> list[Appended]:
+            return self.cluster.write_at(database_id, work, wakes_readers=True, retry_timeout_ms=self.retry_timeout_ms)
+
+        try:
+            return repaired(self.cluster, database_id, write)
+        except InvalidProducerEpoch:
+            self._explain()
+            raise
+
+    def _find(self, homes: dict[int, list[Append]]) -> list[Appended]:
+        found: list[Appended] = []
+        for database_id, items in homes.items():
+            store = self.cluster.own(database_id)
+            found += store.read(
+                lambda connection, items=items: find_appended(connection, items),  # type: ignore[misc]
+                retry_timeout_ms=self.retry_timeout_ms,
+            )
+        return found
+
+    def _add(self, partition_ids: Collection[int], group_ids: Collection[str], connection: Connection) -> None:
+        transaction = TransactionWork.lock(connection, self.transactional_id, self.coordinator.home)
+        transaction.add(self.producer, partition_ids, group_ids)
+        transaction.save("AddPartitionsToTxn" if partition_ids else "AddOffsetsToTxn")
+
+    def _add_unless_ended(
+        self, partition_ids: Collection[int], group_ids: Collection[str], connection: Connection
+    ) -> bool:
+        row = rows.lock_row(connection, self.transactional_id).row
+        if row is not None and row.is_repetition(self.producer):
+            return True
+        self._add(partition_ids, group_ids, connection)
+        return False
+
+    def _explain(self) -> None:
+        """Raise what the coordinator says of a producer whose epoch is too old elsewhere, if it does."""
+        found = self.coordinator.read(lambda connection: rows.read_row(connection, self.transactional_id))
+        protocol.add_to_transaction(found.row, self.producer, now_ms=found.now_ms, holds_all=True)
