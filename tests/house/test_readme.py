@@ -24,6 +24,10 @@ RECIPES = README.partition("\n## One commit for rows, records and offsets\n")[2]
 PRINTING_RECIPES = re.findall(
     r"### ([^\n]*)\n(?:(?!###).)*?```python\n([^`]*)```\n\n```text\n([^`]*)```", RECIPES, re.DOTALL
 )
+CLUSTER = README.partition("\n## Several databases\n")[2].partition("\n## ")[0]
+PRINTING_RECIPES += [
+    ("several databases", *item) for item in re.findall(r"```python\n([^`]*)```\n\n```text\n([^`]*)```", CLUSTER)
+]
 SILENT_RECIPES = dict(
     re.findall(r"### (One `with` block[^\n]*)\n(?:(?!###).)*?```python\n([^`]*)```", RECIPES, re.DOTALL)
 )
@@ -49,7 +53,7 @@ def test_there_is_an_example_for_each_of_those_who_use_it() -> None:
 
 
 def test_there_are_recipes_for_one_commit() -> None:
-    assert len(PRINTING_RECIPES) == 2
+    assert len(PRINTING_RECIPES) == 3
     assert list(SILENT_RECIPES) == [
         "One `with` block over records and rows",
         "One `with` block over two databases",
