@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -28,6 +29,7 @@ _SILENCE_SECONDS: Final = 300.0
 #: How long the processes of a killed driver take to be gone.
 _END_SECONDS: Final = 30.0
 _SHOWN_LINES: Final = 20
+_ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Progress:
@@ -49,6 +51,20 @@ class Progress:
         self._consumer.close()
 
 
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Let whoever wants an end wait until the block is over: a process that is half started would outlive us."""
+    wanted: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: wanted.append(number)) for number in _ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for ending, handler in before.items():
+            signal.signal(ending, handler)
+        for number in wanted:
+            signal.raise_signal(number)
+
+
 class Driver:
     """A running refunds processor: Spark's driver, with its JVM in the same process group."""
 
@@ -56,16 +72,23 @@ class Driver:
         """Start it; what it prints is added to the file `log`."""
         self._log = log
         command = [sys.executable, str(_JOB), str(checkpoint), "--batch", str(batch)]
-        with log.open("ab") as output:
-            # The URL may hold a password: others see the command line, and not the environment.
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment, "TXNSTORE_URL": url},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            with log.open("ab") as output, _signals_wait():
+                # The URL may hold a password: others see the command line, and not the environment.
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **environment, "TXNSTORE_URL": url},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except BaseException:
+            if process is not None:
+                _kill(process)
+            raise
+        self._process = process
 
     def __enter__(self) -> Self:
         return self
@@ -77,16 +100,7 @@ class Driver:
 
     def kill(self) -> None:
         """SIGKILL the driver and its JVM; returns when none of their group is left. Spark's workers then end alone."""
-        deadline = time.monotonic() + _END_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                break
-            # The driver is ours to bury; until it is, the group is there.
-            self._process.poll()
-            time.sleep(_LOOK_SECONDS)
-        self._process.wait(_END_SECONDS)
+        _kill(self._process)
 
     def run(self, progress: Progress, until: int | None, on_offsets: Callable[[int], None]) -> bool:
         """Wait until the query has committed `until` offsets, or has ended; True if it runs on.
@@ -121,3 +135,17 @@ def batches_in(checkpoint: Path, what: str) -> int:
     folder = checkpoint / what
     names = [entry.name for entry in folder.iterdir()] if folder.exists() else []
     return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL the process and its group, and wait until none of it is left."""
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            break
+        # It is ours to bury; until it is, the group is there.
+        process.poll()
+        time.sleep(_LOOK_SECONDS)
+    process.wait(_END_SECONDS)
