@@ -20,7 +20,6 @@ from txnstore.log.topics import get_topic
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.options import OnGap, RelayOptions, Start
-from txnstore.relay.positions import begin_relay_positions
 from txnstore.testing.crashes import every_crash, noting
 
 
@@ -72,8 +71,9 @@ def test_what_is_aborted_never_arrives_and_markers_are_skipped(store, stand_in):
     assert positions(store) == [9]
 
 
-def test_a_death_at_each_statement_loses_nothing_and_repeats_nothing(url, stand_in):
+def test_a_death_at_each_statement_loses_nothing_and_repeats_nothing(url, store, stand_in):
     numbers = itertools.count()
+    cluster = stand_in.cluster()
 
     def make() -> Place:
         topic = f"topic-{next(numbers)}"
@@ -83,9 +83,9 @@ def test_a_death_at_each_statement_loses_nothing_and_repeats_nothing(url, stand_
         return Place(open_store(url), topic)
 
     crashes = 0
-    for crash in every_crash(make, lambda place: copy(place.store, stand_in.cluster(), topics=[place.topic])):
-        with noting(crash.point), open_store(url) as store:
-            copy(store, stand_in.cluster(), topics=[crash.subject.topic])
+    for crash in every_crash(make, lambda place: copy(place.store, cluster, topics=[place.topic])):
+        with noting(crash.point):
+            copy(store, cluster, topics=[crash.subject.topic])
             assert read(store, crash.subject.topic) == {0: numbered(3), 1: numbered(3, 10)}
         crashes += 1
     assert crashes > 20
@@ -108,15 +108,17 @@ def test_two_relays_at_once_copy_everything_once(store, stand_in):
 
 def test_another_relay_may_copy_beyond_the_end_that_was_seen_while_this_one_begins(store, stand_in, monkeypatch):
     stand_in.side.create("shop", 1)
-    begins = itertools.count()
+    bounds_of = FromKafka._bounds
+    looks = itertools.count()
 
-    def begin_second(*arguments):
-        if next(begins) == 0:
+    def look_first(*arguments):
+        bounds = bounds_of(*arguments)
+        if next(looks) == 0:
             stand_in.side.send("shop", numbered(3))
             assert copy(store, stand_in.cluster()) == 3
-        begin_relay_positions(*arguments)
+        return bounds
 
-    monkeypatch.setattr("txnstore.relay.from_kafka.begin_relay_positions", begin_second)
+    monkeypatch.setattr(FromKafka, "_bounds", look_first)
     assert copy(store, stand_in.cluster()) == 0
     assert read(store, "shop") == {0: numbered(3)}
 

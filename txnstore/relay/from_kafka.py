@@ -135,6 +135,8 @@ class FromKafka:
         if new:
             self._store.write(lambda connection: begin_relay_positions(connection, self._relay_id, new))
             known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
+            # After the positions: another relay may have begun, and copied beyond what were the ends.
+            bounds = self._bounds(consumer, found)
         self._check_identities(found, known)
         self._positions = {partition: known[partition].next_offset for partition in bounds}
         self._close_gaps({partition: low for partition, (low, _) in bounds.items()}, bounds)

@@ -97,6 +97,8 @@ class KafkaCluster:
             yield
         except self.library.KafkaException as exception:
             raise self.error(exception.args[0], what) from None
+        except TimeoutError:
+            raise KafkaUnavailable(f"{what}: no answer in time") from None
 
     def error(self, error: Any, what: str) -> Exception:
         """Return a KafkaError as the error of a relay."""

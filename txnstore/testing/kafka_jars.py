@@ -6,24 +6,29 @@ is says Ivy, Spark's own client of such repositories, which comes with pyspark, 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
-import secrets
-import ssl
-import urllib.request
+import time
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from txnstore.testing.maven import MavenError, MavenRepository
+
 REPOSITORY_VARIABLE: Final = "TXNSTORE_MAVEN_REPOSITORY"
+#: How long all of it may take; what has come until then stays, and the next call goes on from there.
+TIMEOUT_SECONDS: Final = 180.0
 
 _LIST: Final = Path(__file__).with_name("kafka_jars.txt")
-_TIMEOUT_SECONDS: Final = 20.0
 _SIDE_BY_SIDE: Final = 8
+_LOCK_PAUSE_SECONDS: Final = 0.1
 _IVY_CLASS: Final = "org/apache/ivy/plugins/resolver/IBiblioResolver.class"
 _IVY_DEFAULT: Final = re.compile(rb"https://[\w./-]+/maven2/")
 
@@ -68,23 +73,56 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "txnstore", "kafka")
 
 
-def fetch_jars(folder: Path | None = None) -> list[Path]:
-    """Return the jars, downloaded if they are not in the cache yet.
+def fetch_jars(folder: Path | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Path]:
+    """Return the jars, downloaded if they are not in the cache yet: of several processes one does, the others wait.
 
     Raises:
-        NoKafkaError: Maven Central is not known or not reached, or a jar is not the one that is listed.
+        NoKafkaError: Maven Central is not known, not reached or too slow, a jar is not the one that is listed, or
+            the cache cannot be written.
     """
     folder = folder or cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + timeout_seconds
     jars = listed_jars()
-    missing = [jar for jar in jars if not _is_there(folder, jar)]
-    if missing:
-        repository = _repository()
-        # The first alone: where nothing is reached, one is enough to see it.
-        _download(repository, missing[0], folder)
-        with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-            list(pool.map(lambda jar: _download(repository, jar, folder), missing[1:]))
+    if not all(_is_there(folder, jar) for jar in jars):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(folder, deadline):
+                _download_missing(folder, jars, deadline)
+        except MavenError as error:
+            raise NoKafkaError(
+                f"{error}; {sum(_is_there(folder, jar) for jar in jars)} of {len(jars)} jars are here"
+            ) from None
+        except OSError as error:
+            raise NoKafkaError(f"{folder} takes no jars: {error.strerror or type(error).__name__}") from None
     return [folder / jar.file_name for jar in jars]
+
+
+@contextmanager
+def _locked(folder: Path, deadline: float) -> Iterator[None]:
+    """Be the only process that writes into the folder; the lock ends with the process, however that ends."""
+    with (folder / "lock").open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise NoKafkaError(f"another process is at work in {folder} for too long") from None
+                time.sleep(_LOCK_PAUSE_SECONDS)
+            else:
+                break
+        yield
+
+
+def _download_missing(folder: Path, jars: list[Jar], deadline: float) -> None:
+    # Looked for again: whoever had the lock before may have brought them.
+    missing = [jar for jar in jars if not _is_there(folder, jar)]
+    if not missing:
+        return
+    repository = MavenRepository(_repository_url(), deadline)
+    # The first alone: where nothing is reached, one is enough to see it.
+    _download(repository, missing[0], folder)
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        list(pool.map(lambda jar: _download(repository, jar, folder), missing[1:]))
 
 
 def _is_there(folder: Path, jar: Jar) -> bool:
@@ -94,7 +132,7 @@ def _is_there(folder: Path, jar: Jar) -> bool:
         return False
 
 
-def _repository() -> str:
+def _repository_url() -> str:
     told = os.environ.get(REPOSITORY_VARIABLE)
     if told:
         return told.rstrip("/") + "/"
@@ -108,18 +146,11 @@ def _repository() -> str:
     raise NoKafkaError(f"where Maven Central is says pyspark, which is not installed, or {REPOSITORY_VARIABLE}")
 
 
-def _download(repository: str, jar: Jar, folder: Path) -> None:
-    context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or os.environ.get("PIP_CERT"))
-    try:
-        with urllib.request.urlopen(repository + jar.path, timeout=_TIMEOUT_SECONDS, context=context) as answer:  # noqa: S310  # https, or what the variable says
-            content = answer.read()
-    except (OSError, ValueError) as error:
-        # Only the kind: an address may hold a password.
-        reason = getattr(error, "reason", None) or type(error).__name__
-        raise NoKafkaError(f"Maven Central is not reached for {jar.file_name}: {reason}") from None
+def _download(repository: MavenRepository, jar: Jar, folder: Path) -> None:
+    content = repository.get(jar.path)
     if hashlib.sha256(content).hexdigest() != jar.sha256:
         raise NoKafkaError(f"{jar.file_name} of Maven Central is not the one that is listed: its SHA-256 differs")
-    # Renamed when it is whole: several test runs may fetch at once.
-    part = folder / f"{jar.file_name}.{secrets.token_hex(4)}"
+    # Renamed when it is whole: who looks without the lock sees all of it or nothing.
+    part = folder / f"{jar.file_name}.part"
     part.write_bytes(content)
     part.replace(folder / jar.file_name)
