@@ -724,6 +724,53 @@ def test_closing_the_producer_gives_the_connection_back(make_producer, url, topi
     assert committed_values(url, topic) == []
 
 
+def test_closing_in_another_thread_does_not_part_rows_and_records(make_producer, url, topic, entry):
+    """While the session writes what it holds back, the commit is on its way already."""
+    engine = application_engine(url)
+    producer = make_producer()
+    closer = threading.Thread(target=producer.close)
+    finish, finished = producer._transactions.finish, threading.Event()
+
+    def finish_and_tell(timeout_seconds):
+        try:
+            finish(timeout_seconds)
+        finally:
+            finished.set()
+
+    def close(_):
+        closer.start()
+        assert finished.wait(PATIENCE_SECONDS)
+
+    producer._transactions.finish = finish_and_tell
+    with Session(engine) as session:
+        event.listen(session, "before_commit", close)
+        producer.begin_transaction()
+        producer.enlist(session)
+        session.execute(text("INSERT INTO ledger VALUES (:entry)"), {"entry": entry})
+        producer.produce(topic, b"1")
+        with contextlib.suppress(RuntimeError):
+            producer.commit_transaction(PATIENCE_SECONDS)
+        closer.join(PATIENCE_SECONDS)
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
+def test_a_savepoint_that_is_open_on_sqlite_is_refused(producer, url, topic, entry):
+    """Its end would commit the rows alone: sqlite3 sends no BEGIN before a savepoint."""
+    if not url.startswith("sqlite"):
+        pytest.skip("PostgreSQL knows a database transaction from a savepoint")
+    engine = application_engine(url)
+    with engine.connect() as connection:
+        producer.begin_transaction()
+        with connection.begin_nested():
+            assert error_of(producer.enlist, connection).code() == KafkaError.INVALID_REQUEST
+        producer.enlist(connection)
+        connection.execute(text("INSERT INTO ledger VALUES (:entry)"), {"entry": entry})
+        producer.commit_transaction(PATIENCE_SECONDS)
+    engine.dispose()
+    assert is_there(url, entry)
+
+
 def test_refusals_hold_no_secret(producer, url):
     producer.begin_transaction()
     with calling(url, "driver") as caller:

@@ -13,6 +13,7 @@ from txnstore.db.schema import databases, outbox, outbox_sequencers, partitions
 from txnstore.db.settings import change_store_settings
 from txnstore.db.store import open_store
 from txnstore.log import outbox_rows, outbox_sequencer
+from txnstore.log import topics as topics_of_the_log
 from txnstore.log.append import append
 from txnstore.log.heads import lock_heads
 from txnstore.log.outbox_poller import PAUSE_LAST_SECONDS, OutboxPoller
@@ -378,6 +379,30 @@ def test_a_row_that_can_be_no_record_is_marked_and_stops_nobody(store, caller, c
     assert not store.read(outbox_rows.has_outbox_rows)
 
 
+@only_sqlite
+@pytest.mark.parametrize(
+    ("column", "raw", "why"),
+    [
+        ("topic", b"\xff", "a topic's name has only"),
+        ("headers", b'["\xff", null]', "headers"),
+        ("headers", b'["a", "\xff"]', "headers"),
+        ("headers", b"\xff", "headers"),
+    ],
+    ids=["topic", "name", "value", "no JSON"],
+)
+def test_text_that_is_no_utf8_is_marked_and_stops_nobody(store, caller, column, raw, why):
+    """SQLite keeps whatever it is given as text."""
+    bad, columns = caller(), {"topic": "'t'", "value": "x'00'", column: f"CAST(x'{raw.hex()}' AS TEXT)"}
+    names, marks = ", ".join(columns), ", ".join(columns.values())
+    bad.connection.execute(f"INSERT INTO txnstore_outbox ({names}) VALUES ({marks})")
+    bad.commit()
+    caller().insert(b"after").commit()
+    assert drain_outbox(store) == 1
+    assert values(store) == [b"after"]
+    ((_, told),) = refusals(store).items()
+    assert re.search(why, told)
+
+
 @only_postgresql
 @pytest.mark.parametrize("rows_after", [1, 5], ids=["in one page", "in several"])
 def test_with_a_row_all_of_its_callers_database_transaction_is_refused(store, caller, small_pages, rows_after):
@@ -426,6 +451,25 @@ def test_a_partition_in_another_database_is_refused_for_now(store, caller):
     assert drain_outbox(store) == 3
     assert values(store)[:3] == [b"here", b"keyless", b"keyless"]
     assert "lives in another database" in refusals(store)[b"away"]
+
+
+@only_postgresql
+def test_a_topic_that_is_deleted_while_it_is_looked_up_is_made_anew(store, caller, monkeypatch):
+    """Between two statements: the first one still finds it, the second one none of its partitions."""
+    topic_of(store)
+    caller().insert(b"v", key=b"k").commit()
+    real = topics_of_the_log._PARTITIONS
+
+    class Deleting:
+        def _execute_on_connection(self, *arguments, **options):
+            monkeypatch.undo()
+            store.write(lambda c: delete_topic(c, "t"))
+            return real._execute_on_connection(*arguments, **options)
+
+    monkeypatch.setattr(topics_of_the_log, "_PARTITIONS", Deleting())
+    assert drain_outbox(store) == 1
+    assert values(store) == [b"v"]
+    assert refusals(store) == {}
 
 
 def test_a_topic_that_is_deleted_in_between_is_made_anew(store, caller, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 import uuid
 
@@ -12,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from txnstore import Consumer, KafkaError, KafkaException, Producer
 from txnstore.db.store import open_store
+from txnstore.participants.branches import Branches
 from txnstore.participants.recovery import raise_failed, recover_branches
 from txnstore.transactions.branch_rows import all_branches
 from txnstore.transactions.recovery import abort_by_administrator
@@ -302,6 +305,63 @@ def test_a_producer_that_is_closed_rolls_back(producer, drivers, tables, name):
     producer.close()
     assert_nowhere(tables)
     assert all(driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE for driver in drivers)
+
+
+@pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+def test_a_callback_that_raises_leaves_no_branch_behind(producer, drivers, tables, name, end):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    producer.begin_transaction()
+    for driver, amount in zip(drivers, (-1, 1), strict=True):
+        producer.enlist(driver)
+        move(driver, name, amount)
+    producer.produce(topic_of(producer), name, on_delivery=fail)
+    with pytest.raises(ZeroDivisionError):
+        getattr(producer, end)(TIMEOUT)
+    if end == "commit_transaction":
+        assert_everywhere(tables, name)
+    else:
+        assert_nowhere(tables)
+    # The next transaction begins with none of the last one's connections.
+    transfer(producer, drivers, "next")
+    producer.commit_transaction(TIMEOUT)
+    assert [table.balances()["next"] for table in tables] == [-1, 1]
+
+
+def test_closing_in_another_thread_leaves_a_commit_its_branches(url, producer, drivers, tables, name, monkeypatch):
+    """Without their votes the log would decide alone."""
+    transactions, finished = producer._transactions, threading.Event()
+    closer = threading.Thread(target=producer.close)
+    prepare, finish = Branches.prepare, transactions.finish
+
+    def finish_and_tell(timeout_seconds):
+        try:
+            finish(timeout_seconds)
+        finally:
+            finished.set()
+
+    def close_and_prepare(*arguments, **options):
+        closer.start()
+        assert finished.wait(TIMEOUT)
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(transactions, "finish", finish_and_tell)
+    monkeypatch.setattr(Branches, "prepare", close_and_prepare)
+    transfer(producer, drivers, name)
+    with contextlib.suppress(RuntimeError):
+        producer.commit_transaction(TIMEOUT)
+    closer.join(TIMEOUT)
+    with open_store(url) as store:
+        for table in tables:
+            raise_failed(recover_branches(store, table.url))
+    held = [table.balances().get(name) for table in tables]
+    if records(url, topic_of(producer)) == [name]:
+        assert held == [-1, 1]
+    else:
+        assert held == [None, None]
+    for driver in drivers:
+        driver.rollback()
 
 
 def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers, tables, name, monkeypatch):

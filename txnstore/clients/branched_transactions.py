@@ -7,6 +7,7 @@ Everything that concerns an application's connection happens while it waits in `
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ class BranchedTransactions(EnlistedTransactions):
         self._elsewhere: list[_Elsewhere] = []
         #: What was decided about branches that have not all ended; None: nothing is left of earlier transactions.
         self._unfinished: bool | None = None
+        #: Held while branches are being ended: by the call whose they are, or by `close` in another thread.
+        self._ends_branches = threading.Lock()
 
     # --- the calls --------------------------------------------------------------------------------------------------
 
@@ -104,9 +107,9 @@ class BranchedTransactions(EnlistedTransactions):
             self._is_written = True
         try:
             super().commit(timeout_seconds, writers)
-        except KafkaException as error:
-            if error.args[0].fatal():
-                self._settle()
+        except BaseException as error:
+            if not self._finish_if_ended(deadline, commit=True):
+                self._give_up_branches(error)
             raise
         if self._elsewhere:
             self._unfinished = True
@@ -124,7 +127,11 @@ class BranchedTransactions(EnlistedTransactions):
             return
         if self._elsewhere and self._branches is not None and self._branches.is_registered:
             self._is_written = True
-        super().abort(timeout_seconds)
+        try:
+            super().abort(timeout_seconds)
+        except BaseException:
+            self._finish_if_ended(deadline, commit=False)
+            raise
         if self._elsewhere:
             self._unfinished = False
             self._finish_branches(deadline, commit=False)
@@ -135,9 +142,11 @@ class BranchedTransactions(EnlistedTransactions):
             if super().is_open:
                 super().finish(timeout_seconds)
         finally:
-            self._settle()
-            if self._branches is not None:
-                self._branches.forget_ended()
+            # A commit that another thread is in still counts on the votes: without them it would decide alone.
+            if not self._is_called:
+                self._settle()
+                if self._branches is not None:
+                    self._branches.forget_ended()
 
     @property
     def is_open(self) -> bool:
@@ -225,6 +234,30 @@ class BranchedTransactions(EnlistedTransactions):
 
     def _finish_branches(self, deadline: float, *, commit: bool) -> None:
         """End the branches by what is decided at home, and give the connections back."""
+        with self._ends_branches:
+            self._finish_all(deadline, commit=commit)
+
+    def _finish_if_ended(self, deadline: float, *, commit: bool) -> bool:
+        """End the branches if the transaction has ended, and only a callback or hook of the application's raised."""
+        if not self._elsewhere or self.state is not _S.READY:
+            return False
+        self._unfinished = commit
+        # Of the two errors the application's own is told; what is left here is for recovery.
+        with contextlib.suppress(KafkaException):
+            self._finish_branches(deadline, commit=commit)
+        return True
+
+    def _give_up_branches(self, error: BaseException) -> None:
+        """Do what is left to do after an error of the commit, if nothing can come after it."""
+        if isinstance(error, KafkaException):
+            if error.args[0].fatal():
+                self._settle()
+        elif isinstance(error, RuntimeError):
+            # Closed by another thread: what is prepared is recovery's, the rest its owner's.
+            for known in self._elsewhere:
+                known.guards.remove()
+
+    def _finish_all(self, deadline: float, *, commit: bool) -> None:
         branches = self._branches
         assert branches is not None
         self._notice_losses()
@@ -256,14 +289,20 @@ class BranchedTransactions(EnlistedTransactions):
 
     def _settle(self) -> None:
         """End what can be ended, for this producer will do nothing more."""
-        if self._branches is None or not (self._elsewhere or self._branches):
+        if not self._ends_branches.acquire(timeout=_SETTLE_MS / 1000):
+            # Another thread is at it, and comes to its end.
             return
-        self._notice_losses()
-        with contextlib.suppress(TxnStoreError):
-            self._branches.settle(timeout_ms=_SETTLE_MS)
-        self._branches.abandon()
-        self._give_back(commit=False)
-        self._unfinished = None
+        try:
+            if self._branches is None or not (self._elsewhere or self._branches):
+                return
+            self._notice_losses()
+            with contextlib.suppress(TxnStoreError):
+                self._branches.settle(timeout_ms=_SETTLE_MS)
+            self._branches.abandon()
+            self._give_back(commit=False)
+            self._unfinished = None
+        finally:
+            self._ends_branches.release()
 
     def _leave_to_recovery(self) -> None:
         if self._branches:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -60,6 +61,9 @@ class TakenTransaction:
         self._store = store
         self._guards = CallerGuards(callers, refuse)
         self._name = ""
+        # Whoever lets go may be another thread than the one that commits.
+        self._lock = threading.Lock()
+        self._is_committing = self._is_let_go = False
 
     def take(self) -> None:
         """Begin the database transaction if it is not open yet, remember it, and refuse the caller's endings.
@@ -73,6 +77,12 @@ class TakenTransaction:
         owner = self.callers.owner
         if owner is not None and isinstance(owner.get_transaction(), TwoPhaseTransaction):
             raise InvalidRequest("a two-phase transaction of SQLAlchemy's is committed by its own coordinator")
+        if owner is not None and owner.in_nested_transaction() and self.callers.backend_name == "sqlite":
+            # A savepoint without a BEGIN is a database transaction to SQLite: its release would commit the rows alone.
+            raise InvalidRequest(
+                "a savepoint is open on this SQLite connection (begin_nested(), or a session that joined with one): its"
+                " end would end what is enlisted; enlist before it, or after it"
+            )
         with joined_connection(self._store, self.callers) as connection:
             if self.callers.backend_name == "postgresql":
                 self._name = connection.execute(_NAME_OF_TRANSACTION).scalar_one()
@@ -109,6 +119,10 @@ class TakenTransaction:
         def commit_now() -> None:
             self._commit_now(last, time.monotonic() + timeout_seconds)
 
+        with self._lock:
+            if self._is_let_go:
+                raise InvalidRequest("the producer has given the enlisted connection back to its owner: roll it back")
+            self._is_committing = True
         self._guards.open_methods()
         self._guards.at_commit = commit_now
         try:
@@ -124,7 +138,10 @@ class TakenTransaction:
                 commit_now()
         finally:
             self._guards.at_commit = None
-            if self.is_committed:
+            with self._lock:
+                self._is_committing = False
+                is_given_back = self.is_committed or self._is_let_go
+            if is_given_back:
                 self._guards.remove()
         result: Result = self.result
         return result
@@ -159,7 +176,14 @@ class TakenTransaction:
                 callers.driver.close()
 
     def let_go(self) -> None:
-        """Give the connection back as it is: its owner ends what is open on it."""
+        """Give the connection back as it is: its owner ends what is open on it.
+
+        From any thread; a commit that another one is in comes to its end first: the rows would be committed alone.
+        """
+        with self._lock:
+            self._is_let_go = True
+            if self._is_committing:
+                return
         self._guards.remove()
 
     # --- inside -----------------------------------------------------------------------------------------------------

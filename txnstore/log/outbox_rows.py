@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, exists, func, select,
 
 from txnstore.db.schema import databases, outbox, outbox_sequencers, stores
 from txnstore.db.server_time import server_now_ms
+from txnstore.db.sqlite_text import any_text
 
 #: How many rows are in memory at once, and about how many bytes of them.
 PAGE_ROWS_MAX: Final = 5_000
@@ -165,13 +166,16 @@ def last_ids_of_callers(connection: Connection) -> dict[CallerId, int]:
 
 def destinations(connection: Connection, last_id: int) -> list[tuple[str, int | None]]:
     """Return the topics and partitions that the rows up to `last_id` name."""
-    return [(row[0], row[1]) for row in connection.execute(_DESTINATIONS, {"last_id": last_id})]
+    with any_text(connection):
+        return [(row[0], row[1]) for row in connection.execute(_DESTINATIONS, {"last_id": last_id})]
 
 
 def take_rows(connection: Connection, outbox_ids: Sequence[int]) -> list[Row[Any]]:
     """Delete these rows, at least one and in the order of their numbers, and return them in it."""
     wanted = frozenset(outbox_ids)
-    found: Sequence[Any] = connection.execute(_READ, {"first_id": outbox_ids[0], "last_id": outbox_ids[-1]}).all()
+    # Text that is no UTF-8 makes a row that is refused; as an error it would stop all others, too.
+    with any_text(connection):
+        found: Sequence[Any] = connection.execute(_READ, {"first_id": outbox_ids[0], "last_id": outbox_ids[-1]}).all()
     # In runs without a gap, where no other row can be: it would have to be named thousands of times otherwise.
     connection.execute(_DELETE, [{"first_id": first, "last_id": last} for first, last in _runs(outbox_ids)])
     return [row for row in found if row[0] in wanted]

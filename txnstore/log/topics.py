@@ -203,6 +203,8 @@ def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
                 tuple(home for _, home in places_of[row.topic_id]),
             )
             for row in rows
+            # One that has none was deleted between the first statement and the second.
+            if places_of[row.topic_id]
         ),
         key=lambda topic: topic.name,
     )
