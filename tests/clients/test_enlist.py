@@ -771,6 +771,23 @@ def test_a_savepoint_that_is_open_on_sqlite_is_refused(producer, url, topic, ent
     assert is_there(url, entry)
 
 
+class AlwaysInTransaction(sqlite3.Connection):
+    """As Python 3.12 makes them with autocommit=False."""
+
+    autocommit = False
+
+
+def test_a_connection_that_always_has_a_transaction_open_is_refused(producer, url):
+    if not url.startswith("sqlite"):
+        pytest.skip("sqlite3 has such connections")
+    path = url.removeprefix("sqlite:///")
+    producer.begin_transaction()
+    with contextlib.closing(sqlite3.connect(path, factory=AlwaysInTransaction)) as connection:
+        error = error_of(producer.enlist, connection)
+    assert (error.code(), "autocommit=False" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+    producer.abort_transaction(PATIENCE_SECONDS)
+
+
 def test_refusals_hold_no_secret(producer, url):
     producer.begin_transaction()
     with calling(url, "driver") as caller:

@@ -20,8 +20,10 @@ from txnstore.admin import (
     OffsetSpec,
     ResourceType,
 )
+from txnstore.cli import maintenance
 from txnstore.cli.program import app
 from txnstore.clients.cluster_metadata import ConsumerGroupTopicPartitions, TopicCollection
+from txnstore.maintenance.loop import Maintenance
 
 PATIENCE_SECONDS = 20.0
 TOPIC = "orders"
@@ -316,3 +318,21 @@ def test_the_commands_show_and_do_everything_over_all_databases(urls, admin, top
     run("topics", "alter", topic, "--partitions", "7")
     run("topics", "delete", topic, "--yes")
     assert rows("topics", "list") == []
+
+
+def test_the_maintenance_of_a_cluster_of_one_hears_of_databases_that_join(sqlite_site, monkeypatch):
+    looked_after = []
+
+    def run_one(cluster, database_id, duties, stop):
+        looked_after.append(database_id)
+        if database_id == 1:
+            sqlite_site.open().close()
+        else:
+            stop.set()
+
+    monkeypatch.setattr(maintenance, "_run_one", run_one)
+    monkeypatch.setattr(maintenance, "_LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "stop_at_signals", lambda stop: None)
+    monkeypatch.setattr(Maintenance, "run", lambda self, stop: None)
+    assert CliRunner().invoke(app, ["maintain", sqlite_site.urls[0]]).exit_code == 0
+    assert sorted(looked_after) == [1, 2, 3]

@@ -19,6 +19,7 @@ from txnstore.db.membership import (
     hash_of_name,
     label_of_address,
     read_databases,
+    reserve,
 )
 from txnstore.db.store import open_store
 from txnstore.db.url import parse_url
@@ -29,7 +30,7 @@ from txnstore.errors import (
     StoreUnavailable,
     WrongCluster,
 )
-from txnstore.groups.offsets import commit_offsets
+from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log import topics
 from txnstore.log.append import Append, append
 from txnstore.log.cluster_topics import create_topic
@@ -38,6 +39,7 @@ from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.testing.cluster_invariants import assert_cluster_sound
 from txnstore.testing.crashes import crash_at, noting, steps_of
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.recovery import abort_by_administrator
 
 
 def ids(cluster) -> list[tuple[int, bool]]:
@@ -354,6 +356,22 @@ def test_an_interrupted_joining_leaves_the_database_to_nobody_else(sqlite_site: 
         assert cluster.own(2).database_id == 2
 
 
+def test_two_lists_of_another_order_at_once_wedge_nothing(sqlite_site: Site):
+    first, second = sqlite_site.urls[:2]
+    with open_store(second) as other:
+        # The other one has looked, and reserved its own controller; it claims when the first one has done so.
+        other.write(lambda connection: reserve(connection, "second.db"))
+        with pytest.raises(WrongCluster, match="list with another order"):
+            sqlite_site.open(first, second)
+        with open_store(first) as store:
+            controller = other.read(read_databases)[0]
+            store.write(lambda connection: claim(connection, controller))
+            with pytest.raises(WrongCluster, match="only the controller"):
+                store.write(lambda connection: reserve(connection, "first.db"))
+    with sqlite_site.open(second, first) as cluster:
+        assert ids(cluster) == [(1, True), (2, True)]
+
+
 def test_who_has_not_heard_of_the_second_database_gives_no_name_a_second_home(site: Site):
     with site.open(site.urls[0]) as stale, site.open() as cluster:
         assert stale.is_alone
@@ -372,6 +390,25 @@ def test_who_has_not_heard_of_the_second_database_gives_no_name_a_second_home(si
             stale.coordinator_of(away)
         # A topic in a database that it has not heard of is learned of just so.
     with site.open() as cluster:
+        assert_cluster_sound(cluster, at_rest=True)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_who_has_not_heard_of_the_second_database_finishes_no_offsets_there(site: Site, commit: bool):
+    with site.open(site.urls[0]) as stale, site.open() as cluster:
+        group_id = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 2)
+        name = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 1)
+        producer = Producer(cluster, name).start()
+        producer.send_offsets(group_id, {1: 5})
+        assert stale.is_alone
+        with pytest.raises(NotCoordinator, match="nothing was changed"):
+            abort_by_administrator(stale.controller, name)
+        with pytest.raises(NotCoordinator):
+            TransactionCoordinator(stale.controller).init_producer_id(name)
+        producer.end(commit=commit)
+        found = cluster.own(2).read(lambda connection: read_offsets(connection, group_id, [1]))
+        assert not found.unstable
+        assert found.offsets == ({1: OffsetAndMetadata(5)} if commit else {})
         assert_cluster_sound(cluster, at_rest=True)
 
 

@@ -454,6 +454,18 @@ def test_a_partition_deleted_between_decision_and_delivery_needs_no_marker(sqlit
 # --- at once ---------------------------------------------------------------------------------------------------------
 
 
+def test_at_the_end_of_the_interpreter_a_transaction_ends_without_threads(sqlite_bench: Bench):
+    bench = sqlite_bench
+    producer = bench.producer_at(1)
+    # As it is when functions of `atexit` run.
+    bench.cluster._threads().shutdown()
+    for database_id in (2, 3):
+        producer.send(bench.partition_at(database_id), b"a")
+    producer.end(commit=True)
+    assert [bench.read(bench.partition_at(database_id)) for database_id in (2, 3)] == [[b"a"], [b"a"]]
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
 def test_many_recoveries_at_once_complete_each_transaction_once(bench: Bench):
     producers = [bench.producer_at(home) for home in (1, 2, 3)]
     began = [producer.identity for producer in producers]

@@ -50,10 +50,7 @@ def maintain(
             raise typer.Exit(0 if _run_once(cluster, duties) else TRY_AGAIN_LATER)
         stop = threading.Event()
         stop_at_signals(stop)
-        if cluster.is_alone:
-            Maintenance(cluster.controller, duties=duties).run(stop)
-        else:
-            _run_all(cluster, duties, stop)
+        _run_all(cluster, duties, stop)
 
 
 def _run_once(cluster: Cluster, duties: Sequence[Duty]) -> bool:

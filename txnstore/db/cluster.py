@@ -7,13 +7,14 @@ that is away holds up only what lives there: whoever asks for it is told so, by 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -211,10 +212,14 @@ class Cluster:
         """Make a call for each of some members, at once where that helps; return what came of each."""
         if len(calls) < 2 or not self.parallel:  # noqa: PLR2004 - one needs no thread
             return {database_id: _outcome_of(call) for database_id, call in calls.items()}
-        (first_id, first), *others = calls.items()
-        futures = {database_id: self._threads().submit(_outcome_of, call) for database_id, call in others}
-        outcomes = {first_id: _outcome_of(first)}
-        return outcomes | {database_id: future.result() for database_id, future in futures.items()}
+        _, *others = calls.items()
+        futures: dict[int, Future[Result | TxnStoreError]] = {}
+        for database_id, call in others:
+            # At the interpreter's end no threads are to be had any more: then one comes after the other.
+            with contextlib.suppress(RuntimeError):
+                futures[database_id] = self._threads().submit(_outcome_of, call)
+        outcomes = {database_id: _outcome_of(call) for database_id, call in calls.items() if database_id not in futures}
+        return outcomes | {database_id: _result_of(future) for database_id, future in futures.items()}
 
     # --- what lives where -------------------------------------------------------------------------------------------
 
@@ -445,6 +450,13 @@ def _outcome_of(call: Callable[[], Result]) -> Result | TxnStoreError:
         return call()
     except TxnStoreError as error:
         return error
+
+
+def _result_of(future: Future[Result | TxnStoreError]) -> Result | TxnStoreError:
+    try:
+        return future.result()
+    except CancelledError:
+        return StoreClosed("the cluster has been closed")
 
 
 def _partition_id_of(item: Any) -> int:

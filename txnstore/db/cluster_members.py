@@ -16,7 +16,16 @@ from sqlalchemy import Connection
 
 from txnstore.db.catalogue import apply_catalogue, read_catalogue
 from txnstore.db.cluster_list import Address, check_not_listed, open_address
-from txnstore.db.membership import CLAIMED_ID, CONTROLLER_ID, Database, claim, read_databases, register
+from txnstore.db.membership import (
+    CLAIMED_ID,
+    CONTROLLER_ID,
+    Database,
+    claim,
+    give_up,
+    read_databases,
+    register,
+    reserve,
+)
 from txnstore.db.store import Store
 from txnstore.errors import MissingMember, StoreClosed, StoreUnavailable, TxnStoreError, WrongCluster
 
@@ -192,16 +201,19 @@ class Members:
     def join(self, newcomers: Sequence[tuple[Address, Store]]) -> None:
         """Let databases join that are not members; those that are fresh can.
 
-        Laid claim to, registered, given their copies: whoever dies in between is followed by whoever comes next.
+        The controller is reserved; they are laid claim to, registered, given their copies: whoever dies in between is
+        followed by whoever comes next.
         """
         controller = next(member for member in self.databases.values() if member.database_id == CONTROLLER_ID)
+        label = self._addresses[0].label
+        self.controller.write(lambda connection: reserve(connection, label))
         for address, store in newcomers:
             try:
                 store.write(lambda connection: claim(connection, controller))
             except WrongCluster as error:
+                self.controller.write(give_up)
                 raise WrongCluster(f"the database {address.label!r} cannot join the cluster: {error}") from None
         entries = [(address.label, store.store_uuid) for address, store in newcomers]
-        label = self._addresses[0].label
         self.controller.write(lambda connection: register(connection, label, entries))
         self.refresh()
         for address, store in newcomers:

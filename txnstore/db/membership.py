@@ -28,6 +28,7 @@ ALONE_LABEL: Final = "main"
 PRODUCER_ID_BITS: Final = 40
 
 _POSTGRESQL_PORT: Final = 5432
+_NOT_CONTROLLER: Final = "only the controller registers databases; it is the first of the list"
 
 _READ: Final = select(databases, select(stores.c.store_uuid).scalar_subquery().label("own_uuid")).order_by(
     databases.c.database_id
@@ -130,6 +131,25 @@ def unused_label(wanted: str, used: Iterable[str]) -> str:
     return label
 
 
+def reserve(connection: Connection, label: str) -> None:
+    """Let a database alone be the controller of those that it is about to claim: nobody else can claim it then.
+
+    Raises:
+        WrongCluster: another database has claimed it.
+    """
+    connection.execute(_LOCK)
+    if not any(member.is_own and member.database_id == CONTROLLER_ID for member in read_databases(connection)):
+        raise WrongCluster(_NOT_CONTROLLER)
+    connection.execute(update(databases).where(databases.c.label == ALONE_LABEL).values(label=label))
+
+
+def give_up(connection: Connection) -> None:
+    """Let a reserved database be alone again if nobody has joined it."""
+    connection.execute(_LOCK)
+    if len(read_databases(connection)) == 1:
+        connection.execute(update(databases).values(label=ALONE_LABEL))
+
+
 def claim(connection: Connection, controller: Database) -> None:
     """Let a fresh database be the controller's, so that no other cluster takes it; safe to repeat.
 
@@ -142,6 +162,8 @@ def claim(connection: Connection, controller: Database) -> None:
         if not any(member.store_uuid == controller.store_uuid for member in members):
             raise WrongCluster("it belongs to another cluster")
         return
+    if members[0].label != ALONE_LABEL:
+        raise WrongCluster("it is about to be the controller of another cluster, by a list with another order")
     used = connection.execute(_IS_USED).one()
     if used.has_topics or used.coordinates:
         what = "topics" if used.has_topics else "transactional ids or groups"
@@ -166,7 +188,7 @@ def register(connection: Connection, label: str, newcomers: Sequence[tuple[str, 
     connection.execute(_LOCK)
     members = read_databases(connection)
     if not any(member.is_own and member.database_id == CONTROLLER_ID for member in members):
-        raise WrongCluster("only the controller registers databases; it is the first of the list")
+        raise WrongCluster(_NOT_CONTROLLER)
     known = {member.store_uuid for member in members}
     coordinates = len(members) == 1 and not connection.execute(_IS_USED).one().coordinates
     labels = [member.label for member in members]

@@ -83,6 +83,12 @@ class TakenTransaction:
                 "a savepoint is open on this SQLite connection (begin_nested(), or a session that joined with one): its"
                 " end would end what is enlisted; enlist before it, or after it"
             )
+        if self.callers.backend_name == "sqlite" and getattr(self.callers.driver, "autocommit", None) is False:
+            # Its own commit() begins the next database transaction; after one of ours each statement would be its own.
+            raise InvalidRequest(
+                "a sqlite3 connection with autocommit=False (Python 3.12) always has a database transaction open, which"
+                " only its owner can end; leave autocommit as it is, and isolation_level"
+            )
         with joined_connection(self._store, self.callers) as connection:
             if self.callers.backend_name == "postgresql":
                 self._name = connection.execute(_NAME_OF_TRANSACTION).scalar_one()

@@ -190,18 +190,24 @@ def add_pending_offsets(
 
 
 def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], producer_id: int, *, commit: bool) -> None:
-    """Count in, or drop, the offsets that a transaction holds; nothing is left to do if it was done before."""
+    """Count in, or drop, the offsets that a transaction holds; nothing is left to do if it was done before.
+
+    Raises:
+        NotCoordinator: the group lives in another database, of which the caller does not know.
+    """
     for group_id in sorted(group_ids):
         these = {"of_group_id": group_id, "of_producer_id": producer_id}
-        lock_group(connection, group_id)
+        if not lock_group(connection, group_id):
+            # Whoever opened the first database while it was alone would take the offsets elsewhere for finished.
+            check_lives_here(connection, group_id)
         if commit:
             connection.execute(_COUNT_IN, these)
         connection.execute(_DROP_PENDING, these)
 
 
-def lock_group(connection: Connection, group_id: str) -> None:
-    """Let whoever commits offsets of the group wait until the database transaction ends."""
-    connection.execute(_LOCK, {"of_group_id": group_id})
+def lock_group(connection: Connection, group_id: str) -> bool:
+    """Let whoever commits offsets of the group wait until the database transaction ends; False if there is none."""
+    return connection.execute(_LOCK, {"of_group_id": group_id}).one_or_none() is not None
 
 
 def read_offsets(connection: Connection, group_id: str, partition_ids: Iterable[int]) -> CommittedOffsets:
