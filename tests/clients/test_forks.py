@@ -44,6 +44,7 @@ PRODUCER_CALLS = {
     "send_offsets_to_transaction": lambda producer: producer.send_offsets_to_transaction(HERE, NO_MEMBER),
     "commit_transaction": lambda producer: producer.commit_transaction(),
     "abort_transaction": lambda producer: producer.abort_transaction(),
+    "enlist": lambda producer: producer.enlist(object()),
     "transaction": lambda producer: producer.transaction().__enter__(),
     "transaction_token": lambda producer: producer.transaction_token(),
     "prepare_transaction": lambda producer: producer.prepare_transaction(),

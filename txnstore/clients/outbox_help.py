@@ -17,7 +17,7 @@ from txnstore.log.outbox_rows import has_outbox_rows
 from txnstore.log.outbox_sequencer import sequence_outbox
 
 #: A consumer looks this often although it has nothing to read from: the topic it waits for may be made of a row.
-LOOK_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 5.0
 #: After an error; one that may only read never succeeds.
 PAUSE_SECONDS: Final = 60.0
 

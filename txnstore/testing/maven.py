@@ -6,6 +6,7 @@ import http.client
 import os
 import ssl
 import time
+from time import sleep
 import urllib.error
 import urllib.request
 from functools import cached_property
@@ -55,7 +56,7 @@ class MavenRepository:
                 may_pass = self._has_answered
             if not may_pass or attempt == _ATTEMPTS or time.monotonic() + pause_seconds > self._deadline:
                 break
-            time.sleep(pause_seconds)
+            sleep(pause_seconds)
             pause_seconds *= 2
         raise MavenError(f"Maven Central does not give {name}: {reason}")
 
