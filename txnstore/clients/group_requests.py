@@ -33,6 +33,7 @@ class GroupRequests:
         self._connection = connection
         self._directory = directory
         self._options = options
+        self._found: tuple[tuple[str, int], ...] = ()
 
     def new_seat(self) -> GroupMembership:
         """Return a membership that nobody had before, to join with."""
@@ -41,7 +42,17 @@ class GroupRequests:
 
     def find(self, topics: Sequence[str]) -> SubscribedTopics:
         """Return the partitions that the subscription comes to now."""
-        return read_subscribed_topics(self._directory, topics, creates_topics=self._options.creates_topics)
+        found = read_subscribed_topics(self._directory, topics, creates_topics=self._options.creates_topics)
+        if found.partitions != self._found:
+            self._bring_copies()
+            self._found = found.partitions
+        return found
+
+    def _bring_copies(self) -> None:
+        """See to it that the group deals out what the controller knows: its database may not have heard of it yet."""
+        cluster = self._connection.cluster()
+        if not cluster.is_alone:
+            cluster.reconcile(cluster.coordinator_of_group(self._options.group_id).database_id)
 
     def join(self, topics: Sequence[str], found: SubscribedTopics, report: Report) -> Answer:
         """Enter the group, or tell it of another subscription."""
