@@ -6,10 +6,10 @@ import http.client
 import os
 import ssl
 import time
-from time import sleep
 import urllib.error
 import urllib.request
 from functools import cached_property
+from time import sleep
 from typing import Final
 
 #: How long nothing at all may come.
