@@ -16,7 +16,7 @@ from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, list_text, show_facts, show_json, show_rows
 from txnstore.cli.terminal import CommandFailed, hint, say
 from txnstore.cli.times import FORMS, parse_time
-from txnstore.clients.homes import all_stores, at_group, reads_at_homes
+from txnstore.clients.homes import all_stores, at_coordinator, reads_at_homes
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.errors import GroupIdNotFound
@@ -167,7 +167,7 @@ def reset_offsets(
         return rows
 
     with opened(url, schema) as store:
-        rows = at_group(
+        rows = at_coordinator(
             store,
             group,
             lambda home: (

@@ -16,7 +16,7 @@ from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, duration_text, list_text, show_facts, show_json, show_rows, time_text
 from txnstore.cli.terminal import CommandFailed, say
 from txnstore.clients.broker import BROKER_ID, broker_id_of
-from txnstore.clients.homes import all_stores, at_partition, at_transaction, reads_at_homes
+from txnstore.clients.homes import all_stores, at_coordinator, at_partition, reads_at_homes
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.log.producers import producers_of_partition
@@ -142,7 +142,7 @@ def describe(
 ) -> None:
     """Describe the newest transaction of transactional ids."""
     with opened(url, schema) as store:
-        found = [at_transaction(store, name, partial(_described_at, name)) for name in transactional_ids]
+        found = [at_coordinator(store, name, partial(_described_at, name)) for name in transactional_ids]
     if as_json:
         show_json(found)
         return
@@ -345,7 +345,7 @@ def _producer(state: ProducerState) -> dict[str, Any]:
 
 def _abort_id(controller: Store, transactional_id: str, *, yes: bool) -> None:
     check_transactional_id(transactional_id)
-    at_transaction(controller, transactional_id, lambda store: _abort_at(store, transactional_id, yes=yes))
+    at_coordinator(controller, transactional_id, lambda store: _abort_at(store, transactional_id, yes=yes))
 
 
 def _abort_at(store: Store, transactional_id: str, *, yes: bool) -> None:

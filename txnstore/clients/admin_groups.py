@@ -29,7 +29,7 @@ from txnstore.clients.cluster_metadata import (
 from txnstore.clients.constants import OFFSET_INVALID
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.group_protocol import assignment_bytes, subscription_bytes
-from txnstore.clients.homes import all_stores, at_group
+from txnstore.clients.homes import all_stores, at_coordinator
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.db.store import Store
@@ -81,7 +81,7 @@ def find(
 def describe(store: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
     """Return the group's description."""
     check_group_id(group_id)
-    return at_group(store, group_id, lambda home: _describe(home, call, group_id))
+    return at_coordinator(store, group_id, lambda home: _describe(home, call, group_id))
 
 
 def _describe(home: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
@@ -98,7 +98,7 @@ def _describe(home: Store, call: Call[str, ConsumerGroupDescription], group_id: 
 
 def delete(store: Store, call: Call[str, None], group_id: str) -> None:
     """Delete the group."""
-    at_group(
+    at_coordinator(
         store,
         group_id,
         lambda home: write(home, call, lambda connection: administration.delete_group(connection, group_id)),
@@ -116,7 +116,7 @@ def list_metadata(store: Store, group_id: str | None) -> list[GroupMetadata]:
         group = home.read(lambda connection: listing.find_group(connection, group_id))
         return [] if group is None else [_metadata(home, group.without_expired())]
 
-    return at_group(store, group_id, find_one)
+    return at_coordinator(store, group_id, find_one)
 
 
 def _description(member: ListedMember) -> MemberDescription:
@@ -176,7 +176,7 @@ def list_offsets(
         committed = listing.list_offsets(connection, request.group_id)
         return committed, set(_known(connection, wanted or ()))
 
-    committed, known = at_group(
+    committed, known = at_coordinator(
         store, request.group_id, lambda home: home.read(work, retry_timeout_ms=call.retry_ms(home))
     )
     if wanted is None:
@@ -213,7 +213,7 @@ def alter_offsets(
             administration.alter_offsets(connection, request.group_id, offsets)
 
     try:
-        at_group(store, request.group_id, lambda home: write(home, call, work))
+        at_coordinator(store, request.group_id, lambda home: write(home, call, work))
     except UnknownMember:
         # Said of each partition, as Kafka says it.
         text = f"group {request.group_id[:80]!r} has members; stop them first, then alter its offsets"
@@ -244,7 +244,7 @@ def delete_offsets(
                     " were left alone"
                 )
 
-    at_group(store, request.group_id, lambda home: write(home, call, work))
+    at_coordinator(store, request.group_id, lambda home: write(home, call, work))
     return _answer(request, errors)
 
 

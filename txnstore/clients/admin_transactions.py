@@ -21,7 +21,7 @@ from txnstore.clients.admin_transaction_results import (
     TransactionListing,
 )
 from txnstore.clients.broker import broker_id_of
-from txnstore.clients.homes import all_stores, at_partition, at_transaction
+from txnstore.clients.homes import all_stores, at_coordinator, at_partition
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.db.cluster import Cluster
 from txnstore.db.store import Store
@@ -118,7 +118,7 @@ def find(store: Store, retry_ms: int, wanted: TransactionFilter) -> list[Transac
 def describe(store: Store, call: Call[str, TransactionDescription], transactional_id: str) -> TransactionDescription:
     """Return how the transaction stands."""
     check_transactional_id(transactional_id)
-    return at_transaction(store, transactional_id, lambda home: _describe(home, call, transactional_id))
+    return at_coordinator(store, transactional_id, lambda home: _describe(home, call, transactional_id))
 
 
 def _describe(home: Store, call: Call[str, TransactionDescription], transactional_id: str) -> TransactionDescription:
@@ -170,7 +170,7 @@ def abort(store: Store, call: Call[AbortTransactionSpec, None], spec: AbortTrans
 
 def fence(store: Store, call: Call[str, ProducerIdAndEpoch], transactional_id: str) -> ProducerIdAndEpoch:
     """Fence the producers of the transactional id."""
-    initialized = at_transaction(
+    initialized = at_coordinator(
         store,
         transactional_id,
         lambda home: TransactionCoordinator(home).init_producer_id(
@@ -183,7 +183,7 @@ def fence(store: Store, call: Call[str, ProducerIdAndEpoch], transactional_id: s
 def terminate(store: Store, call: Call[str, None], transactional_id: str) -> None:
     """Abort the open transaction of a transactional id that there is, and fence its producer."""
     check_transactional_id(transactional_id)
-    at_transaction(store, transactional_id, lambda home: _terminate(home, call, transactional_id))
+    at_coordinator(store, transactional_id, lambda home: _terminate(home, call, transactional_id))
 
 
 def _terminate(home: Store, call: Call[str, None], transactional_id: str) -> None:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.db.backend import Limits
 from txnstore.db.cluster import Cluster, open_cluster
 from txnstore.db.store import Store
-from txnstore.errors import NotCoordinator, StoreClosed
-
-Result = TypeVar("Result")
+from txnstore.errors import StoreClosed
 
 _POOL_SIZE: Final = 5
 #: Readers are told of the last commits; that is only a hint, and not worth a long wait for a database that hangs.
@@ -87,34 +84,6 @@ class StoreConnection:
                     return cluster
             cluster.close()
             raise self._closed_error()
-
-    def with_coordinator(self, name: str | None, call: Callable[[Store], Result]) -> Result:
-        """Make a call on the store that coordinates a transactional id; without one, on the controller.
-
-        It is made again, elsewhere, if the cluster has a database by now that this client had not heard of.
-
-        Raises:
-            TxnStoreError: see `cluster` and `Cluster.coordinator_of`, and what the call raises.
-        """
-        cluster = self.cluster()
-        try:
-            return call(cluster.coordinator_of(name))
-        except NotCoordinator:
-            cluster.refresh()
-            return call(cluster.coordinator_of(name))
-
-    def with_group(self, group_id: str, call: Callable[[Store], Result]) -> Result:
-        """Make a call on the store that coordinates a group, as `with_coordinator`.
-
-        Raises:
-            TxnStoreError: see there.
-        """
-        cluster = self.cluster()
-        try:
-            return call(cluster.coordinator_of_group(group_id))
-        except NotCoordinator:
-            cluster.refresh()
-            return call(cluster.coordinator_of_group(group_id))
 
     def check_process(self) -> None:
         """Refuse to be used in another process than the client's.

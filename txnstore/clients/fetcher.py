@@ -91,7 +91,7 @@ class Fetcher:
         self._connection = connection
         self._duties = duties
         self._group = group
-        self._outbox = OutboxHelp(connection, logger)
+        self._outbox = OutboxHelp(reader.store, logger)
         duties.add(LOOK_SECONDS, self._outbox.look_now_and_then)
         self._news_looked_at = -math.inf
         self._news_due_at = math.inf

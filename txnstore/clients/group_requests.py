@@ -116,4 +116,4 @@ class GroupRequests:
         return self._connection.cluster().coordinator_of_group(self._options.group_id)
 
     def _at_group(self, call: Callable[[Store], Answered]) -> Answered:
-        return self._connection.with_group(self._options.group_id, call)
+        return self._connection.cluster().at_coordinator(self._options.group_id, call)

@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 
 from txnstore.db.cluster import repaired
 from txnstore.db.store import Store
-from txnstore.errors import NotCoordinator
 from txnstore.log.topics import get_topic
 
 Result = TypeVar("Result")
@@ -61,36 +60,9 @@ def at_home_of(controller: Store, topic: str, number: int, call: Callable[[Store
     return at_partition(controller, partition_id, call)
 
 
-def at_group(controller: Store, group_id: str, call: Callable[[Store], Result]) -> Result:
-    """Make a call on the store that coordinates the group; elsewhere if the cluster has grown meanwhile.
-
-    Raises:
-        TxnStoreError: it cannot be reached, or what the call raises.
-    """
-    cluster = controller.cluster
-    if cluster is None:
-        return call(controller)
-    try:
-        return call(cluster.coordinator_of_group(group_id))
-    except NotCoordinator:
-        cluster.refresh()
-        return call(cluster.coordinator_of_group(group_id))
-
-
-def at_transaction(controller: Store, transactional_id: str, call: Callable[[Store], Result]) -> Result:
-    """Make a call on the store that coordinates the transactional id, as `at_group`.
-
-    Raises:
-        TxnStoreError: it cannot be reached, or what the call raises.
-    """
-    cluster = controller.cluster
-    if cluster is None:
-        return call(controller)
-    try:
-        return call(cluster.coordinator_of(transactional_id))
-    except NotCoordinator:
-        cluster.refresh()
-        return call(cluster.coordinator_of(transactional_id))
+def at_coordinator(controller: Store, name: str, call: Callable[[Store], Result]) -> Result:
+    """Make a call on the store that coordinates the transactional id or group: see `Cluster.at_coordinator`."""
+    return call(controller) if controller.cluster is None else controller.cluster.at_coordinator(name, call)
 
 
 def publish(controller: Store) -> None:

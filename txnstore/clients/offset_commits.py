@@ -169,7 +169,7 @@ class OffsetCommits:
                 # A member that crashed must not keep consumers from committing that manage their partitions themselves.
                 write_repeatable(store, after_expiry, timeout_seconds=timeout_seconds)
 
-        self._connection.with_group(membership.group_id, write)
+        self._connection.cluster().at_coordinator(membership.group_id, write)
 
     def _read(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         ids, errors = self._ids(partitions)

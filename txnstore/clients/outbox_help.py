@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from txnstore.clients.connection import StoreConnection
+from txnstore.db.store import Store
 from txnstore.errors import StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox_rows import has_outbox_rows
 from txnstore.log.outbox_sequencer import sequence_outbox
@@ -23,17 +23,17 @@ PAUSE_SECONDS: Final = 60.0
 
 
 class OutboxHelp:
-    """Looks at the outbox for one consumer; for its fetching thread alone."""
+    """Looks at the outbox of one database that a consumer reads; for its fetching thread alone."""
 
     def __init__(
         self,
-        connection: StoreConnection,
+        store: Callable[[], Store],
         logger: logging.Logger,
         *,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Help the store of `connection`."""
-        self._connection = connection
+        """Help the store that `store` returns, at each look."""
+        self._store = store
         self._logger = logger
         self._monotonic_seconds = monotonic_seconds
         self._looked_at = monotonic_seconds()
@@ -50,7 +50,7 @@ class OutboxHelp:
         if now < self._paused_until:
             return
         try:
-            store = self._connection.store()
+            store = self._store()
             if store.read(has_outbox_rows, retry_timeout_ms=0):
                 sequence_outbox(store, retry_timeout_ms=0)
         except (StoreBusy, StoreClosed):

@@ -27,6 +27,7 @@ from txnstore.clients.start_positions import start_position
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.cluster import repaired
 from txnstore.db.membership import CONTROLLER_ID
+from txnstore.db.store import Store
 from txnstore.db.waiting import Waiter
 from txnstore.errors import (
     CorruptBatch,
@@ -139,7 +140,15 @@ class PartitionReader:
 
     def waiter(self) -> Waiter:
         """Return what waits for commits of others in that database."""
-        return self._connection.cluster().own(self.home).waiter()
+        return self.store().waiter()
+
+    def store(self) -> Store:
+        """Return that database.
+
+        Raises:
+            TxnStoreError: it cannot be reached.
+        """
+        return self._connection.cluster().own(self.home)
 
     def locate(self, tickets: Iterable[Ticket]) -> dict[AssignedPartition, int]:
         """Return in which databases the tickets' partitions live; those that there are not are this one's.

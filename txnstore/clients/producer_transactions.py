@@ -396,7 +396,7 @@ class ProducerTransactions:
 
     def _init_work(self, *, keep_prepared: bool) -> None:
         def request() -> None:
-            initialized = self._sender.session.connection.with_coordinator(
+            initialized = self._sender.session.connection.cluster().at_coordinator(
                 self.transactional_id,
                 lambda store: TransactionCoordinator(store).init_producer_id(
                     self.transactional_id,

@@ -31,7 +31,14 @@ from txnstore.db.membership import CONTROLLER_ID, Database, coordinator_of_name,
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import partitions
 from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store, open_store
-from txnstore.errors import MissingMember, StoreClosed, StoreUnavailable, TxnStoreError, UnknownTopicOrPartition
+from txnstore.errors import (
+    MissingMember,
+    NotCoordinator,
+    StoreClosed,
+    StoreUnavailable,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+)
 
 __all__ = ["Cluster", "Database", "Home", "open_cluster", "repaired", "split_urls"]
 
@@ -311,6 +318,20 @@ class Cluster:
             TxnStoreError: see `own`.
         """
         return self.own(self.coordinator_id_of(group_id))
+
+    def at_coordinator(self, name: str | None, call: Callable[[Store], Result]) -> Result:
+        """Make a call on the store that coordinates a transactional id or group; of None, on the controller.
+
+        It is made again, elsewhere, if there is a database by now that this client had not heard of.
+
+        Raises:
+            TxnStoreError: see `own`, and what the call raises.
+        """
+        try:
+            return call(self.own(self.coordinator_id_of(name)))
+        except NotCoordinator:
+            self.refresh()
+            return call(self.own(self.coordinator_id_of(name)))
 
     def coordinator_of_producer(self, producer_id: int) -> Store:
         """Return the store that gave out the producer id: it coordinates its transactions.
