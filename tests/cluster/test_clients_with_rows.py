@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 
 import psycopg
 import pytest
 from sqlalchemy import insert
+from typer.testing import CliRunner
 
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of
 from txnstore import Consumer, KafkaError, Producer
+from txnstore.cli.program import app
 from txnstore.db.schema import outbox
+from txnstore.participants.branches import Branches
 from txnstore.testing.postgres_server import connection_string
+from txnstore.transactions.coordinator import TransactionCoordinator
 
 
 def records(urls, topic, count):
@@ -30,35 +35,87 @@ def test_a_consumer_helps_the_outbox_of_each_database_that_it_reads(site):
     assert records(urls, "orders", 3) == [b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-def test_members_vote_like_any_other_database_and_the_controller_is_refused(postgresql_site, commit):
-    site = postgresql_site
-    urls = ", ".join(site.urls)
-    create_topic(urls, "orders", 3, txnstore_placement="roundrobin")
-    addresses = [connection_string(url) for url in site.urls]
+@pytest.fixture
+def ledgers(postgresql_site):
+    """The three databases with a table of the application's in each."""
+    create_topic(", ".join(postgresql_site.urls), "orders", 3, txnstore_placement="roundrobin")
+    addresses = [connection_string(url) for url in postgresql_site.urls]
     for address in addresses:
         with psycopg.connect(address) as connection:
             connection.execute("CREATE TABLE ledger (entry text)")
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(psycopg.connect(address))) for address in addresses]
+
+
+PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+
+
+def name_at(site, home):
+    """Return a transactional id that the database of this number coordinates."""
+    with site.open() as cluster:
+        return next(name for name in map(str, range(1_000)) if cluster.coordinator_id_of(name) == home)
+
+
+@pytest.mark.parametrize("home", [1, 2, 3])
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_the_controller_and_members_vote_like_any_other_database(postgresql_site, ledgers, commit, home):
+    urls = ", ".join(postgresql_site.urls)
+    with Producer({"bootstrap.servers": urls, "transactional.id": name_at(postgresql_site, home)}) as producer:
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+        for ledger in ledgers:
+            producer.enlist(ledger)
+            ledger.execute("INSERT INTO ledger VALUES ('one')")
+        for number in range(3):
+            producer.produce("orders", b"%d" % number, partition=number)
+        (producer.commit_transaction if commit else producer.abort_transaction)(PATIENCE_SECONDS)
+        for ledger in ledgers:
+            assert ledger.execute("SELECT entry FROM ledger").fetchall() == ([("one",)] if commit else [])
+            ledger.rollback()
+            assert ledger.execute(PREPARED).fetchall() == []
+    if commit:
+        assert records(urls, "orders", 3) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("home", [1, 2, 3])
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_what_a_coordinator_left_prepared_in_each_database_is_ended_by_the_maintenance(
+    postgresql_site, ledgers, commit, home
+):
+    site, name = postgresql_site, name_at(postgresql_site, home)
+    with site.open() as cluster:
+        coordinator = TransactionCoordinator(cluster.coordinator_of(name))
+        producer = coordinator.init_producer_id(name).identity
+        branches = Branches(cluster.coordinator_of(name), name)
+        for ledger in ledgers:
+            branches.enlist(ledger)
+            ledger.execute("INSERT INTO ledger VALUES ('one')")
+        branches.prepare(producer)
+        coordinator.end_transaction(name, producer, commit=commit)
+    for ledger in ledgers:
+        assert len(ledger.execute(PREPARED).fetchall()) == 1
+        ledger.rollback()
+    done = CliRunner().invoke(app, ["maintain", "--once", ", ".join(site.urls)])
+    assert done.exit_code == 0, done.output
+    assert "3 branches ended in the databases of the cluster" in done.output
+    for ledger in ledgers:
+        assert ledger.execute(PREPARED).fetchall() == []
+        assert ledger.execute("SELECT entry FROM ledger").fetchall() == ([("one",)] if commit else [])
+        ledger.rollback()
+
+
+def test_a_file_of_sqlite_cannot_vote_on_what_others_hold(sqlite_site):
+    urls = ", ".join(sqlite_site.urls)
+    create_topic(urls, "orders", 3, txnstore_placement="roundrobin")
     with (
         Producer({"bootstrap.servers": urls, "transactional.id": "anna"}) as producer,
-        contextlib.closing(psycopg.connect(addresses[0])) as controller,
-        contextlib.closing(psycopg.connect(addresses[1])) as second,
-        contextlib.closing(psycopg.connect(addresses[2])) as third,
+        contextlib.closing(sqlite3.connect(sqlite_site.urls[0].removeprefix("sqlite:///"))) as controller,
     ):
         producer.init_transactions(PATIENCE_SECONDS)
         producer.begin_transaction()
         error = error_of(producer.enlist, controller)
         assert error.code() == KafkaError.INVALID_REQUEST
-        assert "several databases" in error.str()
-        for member in (second, third):
-            producer.enlist(member)
-            member.execute("INSERT INTO ledger VALUES ('one')")
-        for number in range(3):
-            producer.produce("orders", b"%d" % number, partition=number)
-        (producer.commit_transaction if commit else producer.abort_transaction)(PATIENCE_SECONDS)
-        for member in (second, third):
-            assert member.execute("SELECT entry FROM ledger").fetchall() == ([("one",)] if commit else [])
-            member.rollback()
-            assert member.execute("SELECT gid FROM pg_prepared_xacts").fetchall() == []
-    if commit:
-        assert records(urls, "orders", 3) == [b"0", b"1", b"2"]
+        assert "several SQLite files" in error.str()
+        producer.produce("orders", b"one", partition=0)
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert records(urls, "orders", 1) == [b"one"]

@@ -94,7 +94,7 @@ class EnlistedTransactions(ProducerTransactions):
                 callers = callers_connection(given)
                 callers.check_usable()
                 store = self._sender.session.connection.store()
-                if is_same_store(store, callers):
+                if self._can_hold_everything(store, callers):
                     self._take(store, callers, timeout_seconds)
                 else:
                     self._enlist_elsewhere(callers)
@@ -183,17 +183,25 @@ class EnlistedTransactions(ProducerTransactions):
 
     # --- enlisting --------------------------------------------------------------------------------------------------
 
+    def _can_hold_everything(self, store: Store, callers: CallersConnection) -> bool:
+        """Return whether the connection leads to the one database that holds the log; one of several only votes."""
+        if not is_same_store(store, callers):
+            return False
+        if self._sender.session.connection.is_alone:
+            return True
+        if callers.backend_name == "sqlite":
+            raise InvalidRequest(
+                "the store is spread over several SQLite files: no database transaction of one of them can hold the"
+                " records of all, and none can vote; write to the outbox in one of them instead"
+            )
+        return False
+
     def _take(self, store: Store, callers: CallersConnection, timeout_seconds: float) -> None:
         if self._enlisted is not None:
             if self._enlisted.taken.callers.driver is callers.driver:
                 return
             raise InvalidRequest(
                 "another connection to the same database is enlisted already: one of them has to do all the writing"
-            )
-        if not self._sender.session.connection.is_alone:
-            raise InvalidRequest(
-                "the store is spread over several databases: no database transaction of one of them can hold the"
-                " records of all; write to an outbox instead"
             )
         kept_bytes = math.inf if store.backend.name == "sqlite" else REQUEST_BYTES_MAX
         hold = self._submit(partial(self._keep_work, kept_bytes))

@@ -10,6 +10,7 @@ from txnstore.db.store import Store
 from txnstore.groups import expiration
 from txnstore.log.cluster_topics import bring_up_to_date
 from txnstore.log.outbox_sequencer import drain_outbox
+from txnstore.participants.recovery import recover_in_cluster
 from txnstore.transactions import recovery
 from txnstore.transactions.recovery import FOUND_MAX
 
@@ -38,6 +39,7 @@ DUTIES: Final = (
     Duty("rows of the outbox made records", ABORT_INTERVAL, drain_outbox),
     Duty("decided transactions completed", ABORT_INTERVAL, lambda store: len(recovery.complete_all_decided(store))),
     Duty("timed out transactions aborted", ABORT_INTERVAL, lambda store: len(recovery.abort_timed_out(store))),
+    Duty("branches ended in the databases of the cluster", ABORT_INTERVAL, recover_in_cluster),
     Duty(
         "expired transactional ids forgotten",
         REMOVE_INTERVAL,

@@ -28,7 +28,7 @@ from txnstore.db.postgresql_connection import StoreConnection
 from txnstore.db.postgresql_exchange import Answer, AnswerKind
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url
-from txnstore.errors import BranchUnfinished, PermissionDenied, TxnStoreError
+from txnstore.errors import BranchUnfinished, InvalidRequest, PermissionDenied, TxnStoreError
 from txnstore.participants.branch_rules import CURES, Cure, Standing
 from txnstore.participants.gids import gid_prefix
 from txnstore.transactions import rows
@@ -38,6 +38,7 @@ from txnstore.transactions.branch_rows import (
     branches_in_database,
     decide_branches,
     forget_branches,
+    has_branches,
 )
 from txnstore.transactions.recovery import abort_if_timed_out
 from txnstore.transactions.states import TransactionState
@@ -85,6 +86,34 @@ def recover_branches(store: Store, participant: str | DatabaseUrl) -> RecoveredB
         return _Recovery(store, driver).run()
     finally:
         driver.close()
+
+
+def recover_in_cluster(store: Store) -> int:
+    """End what is prepared in any database of the cluster for transactions of `store`; return how much.
+
+    Raises:
+        TxnStoreError: one of them cannot be ended; the others are.
+    """
+    if store.cluster is None or not store.read(has_branches):
+        return 0
+    ended_count = 0
+    failed: list[TxnStoreError] = []
+    for member in store.cluster.stores():
+        if member.backend.name != "postgresql":
+            continue
+        try:
+            recovered = recover_branches(store, member.url)
+        except InvalidRequest:
+            # It cannot prepare anything, and so has nothing prepared.
+            continue
+        except TxnStoreError as error:
+            failed.append(error)
+        else:
+            ended_count += recovered.ended_count
+            failed += recovered.failed
+    if failed:
+        raise failed[0]
+    return ended_count
 
 
 def raise_failed(recovered: RecoveredBranches) -> None:

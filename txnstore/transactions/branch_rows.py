@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, Row, bindparam, delete, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, exists, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.schema import transaction_branches
@@ -44,6 +44,7 @@ _BY_DATABASE: Final = (
     .limit(bindparam("count_max"))
 )
 _ALL: Final = select(transaction_branches).order_by(transaction_branches.c.registered_ms, transaction_branches.c.gid)
+_HAS_BRANCHES: Final = select(exists(select(transaction_branches.c.gid)))
 _DELETE: Final = delete(transaction_branches).where(transaction_branches.c.gid.in_(bindparam("gids", expanding=True)))
 
 
@@ -114,6 +115,11 @@ def branches_in_database(connection: Connection, database_identity: str, count_m
 def all_branches(connection: Connection) -> list[RegisteredBranch]:
     """Return every branch that has not ended, or of which nobody has yet said so; the oldest first."""
     return [_branch(row) for row in connection.execute(_ALL)]
+
+
+def has_branches(connection: Connection) -> bool:
+    """Return whether there is a branch that has not ended, or of which nobody has yet said so."""
+    return bool(connection.execute(_HAS_BRANCHES).scalar_one())
 
 
 def forget_branches(connection: Connection, gids: Collection[str]) -> None:
