@@ -171,6 +171,7 @@ def upgrade() -> None:
         comment="The databases of the cluster; kept by the controller, copied to the others.",
     )
     _enter_database(schema, coordinates=true(), catalogue_version=literal_column("0"))
+    _describe_producer_of_run(schema, "The producer id that the run's next transaction has; -1: the run is over.")
     sequencers = table(StoreName("outbox_sequencers"), column("singleton"), column("sequenced_count"), schema=schema)
     op.execute(insert(sequencers).values(singleton=literal_column("1"), sequenced_count=literal_column("0")))
 
@@ -178,6 +179,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Make the tables as they were."""
     schema = op.get_context().opts["store_schema"]
+    _describe_producer_of_run(schema, "The producer id that the run's next transaction has.")
     op.drop_table(StoreName("databases"), schema=schema)
     _create_databases(schema, comment="The databases of the cluster; kept by the controller.")
     _enter_database(schema)
@@ -206,6 +208,11 @@ def downgrade() -> None:
     op.drop_table(StoreName("outbox_sequencers"), schema=schema)
     op.drop_table(StoreName("outbox"), schema=schema)
     _create_outbox(schema)
+
+
+def _describe_producer_of_run(schema: str, comment: str) -> None:
+    if op.get_context().dialect.supports_comments:
+        op.alter_column(StoreName("sink_runs"), "producer_id", existing_type=Int64, comment=comment, schema=schema)
 
 
 def _create_outbox(schema: str, *more: Column[Any]) -> None:

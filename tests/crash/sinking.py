@@ -103,6 +103,7 @@ class Sinking:
     call: Step
     decides: bool = False
     is_next_run: bool = False
+    ends_run: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -114,7 +115,7 @@ ALL_SINKING: Final = (
     Sinking("a further task", in_turn(notes(), opens()), opens()),
     Sinking("the last append of a task", OPENED, writes(FIRST, report=True)),
     Sinking("the decision of a batch", WRITTEN, decides_batch(), decides=True),
-    Sinking("the abort of a batch", WRITTEN, aborts_batch),
+    Sinking("the abort of a batch", WRITTEN, aborts_batch, ends_run=True),
     Sinking("the first task of the next run", in_turn(WRITTEN, notes(NEXT_RUN)), opens(NEXT_RUN), is_next_run=True),
     Sinking("the decision of a replay", in_turn(WRITTEN, decides_batch()), decides_batch(NEXT_RUN), is_next_run=True),
 )

@@ -15,6 +15,7 @@ from tests.crash.sinking import (
     NEXT_RUN,
     RUN,
     Sinking,
+    aborts_batch,
     decides_batch,
     is_known,
     notes,
@@ -58,6 +59,15 @@ def task_is_tried_again(place: Place, world: World, store: Store) -> None:
     assert decides_batch()(again, store) is not was_done
 
 
+def driver_aborts_again(place: Place, world: World, store: Store) -> None:
+    """Whether or not the run is over by then, it is after this, and the next one does the batch."""
+    aborts_batch(world, store)
+    assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
+    with pytest.raises(ProducerFenced, match="is over"):
+        opens()(world, store)
+    next_run_replays(place, world, store)
+
+
 def next_run_replays(place: Place, world: World, store: Store) -> None:
     """The query is started again: it does the batch, or finds it done; the run before it is fenced then."""
     was_done, was_seen = standing(world, store) == DONE, is_known(world, store)
@@ -99,7 +109,9 @@ def test_a_batch_counts_once_and_with_what_it_read_whoever_dies_at_whichever_ste
         assert standing(world, store) == DONE
 
     lives = [next_run_replays, nobody_comes_for_long]
-    if not case.is_next_run:
+    if case.ends_run:
+        lives.append(driver_aborts_again)
+    elif not case.is_next_run:
         lives.append(task_is_tried_again)
     progress = crash_everywhere(
         place,

@@ -203,7 +203,7 @@ def test_abort_after_the_decision_harms_nothing(query, out):
     query.abort(0, messages)
     query.abort(0, [None, None])
     assert visible(out) == ["a"]
-    query.run(1, rows("b"))
+    Query(query.url, run_id="run-2").run(1, rows("b"))
     assert visible(out) == ["a", "b"]
 
 
@@ -212,7 +212,11 @@ def test_what_is_aborted_holds_nobody_back_and_may_be_written_again(query, out):
     Query(query.url, query_id="query-2").run(0, rows("z"))
     query.abort(0, messages)
     assert visible(out) == ["z"]
-    query.run(0, rows("a"))
+    # Spark has given the batch up, and one of its tasks did not know yet.
+    with pytest.raises(ProducerFenced, match="is over"):
+        query.task(0, rows("a"))
+    assert visible(out) == ["z"]
+    Query(query.url, run_id="run-2").run(0, rows("a"))
     assert visible(out) == ["a", "z"]
 
 
@@ -395,6 +399,21 @@ def test_a_batch_write_is_there_all_at_once_or_not_at_all(url, out, opened_store
     assert visible(out) == ["a", "b"]
     Job(url).run(rows("c"))
     assert visible(out) == ["a", "b", "c"]
+    for late in (failing, job):
+        with pytest.raises(ProducerFenced, match="is over"):
+            late.task(rows("d"))
+    Job(url).run(rows("e"))
+    assert visible(out) == ["a", "b", "c", "e"]
+
+
+@pytest.mark.parametrize("options", [{}, {"txnAppId": "load", "txnVersion": "1"}], ids=["unnamed", "named"])
+def test_a_task_that_comes_after_its_job_was_given_up_holds_nobody_back(url, out, opened_stores, options):
+    failed = Job(url, **options)
+    failed.copy().abort([None, None])
+    with pytest.raises(ProducerFenced, match="is over"):
+        failed.task(rows("late"))
+    Job(url, **options).run(rows("a"))
+    assert visible(out) == ["a"]
 
 
 def test_batch_writes_are_different_ones_unless_they_have_a_name(url, out, opened_stores):

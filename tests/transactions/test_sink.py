@@ -153,7 +153,7 @@ def test_a_decision_whose_answer_was_lost_may_be_repeated_and_aborted(query) -> 
     assert not query.decide(0, writer)
     assert not query.abort(0)
     assert query.visible == [b"a"]
-    assert query.batch(1, b"b")
+    assert query.restarted().batch(1, b"b")
 
 
 def test_what_a_dead_run_left_is_aborted_by_the_next_one(query) -> None:
@@ -219,18 +219,58 @@ def test_a_batch_that_took_too_long_is_fenced_and_may_begin_again(query) -> None
 
 
 def test_abort_touches_what_is_open_of_its_own_run_only(query) -> None:
-    assert not query.abort(0)
     query.task(0, b"a")
     assert query.abort(0)
     assert not query.abort(0)
-    assert query.batch(0, b"b")
-    query.task(1, b"c")
+    second = query.restarted()
+    assert second.batch(0, b"b")
+    second.task(1, b"c")
     assert query.bench.row(query.run.transactional_id).state is TransactionState.ONGOING
-    new = query.restarted()
-    kept = new.task(1, b"d")
+    third = query.restarted()
+    kept = third.task(1, b"d")
+    assert not second.abort(1)
     assert not query.abort(1)
-    assert new.decide(1, kept)
+    assert third.decide(1, kept)
     assert query.visible == [b"b", b"d"]
+
+
+@pytest.mark.parametrize("has_begun", [True, False], ids=["which had begun", "which had not begun"])
+def test_tasks_that_come_after_the_abort_of_their_run_leave_nothing_open(query, has_begun) -> None:
+    if has_begun:
+        writer = open_writer(query.bench.store, query.run, 0)
+        assert writer is not None
+    assert query.abort(0) is has_begun
+    with pytest.raises(ProducerFenced, match="is over: its driver has aborted it; nothing was changed"):
+        query.task(0, b"late")
+    with pytest.raises(ProducerFenced, match="is over"):
+        query.decide(0)
+    if has_begun:
+        batch = encode([Record(b"x")], producer=writer.identity, base_sequence=0, is_transactional=True)
+        with pytest.raises(ProducerFenced):
+            append_as_writer(query.bench.store, writer, [Append(query.target, batch)])
+    assert query.bench.row(query.run.transactional_id).state is not TransactionState.ONGOING
+    bounds = query.bench.bounds(query.target)
+    assert bounds.last_stable_offset == bounds.high_watermark
+    assert query.restarted().batch(0, b"next")
+    assert query.visible == [b"next"]
+    with pytest.raises(ProducerFenced, match="is over"):
+        query.task(1, b"later")
+
+
+def test_a_run_that_is_over_before_it_began_has_superseded_nobody(query) -> None:
+    left = query.task(0, b"a")
+    assert not query.restarted().abort(0)
+    assert query.decide(0, left)
+    assert query.batch(1, b"b")
+    assert query.visible == [b"a", b"b"]
+
+
+def test_a_run_is_aborted_whatever_timeout_the_store_allows(query) -> None:
+    query.bench.set_store({"transaction.max.timeout.ms": "1000"})
+    assert not query.abort(0)
+    with pytest.raises(ProducerFenced, match="is over"):
+        open_writer(query.bench.store, query.run, 0, timeout_ms=1_000)
+    query.bench.set_store({"transaction.max.timeout.ms": None})
 
 
 def test_another_query_under_the_same_transactional_id_fences_the_first_and_begins_anew(query) -> None:

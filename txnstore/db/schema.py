@@ -502,7 +502,7 @@ sink_runs: Final = _table(
     _column("run_number", Int64, "The order of the runs; only the newest one may write."),
     _column("run_id", String, "The run of a query, or the job."),
     _column("sink_id", String, "The query that writes, as in sink_batches."),
-    _column("producer_id", Int64, "The producer id that the run's next transaction has."),
+    _column("producer_id", Int64, "The producer id that the run's next transaction has; -1: the run is over."),
     _column("producer_epoch", Int32, "The epoch that it has."),
     _column("begin_ms", Int64, "When the run was first seen."),
     PrimaryKeyConstraint("transactional_id", "run_number", name="sink_runs_pk"),

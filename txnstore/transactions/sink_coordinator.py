@@ -6,7 +6,7 @@ what the batch read are one database transaction, so all of it is there or nothi
 
 - A batch that is decided already, by this run or another one, is dropped: its writers write nothing.
 - Failed, retried and speculative attempts leave writers that nobody names; the decision aborts their records.
-- A new run of the query fences the one before it (`sink_runs`).
+- A new run of the query fences the one before it, and one whose driver aborts is over (`sink_runs`).
 - A dead run holds readers up until the next run comes, or its transaction's timeout is over.
 """
 
@@ -34,7 +34,7 @@ from txnstore.transactions.sink_inputs import (
     forget_inputs,
     read_inputs,
 )
-from txnstore.transactions.sink_runs import SinkRun, enter_run, lock_if_newest, save_identity
+from txnstore.transactions.sink_runs import SinkRun, end_run, enter_run, save_identity
 from txnstore.transactions.states import TransactionState
 from txnstore.transactions.work import SentOffsets, TransactionWork
 from txnstore.transactions.writer_rules import TransactionWriter
@@ -105,9 +105,10 @@ def decide(
 
 
 def abort(store: Store, run: SinkRun, batch_id: int, *, retry_timeout_ms: int | None = None) -> bool:
-    """Abort what is open of a batch of this very run; return whether anything was.
+    """Abort what is open of this very run, which is over then; return whether anything was open.
 
-    What is decided stays decided, and a newer run is left alone.
+    Its tasks that still work are refused whatever they ask for.  What is decided stays decided, and a newer run is
+    left alone.
 
     Raises:
         InvalidRequest: the batch id is not of the documented form.
@@ -136,7 +137,8 @@ def _decide(run: SinkRun, batch_id: int, writers: frozenset[int], timeout_ms: in
     last = last_batch(connection, run.sink_id)
     noted = read_inputs(connection, run, batch_id)
     if _is_decided(batch_id, last, noted):
-        _abort_open(connection, run, transaction)
+        if _abort_open(transaction, "sink replay"):
+            save_identity(connection, run, transaction.known.identity)
         forget_inputs(connection, run, batch_id)
         return False
     _check_writers(run, batch_id, writers, transaction)
@@ -154,20 +156,15 @@ def _decide(run: SinkRun, batch_id: int, writers: frozenset[int], timeout_ms: in
 
 
 def _abort(run: SinkRun, batch_id: int, connection: Connection) -> bool:
-    transaction = lock_if_newest(connection, run)
-    if transaction is None:
-        return False
-    return _abort_open(connection, run, transaction, reason=f"sink abort of batch {batch_id}")
+    transaction = end_run(connection, run)
+    return transaction is not None and _abort_open(transaction, f"sink abort of batch {batch_id}")
 
 
-def _abort_open(
-    connection: Connection, run: SinkRun, transaction: TransactionWork, reason: str = "sink replay"
-) -> bool:
+def _abort_open(transaction: TransactionWork, reason: str) -> bool:
     if transaction.known.state is not TransactionState.ONGOING:
         return False
     transaction.end(transaction.known.identity, commit=False)
     transaction.save(reason)
-    save_identity(connection, run, transaction.known.identity)
     return True
 
 

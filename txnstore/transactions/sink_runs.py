@@ -3,6 +3,9 @@
 Each run of a query has an id of its own, which its tasks and its driver know.  A run that was not seen before is the
 newest: its first request raises the epoch of the transactional id, which aborts what a dead run left open and fences
 it if it is not dead.  A run that is known and not the newest is superseded, and may do nothing any more.
+
+A run that its driver has aborted is over, also if it had not done anything yet: Spark ends a job while tasks of it
+still work, and one of them that came later would leave a transaction that nobody decides.
 """
 
 from __future__ import annotations
@@ -10,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, bindparam, delete, exists, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from txnstore.db.schema import sink_batches, sink_runs
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.commit_rules import is_storable_text
-from txnstore.model import ProducerIdentity
+from txnstore.model import NO_PRODUCER, ProducerIdentity
 from txnstore.transactions.coordinator import check_transactional_id, initialize, lock_or_insert
 from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.protocol import InitRequest
@@ -27,12 +30,20 @@ from txnstore.transactions.work import TransactionWork
 RUNS_REMEMBERED: Final = 100
 NAME_LENGTH_MAX: Final = 1000
 _JOB: Final = "job:"
+_SUPERSEDED: Final = "is superseded by a newer run"
 
 _OF_ID: Final = sink_runs.c.transactional_id == bindparam("of_transactional_id")
 _THIS: Final = _OF_ID & (sink_runs.c.run_id == bindparam("of_run_id"))
-# Read under the lock of the coordinator's row, which every request of a run takes first.
-_NEWEST: Final = select(sink_runs).where(_OF_ID).order_by(sink_runs.c.run_number.desc()).limit(1)
-_IS_KNOWN: Final = select(exists().where(_THIS))
+# Read under the lock of the coordinator's row, which every request of a run takes first.  One that is over is not
+# counted: it may never have begun, and then has superseded nobody.
+_NEWEST: Final = (
+    select(sink_runs)
+    .where(_OF_ID, sink_runs.c.producer_id != NO_PRODUCER.producer_id)
+    .order_by(sink_runs.c.run_number.desc())
+    .limit(1)
+)
+_LAST_NUMBER: Final = select(func.coalesce(func.max(sink_runs.c.run_number), 0)).where(_OF_ID)
+_PRODUCER_ID: Final = select(sink_runs.c.producer_id).where(_THIS)
 _INSERT: Final = insert(sink_runs).values(begin_ms=server_now_ms())
 _MOVE: Final = (
     update(sink_runs)
@@ -103,47 +114,39 @@ def enter_run(connection: Connection, run: SinkRun, timeout_ms: int) -> Transact
     """Lock the transactional id of a run, which becomes the newest one if it was not seen before.
 
     Raises:
-        ProducerFenced: a newer run, or another producer, has taken over.
+        ProducerFenced: a newer run, or another producer, has taken over, or the run is over.
         InvalidTransactionTimeout: the timeout is not one that this store allows.
     """
-    request = InitRequest(
-        run.transactional_id, timeout_ms, read_store_settings(connection)["transaction.max.timeout.ms"]
-    )
+    request = _request(connection, run, timeout_ms)
     # The row is there and locked before the runs are read: of two tasks that are the first ones of a run, the second
     # waits here and then finds what the first one has entered.
     transaction = lock_or_insert(connection, request)
     newest = _newest(connection, run.transactional_id)
     if newest is not None and newest.run_id == run.run_id:
         return _entered_again(connection, run, transaction, newest, request)
-    if connection.execute(_IS_KNOWN, _of(run)).scalar_one():
-        raise ProducerFenced(
-            f"run {run.run_id[:80]!r} of {run.transactional_id[:80]!r} is superseded by a newer run; nothing was"
-            " changed"
-        )
-    identity = initialize(connection, request).identity
-    number = 1 if newest is None else newest.run_number + 1
-    connection.execute(
-        _INSERT,
-        {
-            "transactional_id": run.transactional_id,
-            "run_number": number,
-            "run_id": run.run_id,
-            "sink_id": run.sink_id,
-            "producer_id": identity.producer_id,
-            "producer_epoch": identity.epoch,
-        },
-    )
-    connection.execute(_TRIM, {"of_transactional_id": run.transactional_id, "through_number": number - RUNS_REMEMBERED})
+    known_as = connection.execute(_PRODUCER_ID, _of(run)).scalar_one_or_none()
+    if known_as is not None:
+        why = "is over: its driver has aborted it" if known_as == NO_PRODUCER.producer_id else _SUPERSEDED
+        raise ProducerFenced(f"run {run.run_id[:80]!r} of {run.transactional_id[:80]!r} {why}; nothing was changed")
+    _insert(connection, run, initialize(connection, request).identity)
     return TransactionWork.lock(connection, run.transactional_id)
 
 
-def lock_if_newest(connection: Connection, run: SinkRun) -> TransactionWork | None:
-    """Lock the transactional id of a run; None if the run is not the newest, or was never seen."""
-    transaction = TransactionWork.lock(connection, run.transactional_id)
+def end_run(connection: Connection, run: SinkRun) -> TransactionWork | None:
+    """Let a run be over: none of its tasks begins anything from now on.
+
+    Returns its transactional id, locked, if there may be something open of it; None if there is not, if a newer run
+    has taken over, or another producer.
+    """
+    # A run that nobody has seen is entered, so that tasks of it that come later find it over.
+    transaction = lock_or_insert(connection, _request(connection, run))
     newest = _newest(connection, run.transactional_id)
-    if newest is None or newest.run_id != run.run_id:
-        return None
-    return transaction if transaction.row is not None and transaction.row.identity == _identity(newest) else None
+    if newest is not None and newest.run_id == run.run_id:
+        save_identity(connection, run, NO_PRODUCER)
+        return transaction if transaction.known.identity == _identity(newest) else None
+    if connection.execute(_PRODUCER_ID, _of(run)).scalar_one_or_none() is None:
+        _insert(connection, run, NO_PRODUCER)
+    return None
 
 
 def forget_jobs(connection: Connection, transactional_id: str) -> None:
@@ -153,7 +156,7 @@ def forget_jobs(connection: Connection, transactional_id: str) -> None:
 
 
 def save_identity(connection: Connection, run: SinkRun, identity: ProducerIdentity) -> None:
-    """Take note of who the run's next transaction is begun by."""
+    """Take note of who the run's next transaction is begun by; by nobody: the run is over."""
     connection.execute(_MOVE, {**_of(run), "new_producer_id": identity.producer_id, "new_epoch": identity.epoch})
 
 
@@ -179,6 +182,27 @@ def _entered_again(
 
 def _was_aborted_from_outside(row: TransactionMetadata, expected: ProducerIdentity) -> bool:
     return row.fence_reason in (FenceReason.TIMEOUT, FenceReason.ADMIN) and row.is_repetition(expected)
+
+
+def _request(connection: Connection, run: SinkRun, timeout_ms: int | None = None) -> InitRequest:
+    longest_ms: int = read_store_settings(connection)["transaction.max.timeout.ms"]
+    return InitRequest(run.transactional_id, longest_ms if timeout_ms is None else timeout_ms, longest_ms)
+
+
+def _insert(connection: Connection, run: SinkRun, identity: ProducerIdentity) -> None:
+    number = 1 + int(connection.execute(_LAST_NUMBER, {"of_transactional_id": run.transactional_id}).scalar_one())
+    connection.execute(
+        _INSERT,
+        {
+            "transactional_id": run.transactional_id,
+            "run_number": number,
+            "run_id": run.run_id,
+            "sink_id": run.sink_id,
+            "producer_id": identity.producer_id,
+            "producer_epoch": identity.epoch,
+        },
+    )
+    connection.execute(_TRIM, {"of_transactional_id": run.transactional_id, "through_number": number - RUNS_REMEMBERED})
 
 
 def _newest(connection: Connection, transactional_id: str) -> Row[Any] | None:
