@@ -236,15 +236,13 @@ def test_abort_touches_what_is_open_of_its_own_run_only(query) -> None:
 
 @pytest.mark.parametrize("has_begun", [True, False], ids=["which had begun", "which had not begun"])
 def test_tasks_that_come_after_the_abort_of_their_run_leave_nothing_open(query, has_begun) -> None:
-    if has_begun:
-        writer = open_writer(query.bench.store, query.run, 0)
-        assert writer is not None
+    writer = open_writer(query.bench.store, query.run, 0) if has_begun else None
     assert query.abort(0) is has_begun
     with pytest.raises(ProducerFenced, match="is over: its driver has aborted it; nothing was changed"):
         query.task(0, b"late")
     with pytest.raises(ProducerFenced, match="is over"):
         query.decide(0)
-    if has_begun:
+    if writer is not None:
         batch = encode([Record(b"x")], producer=writer.identity, base_sequence=0, is_transactional=True)
         with pytest.raises(ProducerFenced):
             append_as_writer(query.bench.store, writer, [Append(query.target, batch)])
