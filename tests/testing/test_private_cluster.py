@@ -13,10 +13,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from txnstore.testing import private_cluster
+from txnstore.testing import private_cluster, server_folders
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.server_folders import remove_abandoned_folders
+from txnstore.testing.server_folders import ServerFolder, has_room, remove_abandoned_folders
 from txnstore.testing.server_process import ServerStartError
 from txnstore.testing.server_programs import NoServerProgramsError, find_programs
 
@@ -210,6 +210,23 @@ def test_two_clusters_run_side_by_side(cluster, shop):
 def test_a_folder_in_use_is_not_taken_for_an_abandoned_one(cluster):
     assert cluster.folder not in remove_abandoned_folders()
     assert cluster.folder.exists()
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_files_are_in_memory_only_where_they_may_be_lost_and_there_is_room(tmp_path, monkeypatch, in_memory):
+    monkeypatch.setattr(server_folders, "_MEMORY", tmp_path)
+    for bytes_min, is_there in ((1, in_memory), (2**62, False)):
+        monkeypatch.setattr(server_folders, "_MEMORY_BYTES_MIN", bytes_min)
+        folder = ServerFolder(None, in_memory=in_memory)
+        assert (folder.path.parent == tmp_path) is is_there
+        assert folder.path not in remove_abandoned_folders()
+        os.close(folder._lock)
+        assert folder.path in remove_abandoned_folders()
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/nowhere"])
+def test_there_is_no_room_where_no_file_can_be_made(folder):
+    assert not has_room(Path(folder), 1)
 
 
 def test_settings_reach_the_server():

@@ -71,7 +71,7 @@ class PrivateCluster(PostgresServer):
         """Make the cluster and start it.
 
         Args:
-            fsync: False is faster, for tests that do not show durability.
+            fsync: False is faster, for tests that do not show durability: its files are in memory where there is room.
             settings: more settings of PostgreSQL by name; they win over the cluster's own.
             major_version: 18 or 16.
 
@@ -83,7 +83,7 @@ class PrivateCluster(PostgresServer):
         self._user = server_user()
         self._settings = _SETTINGS | ({} if fsync else _WITHOUT_FSYNC) | dict(settings or {})
         self._password = secrets.token_urlsafe(16)
-        self._folder = ServerFolder(self._user)
+        self._folder = ServerFolder(self._user, in_memory=not fsync)
         self._process: ServerProcess | None = None
         try:
             self._programs = programs_for(self._user, programs, self.folder)
