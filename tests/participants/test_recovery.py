@@ -7,10 +7,19 @@ import threading
 import pytest
 from sqlalchemy import delete, update
 
+from txnstore.db import postgresql_branches
 from txnstore.db.postgresql_branches import list_prepared
+from txnstore.db.postgresql_exchange import Answer, AnswerKind, exchange
 from txnstore.db.schema import transaction_branches, transactions
 from txnstore.db.store import open_store
-from txnstore.errors import InvalidRequest, InvalidUrl, PermissionDenied, StoreUnavailable, TxnStoreError
+from txnstore.errors import (
+    BranchUnfinished,
+    InvalidRequest,
+    InvalidUrl,
+    PermissionDenied,
+    StoreUnavailable,
+    TxnStoreError,
+)
 from txnstore.participants import recovery
 from txnstore.participants.branch_rules import (
     CURES,
@@ -160,6 +169,41 @@ def test_a_branch_that_is_made_known_between_two_looks_is_not_presumed_aborted(b
     assert [len(done.open) for done in bank.recover()] == [1, 1]
     transfer.decide(commit=True)
     transfer.finish(commit=True)
+    bank.assert_whole(transfer.name, committed=True)
+
+
+def test_what_somebody_else_is_ending_this_moment_is_waited_for(sqlite_bank, monkeypatch):
+    bank = sqlite_bank
+    transfer = bank.prepared()
+    transfer.decide(commit=True)
+    transfer.die()
+    asked: list[str] = []
+
+    def busy_at_first(statements, timeout_seconds):
+        (statement,) = statements
+        asked.append(statement.text)
+        if asked.count(statement.text) <= 2:
+            return [Answer(AnswerKind.REFUSED, "55000", "prepared transaction with this identifier is busy")]
+        return exchange(statements, timeout_seconds)
+
+    monkeypatch.setattr(postgresql_branches, "exchange", busy_at_first)
+    bank.recover()
+    assert len(asked) == 3 * len(bank.tables)
+    bank.assert_whole(transfer.name, committed=True)
+
+
+def test_what_stays_busy_is_left_as_it_is(sqlite_bank, monkeypatch):
+    bank = sqlite_bank
+    transfer = bank.prepared()
+    transfer.decide(commit=True)
+    transfer.die()
+    busy = Answer(AnswerKind.REFUSED, "55000", "prepared transaction with this identifier is busy")
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "END_TIMEOUT_SECONDS", 0.05)
+        patch.setattr(postgresql_branches, "exchange", lambda *_: [busy])
+        with pytest.raises(BranchUnfinished, match=r"is left as it is for now .*is busy.*; try again"):
+            bank.recover()
+    bank.recover()
     bank.assert_whole(transfer.name, committed=True)
 
 

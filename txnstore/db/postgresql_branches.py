@@ -6,6 +6,7 @@ The connection of a branch is its owner's: no state of it may change but that it
 from __future__ import annotations
 
 import re
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,11 @@ Driver = psycopg.Connection[Any]
 #: https://www.postgresql.org/docs/current/errcodes-appendix.html
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 UNDEFINED_OBJECT: Final = "42704"
+#: Of a prepared transaction: somebody else is ending it this moment.
+NOT_IN_PREREQUISITE_STATE: Final = "55000"
 DIVISION_BY_ZERO: Final = "22012"
+
+_BUSY_PAUSE_SECONDS: Final = 0.01
 
 #: Gids are put into statements as they are: PREPARE TRANSACTION takes no parameters.
 _GID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,199}", re.ASCII)
@@ -204,7 +209,19 @@ def list_prepared(driver: StoreConnection, prefix: str) -> list[PreparedBranch]:
 
 
 def end_prepared(driver: StoreConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
-    """Commit or roll back a prepared branch on a connection of our own, as the role that prepared it if need be."""
+    """Commit or roll back a prepared branch on a connection of our own, as the role that prepared it if need be.
+
+    While somebody else is ending it, that is waited for.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        answer = _end_prepared_now(driver, gid, commit=commit, timeout_seconds=timeout_seconds)
+        if answer.sqlstate != NOT_IN_PREREQUISITE_STATE or time.monotonic() >= deadline:
+            return answer
+        time.sleep(_BUSY_PAUSE_SECONDS)
+
+
+def _end_prepared_now(driver: StoreConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
     statement = end_statement(driver, gid, commit=commit)
     (answer,) = exchange([statement], timeout_seconds)
     if answer.sqlstate != INSUFFICIENT_PRIVILEGE:
