@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from sqlalchemy import event
 
-from txnstore.db import postgresql_wakeup, sqlite_waiter
+from txnstore.db import postgresql_wakeup, sqlite_connections, sqlite_waiter
 from txnstore.db.postgresql_wakeup import SILENCE_MS
 from txnstore.db.store import open_store
 from txnstore.log.append import Append, append
@@ -310,6 +310,42 @@ def test_a_file_that_cannot_be_read_for_a_moment_wakes_and_is_opened_again(txnst
         # It knows of no version: it looks.
         assert waiter.wait(0)
         assert not waiter.wait(20)
+
+
+class Fork:
+    """A fork of this process, up to where the child would begin; `has_begun` is set once nobody can open a file."""
+
+    def __init__(self):
+        self.has_begun = threading.Event()
+        sqlite_connections.close_before_fork(self, lambda fork: fork.has_begun.set())
+
+    def run(self):
+        sqlite_connections._before_fork()
+        sqlite_connections.FORK_LOCK.release()
+
+
+def test_a_fork_and_a_reader_that_opens_its_file_wait_for_each_other_only_so_long(txnstore_sqlite_store, monkeypatch):
+    fork = Fork()
+    is_opening = threading.Event()
+
+    def connect_during_fork(path):
+        is_opening.set()
+        assert fork.has_begun.wait(WAKE_LIMIT_SECONDS)
+        return connect(path)
+
+    with closing(txnstore_sqlite_store.waiter()) as waiter:
+        # As the first look of a fork does, which looks again until all is closed.
+        waiter.close()
+        connect = sqlite_connections.connect
+        monkeypatch.setattr(sqlite_waiter, "connect", connect_during_fork)
+        reading = threading.Thread(target=waiter.wait, args=(0,), daemon=True)
+        reading.start()
+        assert is_opening.wait(WAKE_LIMIT_SECONDS)
+        forking = threading.Thread(target=fork.run, daemon=True)
+        forking.start()
+        for thread in (forking, reading):
+            thread.join(WAKE_LIMIT_SECONDS)
+            assert not thread.is_alive()
 
 
 def test_waiters_and_hints_leave_no_thread_and_no_connection(url):

@@ -105,12 +105,25 @@ class DataVersionWaiter:
 
     def _data_version(self) -> int | None:
         """Return the version; None if the file cannot be read now: whoever waits reads it, and learns why."""
-        with self._lock:
-            try:
+        try:
+            self._open()
+            with self._lock:
                 if self._connection is None:
-                    self._connection = connect(self._path)
+                    # Closed since, by a fork: the next look opens it anew.
+                    return None
                 (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-            except sqlite3.Error:
-                self.close()
-                return None
+        except sqlite3.Error:
+            self.close()
+            return None
         return int(version)
+
+    def _open(self) -> None:
+        """Have a connection; it is opened without the lock, for a fork that keeps it from being opened takes that."""
+        if self._connection is not None:
+            return
+        opened = connect(self._path)
+        with self._lock:
+            if self._connection is None:
+                self._connection = opened
+                return
+        opened.close()
