@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ class Reader(threading.Thread):
         self.url = url
         self.stopped = threading.Event()
         self.looks = 0
+        self.has_seen_records = threading.Event()
         self.seen: BaseException | None = None
 
     def run(self) -> None:
@@ -56,7 +58,10 @@ class Reader(threading.Thread):
             while not self.stopped.wait(0.02):
                 self.looks += 1
                 try:
-                    assert_whole(read_all(store))
+                    held = read_all(store)
+                    assert_whole(held)
+                    if any(held):
+                        self.has_seen_records.set()
                 except BaseException as error:  # noqa: BLE001 - the test says it
                     self.seen = error
                     return
@@ -88,11 +93,12 @@ class Crew:
         self.running[name].join(20)
         self.kills[name] += 1
 
-    def kill_and_start_again(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+    def kill_and_start_again(self, seconds: float, has_seen_records: Callable[[], bool]) -> None:
+        """Go on for that long; longer, and ever more slowly, where none of them lives long enough to do its work."""
+        begin = time.monotonic()
         pause = threading.Event()
-        while time.monotonic() < deadline:
-            pause.wait(self.random.uniform(0.05, 0.25))
+        while (spent := time.monotonic() - begin) < seconds or (not has_seen_records() and spent < 60):
+            pause.wait(self.random.uniform(0.05, 0.25) * max(1.0, spent / seconds))
             name = self.random.choice(["sequencer 1", "sequencer 2", "sequencer 1", "sequencer 2", "caller 1"])
             self.kill(name)
             self.start(name)
@@ -115,7 +121,7 @@ def test_callers_and_sequencers_that_are_killed_lose_and_double_nothing(url, row
         try:
             for name in ("caller 1", "caller 2", "caller 3", "sequencer 1", "sequencer 2"):
                 crew.start(name)
-            crew.kill_and_start_again(SECONDS)
+            crew.kill_and_start_again(SECONDS, reader.has_seen_records.is_set)
         finally:
             for name in crew.running:
                 crew.kill(name)

@@ -119,7 +119,8 @@ class Workers:
     def trouble(self, chance):
         """Kill or stop one of them, whatever it does right now, and start the next of its name."""
         name = chance.choice(sorted(self._jobs))
-        if chance.random() < STOPPED_INSTEAD:
+        # Some of either, on a slow machine too: the first is killed, the next one stopped.
+        if self.kills and (not self.stops or chance.random() < STOPPED_INSTEAD):
             self._processes.stop(self._newest[name])
             self._zombies.append((time.monotonic() + chance.uniform(*STOPPED_SECONDS), self._newest[name]))
             self.stops += 1

@@ -106,8 +106,10 @@ class DataVersionWaiter:
     def _data_version(self) -> int | None:
         """Return the version; None if the file cannot be read now: whoever waits reads it, and learns why."""
         try:
-            self._open()
+            # Opened without the lock, for a fork that keeps it from being opened takes that.
+            opened = connect(self._path) if self._connection is None else None
             with self._lock:
+                self._connection = self._connection or opened
                 if self._connection is None:
                     # Closed since, by a fork: the next look opens it anew.
                     return None
@@ -116,14 +118,3 @@ class DataVersionWaiter:
             self.close()
             return None
         return int(version)
-
-    def _open(self) -> None:
-        """Have a connection; it is opened without the lock, for a fork that keeps it from being opened takes that."""
-        if self._connection is not None:
-            return
-        opened = connect(self._path)
-        with self._lock:
-            if self._connection is None:
-                self._connection = opened
-                return
-        opened.close()
