@@ -191,7 +191,7 @@ def write_and_checkpoint(path: str, processes: str, rounds: str) -> None:
     def run() -> int:
         # A store's connections, without what else a store does: the processes are to meet as often as they can.
         checkpoints = 0
-        with closing(connect(path)) as connection:
+        with closing(_connect_when_free(path)) as connection:
             for number in range(int(rounds)):
                 while _is_refused(connection, "BEGIN IMMEDIATE"):
                     time.sleep(0.0001)
@@ -203,6 +203,17 @@ def write_and_checkpoint(path: str, processes: str, rounds: str) -> None:
     with closing(connect(path)) as connection:
         connection.execute("CREATE TABLE shop (process INTEGER, number INTEGER, data BLOB)")
     say(*in_processes([run] * int(processes)))
+
+
+def _connect_when_free(path: str) -> sqlite3.Connection:
+    """Open the file, which is locked for a moment while another process is the first to open it."""
+    while True:
+        try:
+            return connect(path)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+            time.sleep(0.0001)
 
 
 def _is_refused(connection: sqlite3.Connection, statement: str) -> bool:
