@@ -48,7 +48,7 @@ class ClusterWriter(LogWriter):
         return OpenTransaction(writer, transactional_id, timeout_ms)
 
     def group(self, group_id="readers"):
-        home = self.cluster.coordinator_of_group(group_id)
+        home = self.cluster.coordinator_of(group_id)
         return home.read(lambda connection: find_group(connection, group_id))
 
 

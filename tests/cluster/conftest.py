@@ -152,7 +152,7 @@ class Bench:
         return read(self.cluster, partition_id, isolation)
 
     def offsets(self, group_id: str, partition_ids: Iterable[int] = (1, 2, 3)) -> CommittedOffsets:
-        return self.cluster.coordinator_of_group(group_id).read(
+        return self.cluster.coordinator_of(group_id).read(
             lambda connection: read_offsets(connection, group_id, partition_ids)
         )
 

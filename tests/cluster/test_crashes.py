@@ -64,7 +64,7 @@ class Victims:
         name = world.producer.transactional_id
         with noting(place):
             seen = {world.value in read(self.others, self.bench.partition_at(number)) for number in (1, 2)}
-            found = self.others.coordinator_of_group(world.group).read(
+            found = self.others.coordinator_of(world.group).read(
                 lambda connection: read_offsets(connection, world.group, [1])
             )
             assert not found.unstable

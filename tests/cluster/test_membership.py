@@ -109,7 +109,7 @@ def test_a_cluster_of_one_is_asked_nothing_more(sqlite_site: Site):
     with sqlite_site.open(sqlite_site.urls[0]) as cluster:
         assert cluster.is_alone
         assert cluster.controller.home is None
-        assert cluster.coordinator_of("x") is cluster.coordinator_of_group("y") is cluster.controller
+        assert cluster.coordinator_of("x") is cluster.coordinator_of("y") is cluster.controller
         assert cluster.store_of_partition(7) is cluster.coordinator_of_producer(1) is cluster.controller
         assert cluster.by_home([5, 4]) == {1: [5, 4]}
         cluster.publish()

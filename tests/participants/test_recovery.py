@@ -172,11 +172,16 @@ def test_a_branch_that_is_made_known_between_two_looks_is_not_presumed_aborted(b
     bank.assert_whole(transfer.name, committed=True)
 
 
-def test_what_somebody_else_is_ending_this_moment_is_waited_for(sqlite_bank, monkeypatch):
-    bank = sqlite_bank
+def left_decided(bank):
+    """Leave a transfer behind whose commit is decided, and whose branches are prepared."""
     transfer = bank.prepared()
     transfer.decide(commit=True)
     transfer.die()
+    return transfer
+
+
+def test_what_somebody_else_is_ending_this_moment_is_waited_for(sqlite_bank, monkeypatch):
+    bank, transfer = sqlite_bank, left_decided(sqlite_bank)
     asked: list[str] = []
 
     def busy_at_first(statements, timeout_seconds):
@@ -193,10 +198,7 @@ def test_what_somebody_else_is_ending_this_moment_is_waited_for(sqlite_bank, mon
 
 
 def test_what_stays_busy_is_left_as_it_is(sqlite_bank, monkeypatch):
-    bank = sqlite_bank
-    transfer = bank.prepared()
-    transfer.decide(commit=True)
-    transfer.die()
+    bank, transfer = sqlite_bank, left_decided(sqlite_bank)
     busy = Answer(AnswerKind.REFUSED, "55000", "prepared transaction with this identifier is busy")
     with monkeypatch.context() as patch:
         patch.setattr(recovery, "END_TIMEOUT_SECONDS", 0.05)

@@ -217,7 +217,7 @@ def _by_home(store: Store, group_ids: Iterable[str]) -> list[tuple[Store, list[s
         return [(store, list(group_ids))]
     found: dict[int, tuple[Store, list[str]]] = {}
     for group_id in group_ids:
-        home = store.cluster.coordinator_of_group(group_id)
+        home = store.cluster.coordinator_of(group_id)
         found.setdefault(home.database_id, (home, []))[1].append(group_id)
     return list(found.values())
 

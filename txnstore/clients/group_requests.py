@@ -52,7 +52,7 @@ class GroupRequests:
         """See to it that the group deals out what the controller knows: its database may not have heard of it yet."""
         cluster = self._connection.cluster()
         if not cluster.is_alone:
-            cluster.reconcile(cluster.coordinator_of_group(self._options.group_id).database_id)
+            cluster.reconcile(cluster.coordinator_of(self._options.group_id).database_id)
 
     def join(self, topics: Sequence[str], found: SubscribedTopics, report: Report) -> Answer:
         """Enter the group, or tell it of another subscription."""
@@ -113,7 +113,7 @@ class GroupRequests:
         )
 
     def _store(self) -> Store:
-        return self._connection.cluster().coordinator_of_group(self._options.group_id)
+        return self._connection.cluster().coordinator_of(self._options.group_id)
 
     def _at_group(self, call: Callable[[Store], Answered]) -> Answered:
         return self._connection.cluster().at_coordinator(self._options.group_id, call)

@@ -102,7 +102,7 @@ class OffsetCommits:
                 f"there is no partition {missing.topic[:80]!r} [{missing.partition}] to commit an offset of"
             )
         try:
-            store = self._connection.cluster().coordinator_of_group(membership.group_id)
+            store = self._connection.cluster().coordinator_of(membership.group_id)
             run_joined(store, callers, partial(_commit_for_caller, membership, wanted))
         except TxnStoreError as error:
             self._on_error(error, membership)
@@ -182,7 +182,7 @@ class OffsetCommits:
         timeout_ms = int(self._options.request_timeout_seconds * 1000)
         found = None
         if ids:
-            store = self._connection.cluster().coordinator_of_group(self._options.group_id)
+            store = self._connection.cluster().coordinator_of(self._options.group_id)
             found = store.read(work, retry_timeout_ms=timeout_ms)
         committed = {partition: found.offsets.get(key) for key, partition in ids.items()} if found else {}
         answered = []

@@ -315,7 +315,7 @@ class PartitionReader:
 
     def _read_offsets_elsewhere(self, partition_ids: Sequence[int]) -> CommittedOffsets:
         group_id = self._options.group_id
-        store = self._connection.cluster().coordinator_of_group(group_id)
+        store = self._connection.cluster().coordinator_of(group_id)
         return store.read(
             lambda connection: read_offsets(connection, group_id, partition_ids), retry_timeout_ms=RETRY_TIMEOUT_MS
         )

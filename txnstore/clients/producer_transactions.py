@@ -466,7 +466,7 @@ class ProducerTransactions:
                 self._write_offsets(sent)
                 return
             # The group's generation does, so they may go with the commit: refused now, if they will be.
-            store = self._sender.session.connection.cluster().coordinator_of_group(committer.group_id)
+            store = self._sender.session.connection.cluster().coordinator_of(committer.group_id)
             store.read(lambda connection: check_committer(connection, committer), retry_timeout_ms=TRY_TIMEOUT_MS)
             self._keep_offsets(sent)
 

@@ -303,21 +303,13 @@ class Cluster:
             return CONTROLLER_ID
         return coordinator_of_name(name, self.members.databases.values())
 
-    def coordinator_of(self, transactional_id: str | None) -> Store:
-        """Return the store that coordinates the transactional id; without one, the controller.
+    def coordinator_of(self, name: str | None) -> Store:
+        """Return the store that coordinates the transactional id or group; of None, the controller.
 
         Raises:
             TxnStoreError: see `own`.
         """
-        return self.own(self.coordinator_id_of(transactional_id))
-
-    def coordinator_of_group(self, group_id: str) -> Store:
-        """Return the store that coordinates the group.
-
-        Raises:
-            TxnStoreError: see `own`.
-        """
-        return self.own(self.coordinator_id_of(group_id))
+        return self.own(self.coordinator_id_of(name))
 
     def at_coordinator(self, name: str | None, call: Callable[[Store], Result]) -> Result:
         """Make a call on the store that coordinates a transactional id or group; of None, on the controller.
@@ -328,10 +320,10 @@ class Cluster:
             TxnStoreError: see `own`, and what the call raises.
         """
         try:
-            return call(self.own(self.coordinator_id_of(name)))
+            return call(self.coordinator_of(name))
         except NotCoordinator:
             self.refresh()
-            return call(self.own(self.coordinator_id_of(name)))
+            return call(self.coordinator_of(name))
 
     def coordinator_of_producer(self, producer_id: int) -> Store:
         """Return the store that gave out the producer id: it coordinates its transactions.
