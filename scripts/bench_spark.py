@@ -130,7 +130,9 @@ def _jdbc_options(address: URL) -> dict[str, str]:
 
 def consume(url: str) -> None:
     """Read everything with the plain consumer."""
-    with Consumer({"bootstrap.servers": url, "group.id": "bench", "enable.partition.eof": True}) as consumer:
+    with Consumer(
+        {"bootstrap.servers": url, "group.id": "bench", "enable.partition.eof": True, "fetch.wait.max.ms": 0}
+    ) as consumer:
         consumer.assign([TopicPartition(TOPIC, part, 0) for part in range(PARTITIONS)])
         ends = 0
         while ends < PARTITIONS:

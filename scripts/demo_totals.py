@@ -96,6 +96,8 @@ def read_topic(url: str, topic: str, on_records: Callable[[int], None]) -> Itera
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
+        # Nothing more is written: its end is said at once.
+        "fetch.wait.max.ms": 0,
     }
     with Consumer(configuration) as consumer:
         partitions = consumer.list_topics(topic).topics[topic].partitions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -113,8 +114,12 @@ def _settings(title: str, settings: Mapping[str, Setting]) -> Iterator[str]:
     yield f"| {title} | default | meaning |"
     yield "| --- | --- | --- |"
     for setting in settings.values():
-        default = str(setting.default).lower() if isinstance(setting.default, bool) else setting.default
-        yield f"| `{setting.name}` | {default} | {_cell(setting.about)} |"
+        if setting.about:
+            yield f"| `{setting.name}` | {setting.default_text} | {_cell(setting.about)} |"
+    kept = [f"`{setting.name}`" for setting in settings.values() if not setting.about]
+    if kept:
+        yield ""
+        yield from textwrap.wrap(f"Kept, described and without effect: {', '.join(kept)}.", 120, break_on_hyphens=False)
 
 
 def _cell(text: str) -> str:

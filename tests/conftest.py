@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -28,6 +30,12 @@ LONG_FILES = (
     "spark/test_source_spark.py",
     "processes/test_client_workers.py",
 )
+
+
+def pytest_configure() -> None:
+    """Take interrupts also where a shell has begun the run in the background: what tests start inherits that."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)

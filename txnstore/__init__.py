@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from txnstore.clients.producer import Producer
     from txnstore.clients.serializing_producer import SerializingProducer
     from txnstore.clients.transaction_outcome import Outcome, PreparedTxnState, outcome
+    from txnstore.confluent_kafka_names import install_as_confluent_kafka
     from txnstore.outbox import Outbox
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "aio",
     "consistent",
     "fnv1a",
+    "install_as_confluent_kafka",
     "libversion",
     "murmur2",
     "outcome",
@@ -94,6 +96,7 @@ _MODULES: Final = {
     "PreparedTxnState": "txnstore.clients.transaction_outcome",
     "Producer": "txnstore.clients.producer",
     "SerializingProducer": "txnstore.clients.serializing_producer",
+    "install_as_confluent_kafka": "txnstore.confluent_kafka_names",
     "outcome": "txnstore.clients.transaction_outcome",
 }
 _SUBMODULES: Final = frozenset(

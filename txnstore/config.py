@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,7 +13,12 @@ from typing import Any, Final
 from txnstore.errors import InvalidConfiguration
 
 _INT32_MAX: Final = 2**31 - 1
+_INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
+#: No number of 64 bits has more digits.
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+#: Partition and broker (ThrottledReplicaListValidator.java).
+_REPLICA: Final = re.compile(r"[0-9]+:[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +28,27 @@ class Setting:
     name: str
     default: Any
     parse: Callable[[str, str], Any]
-    about: str
+    about: str = ""
+    """Empty: it is about brokers' files and copies; kept and shown, and without effect."""
+    is_list: bool = False
+    """Whether its value is words with commas between them."""
+
+    @property
+    def default_text(self) -> str:
+        """The default as text."""
+        return _text_of(self.default)
+
+
+def _text_of(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _integer(low: int, high: int) -> Callable[[str, str], int]:
     def parse(name: str, text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise InvalidConfiguration(f"{name} takes a whole number, not {text[:40]!r}") from None
+        # int() alone would take 1_000, too.
+        if _WHOLE_NUMBER.fullmatch(text.strip()) is None:
+            raise InvalidConfiguration(f"{name} takes a whole number, not {text[:40]!r}")
+        value = int(text)
         if not low <= value <= high:
             raise InvalidConfiguration(f"{name} is outside its range {low}..{high}: {value}")
         return value
@@ -53,7 +72,44 @@ def _text(name: str, text: str) -> str:
 
 
 def _boolean(name: str, text: str) -> bool:
-    return _one_of("true", "false")(name, text) == "true"
+    return _one_of("true", "false")(name, text.strip().lower()) == "true"
+
+
+def _fraction(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise InvalidConfiguration(f"{name} takes a number from 0 to 1, not {text[:40]!r}")
+    return value
+
+
+def _level(low: int, high: int) -> Callable[[str, str], int]:
+    parse = _integer(low, high)
+    # -1 is the codec's own default.
+    return lambda name, text: -1 if text.strip() == "-1" else parse(name, text)
+
+
+def _words(name: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(words):
+        raise InvalidConfiguration(f"{name} takes words with one comma between them, not {text[:40]!r}")
+    return list(dict.fromkeys(words))
+
+
+def _some_of(*choices: str) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        return ",".join(_one_of(*choices)(name, word) for word in _words(name, text))
+
+    return parse
+
+
+def _replicas(name: str, text: str) -> str:
+    words = _words(name, text)
+    if words != ["*"] and not all(_REPLICA.fullmatch(word) for word in words):
+        raise InvalidConfiguration(f"{name} takes * or a list partition:broker,partition:broker, not {text[:40]!r}")
+    return ",".join(words)
 
 
 def _table(*settings: Setting) -> Mapping[str, Setting]:
@@ -137,8 +193,10 @@ TOPIC_SETTINGS: Final = _table(
     Setting(
         "cleanup.policy",
         "delete",
-        _one_of("delete", "compact", "compact,delete", "delete,compact"),
-        "Whether old records are deleted, or all but the newest of each key.",
+        # None of both is allowed since KIP-1161.
+        _some_of("delete", "compact"),
+        "Whether old records are deleted, or all but the newest of each key; empty: neither.",
+        is_list=True,
     ),
     Setting(
         "compression.type",
@@ -175,8 +233,46 @@ TOPIC_SETTINGS: Final = _table(
         _text,
         "Where new partitions of the topic live: hash, roundrobin, or the label of a database; empty: as the store.",
     ),
-    Setting("retention.bytes", -1, _integer(-1, _INT64_MAX), "The size above which old batches are deleted; -1: none."),
+    Setting(
+        "retention.bytes",
+        -1,
+        _integer(_INT64_MIN, _INT64_MAX),
+        "The size above which old batches are deleted; -1: none.",
+    ),
     Setting("retention.ms", 604_800_000, _integer(-1, _INT64_MAX), "The age of batches to delete; -1: never."),
+    # The rest of Kafka's (LogConfig.java), so that tools that compare what they have set find it again.
+    Setting("compression.gzip.level", -1, _level(1, 9)),
+    Setting("compression.lz4.level", 9, _integer(1, 17)),
+    Setting("compression.zstd.level", 3, _integer(-131_072, 22)),
+    Setting("errors.deadletterqueue.group.enable", False, _boolean),
+    Setting("file.delete.delay.ms", 60_000, _integer(0, _INT64_MAX)),
+    Setting("flush.messages", _INT64_MAX, _integer(1, _INT64_MAX)),
+    Setting("flush.ms", _INT64_MAX, _integer(0, _INT64_MAX)),
+    Setting("follower.replication.throttled.replicas", "", _replicas, is_list=True),
+    Setting("index.interval.bytes", 4096, _integer(0, _INT32_MAX)),
+    Setting("leader.replication.throttled.replicas", "", _replicas, is_list=True),
+    Setting("local.retention.bytes", -2, _integer(-2, _INT64_MAX)),
+    Setting("local.retention.ms", -2, _integer(-2, _INT64_MAX)),
+    Setting("max.compaction.lag.ms", _INT64_MAX, _integer(1, _INT64_MAX)),
+    Setting("max.decompressed.message.bytes", 2_147_483_639, _integer(1, 2_147_483_639)),
+    Setting("min.cleanable.dirty.ratio", 0.5, _fraction),
+    Setting("min.insync.replicas", 1, _integer(1, _INT32_MAX)),
+    Setting("preallocate", False, _boolean),
+    Setting("remote.copy.lag.bytes", -1, _integer(-1, _INT64_MAX)),
+    Setting("remote.copy.lag.ms", 0, _integer(-1, _INT64_MAX)),
+    Setting("remote.log.copy.disable", False, _boolean),
+    Setting("remote.log.delete.on.disable", False, _boolean),
+    Setting("remote.storage.enable", False, _boolean),
+    # From 14 on as before KIP-1030, so that older configurations stay good; Kafka 4 wants a MiB.
+    Setting("segment.bytes", 1_073_741_824, _integer(14, _INT32_MAX)),
+    Setting("segment.index.bytes", 10_485_760, _integer(4, _INT32_MAX)),
+    Setting("segment.jitter.ms", 0, _integer(0, _INT64_MAX)),
+    Setting("segment.ms", 604_800_000, _integer(1, _INT64_MAX)),
+    Setting("unclean.leader.election.enable", False, _boolean),
+    # Kafka's until version 4.
+    Setting("message.downconversion.enable", True, _boolean),
+    Setting("message.format.version", "3.0-IV1", _text),
+    Setting("message.timestamp.difference.max.ms", _INT64_MAX, _integer(0, _INT64_MAX)),
 )
 
 
@@ -211,6 +307,29 @@ def parse_setting(table: Mapping[str, Setting], name: str, text: object) -> Any:
     return setting.parse(name, text)
 
 
+def setting_text(table: Mapping[str, Setting], name: str, text: object) -> str:
+    """Return the text that a value is kept as: without spaces around it, words in the case that Kafka shows.
+
+    Raises:
+        InvalidConfiguration: as `parse_setting`.
+    """
+    return _text_of(parse_setting(table, name, text))
+
+
+def check_topic_config(config: Mapping[str, str]) -> None:
+    """Refuse settings of a topic that contradict each other.
+
+    Raises:
+        InvalidConfiguration: two do, or one of them is unknown or out of range.
+    """
+    settings = Settings(TOPIC_SETTINGS, config)
+    least_ms, most_ms = settings["min.compaction.lag.ms"], settings["max.compaction.lag.ms"]
+    if least_ms > most_ms:
+        raise InvalidConfiguration(
+            f"conflict topic config setting min.compaction.lag.ms ({least_ms}) > max.compaction.lag.ms ({most_ms})"
+        )
+
+
 def check_setting_name(table: Mapping[str, Setting], name: str) -> Setting:
     """Return the setting of this name.
 
@@ -221,5 +340,8 @@ def check_setting_name(table: Mapping[str, Setting], name: str) -> Setting:
     if setting is None:
         near = get_close_matches(str(name), table, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
+        if table is TOPIC_SETTINGS:
+            # The text that tools look for; without line breaks of a name that is none.
+            raise InvalidConfiguration(f"Unknown topic config name: {ascii(str(name)[:80])[1:-1]}{hint}")
         raise InvalidConfiguration(f"there is no setting {str(name)[:80]!r}{hint}")
     return setting

@@ -285,6 +285,14 @@ class BranchUnfinished(TxnStoreError, code=1017, recovery=Recovery.RETRY):
     """The transaction is decided, but its branch in another database has not ended yet; recovery will end it."""
 
 
+class OutcomeForgotten(TxnStoreError, code=1030, recovery=Recovery.CLOSE):
+    """Whether the transaction was committed is not known, and nothing remembers it any more."""
+
+
+class StoreCopied(TxnStoreError, code=1018, recovery=Recovery.FIX):
+    """The tables are a copy of a store, or were moved; they act for it nowhere else until `txnstore adopt` is run."""
+
+
 class WrongCluster(TxnStoreError, code=1020, recovery=Recovery.FIX):
     """The databases of the list are not those of one cluster, or not in its order."""
 

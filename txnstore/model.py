@@ -107,7 +107,8 @@ class OffsetAndMetadata:
 
     offset: int
     leader_epoch: int = -1
-    metadata: str = ""
+    metadata: str | None = None
+    """Text that the client keeps beside it; None and "" are not the same."""
 
 
 #: Of an offset that is committed by nobody in particular: no group membership is checked.
@@ -122,3 +123,5 @@ class GroupMembership:
     generation: int = NO_GENERATION
     member_id: str = ""
     group_instance_id: str | None = None
+    commits_unowned: bool = False
+    """Whether the member wants to commit partitions that it does not own, too, as Kafka lets it."""

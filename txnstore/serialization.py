@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from txnstore.clients.serializers import (
     Deserializer,
+    DeserializerBuilder,
     DoubleDeserializer,
     DoubleSerializer,
     IntegerDeserializer,
@@ -12,12 +13,14 @@ from txnstore.clients.serializers import (
     SerializationContext,
     SerializationError,
     Serializer,
+    SerializerBuilder,
     StringDeserializer,
     StringSerializer,
 )
 
 __all__ = [
     "Deserializer",
+    "DeserializerBuilder",
     "DoubleDeserializer",
     "DoubleSerializer",
     "IntegerDeserializer",
@@ -26,6 +29,7 @@ __all__ = [
     "SerializationContext",
     "SerializationError",
     "Serializer",
+    "SerializerBuilder",
     "StringDeserializer",
     "StringSerializer",
 ]

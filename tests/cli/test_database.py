@@ -1,4 +1,4 @@
-"""`txnstore migrate`: makes the tables, brings them up to date, or prints how."""
+"""`txnstore migrate` makes the tables, brings them up to date, or prints how; `adopt` gives copies an identity."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import dataclasses
 import pytest
 from sqlalchemy.engine import make_url
 
+from tests.copies import copy_file
 from txnstore.db import migrating, opening
 from txnstore.db.backend import Limits
+from txnstore.db.identity import check_original
 from txnstore.db.schema import SCHEMA_VERSION
 from txnstore.db.store import connect_store, open_store
 from txnstore.log.topics import create_topic, list_topics
@@ -124,3 +126,31 @@ def test_a_schema_that_cannot_be_is_refused_also_when_printing(txnstore, schema)
     ended = txnstore("migrate", "postgresql://host/shop", "--sql", "--schema", schema)
     assert ended.code == 1
     assert ended.out == ""
+
+
+def test_adopt_gives_a_copy_an_identity_of_its_own(txnstore, txnstore_sqlite_url, tmp_path):
+    with open_store(txnstore_sqlite_url) as original:
+        check_original(original)
+    ended = txnstore("adopt", txnstore_sqlite_url)
+    assert (ended.code, "--force" in ended.err) == (1, True)
+    copy_url = f"sqlite:///{tmp_path / 'copy.db'}"
+    copy_file(txnstore_sqlite_url, copy_url)
+    participant = "postgresql://nobody@localhost/none"
+    ended = txnstore("transactions", "recover", "--participant", participant, "--url", copy_url)
+    assert (ended.code, "txnstore adopt" in ended.err) == (1, True)
+    assert txnstore("adopt", copy_url, "--same", "--force").code == 2
+    ended = txnstore("adopt", copy_url)
+    with open_store(copy_url) as copy:
+        check_original(copy)
+        assert ended.out.endswith(f"the copy of {original.store_uuid} is the store {copy.store_uuid} now\n")
+
+
+def test_adopt_takes_an_original_that_has_moved_for_what_it_is(txnstore, txnstore_sqlite_url, tmp_path):
+    with open_store(txnstore_sqlite_url) as original:
+        check_original(original)
+    moved_url = f"sqlite:///{tmp_path / 'moved.db'}"
+    copy_file(txnstore_sqlite_url, moved_url)
+    assert txnstore("adopt", "--same", moved_url).out.endswith(f"the store {original.store_uuid} lives here now\n")
+    with open_store(moved_url) as moved:
+        check_original(moved)
+        assert moved.store_uuid == original.store_uuid

@@ -9,9 +9,17 @@ import sys
 import threading
 
 import pytest
+from sqlalchemy import select
 
 from txnstore.cli import produce as produce_command
 from txnstore.clients.producer import Producer
+from txnstore.db.server_time import server_now_ms
+from txnstore.db.store import open_store
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.log.topics import get_topic
+from txnstore.model import Record
+from txnstore.transactions.coordinator import TransactionCoordinator
 
 
 @pytest.fixture
@@ -285,3 +293,24 @@ def test_no_thread_is_left(run, done):
     done("produce", "orders", "-t", "load", stdin=b"a\n")
     done("consume", "orders", "-g", "g")
     assert [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("txnstore")] == []
+
+
+def test_consume_ends_what_holds_it_back_once_its_time_is_up(url, done, run):
+    done("topics", "create", "orders")
+    with open_store(url) as store:
+        coordinator = TransactionCoordinator(store)
+        partition_id = store.read(lambda connection: get_topic(connection, "orders")).partition_id(0)
+        for name, timeout_ms in (("abandoned", 1), ("alive", 900_000)):
+            producer = coordinator.init_producer_id(name, timeout_ms).identity
+            batch = encode([Record(name.encode())], producer=producer, base_sequence=0, is_transactional=True)
+            coordinator.append(name, producer, [Append(partition_id, batch)])
+            if timeout_ms == 1:
+                plain = Append(partition_id, encode([Record(b"behind")]))
+                store.write(lambda connection, plain=plain: append(connection, [plain]))
+        now = select(server_now_ms())
+        begun_ms = store.read(lambda connection: connection.execute(now).scalar_one())
+        while store.read(lambda connection: connection.execute(now).scalar_one()) < begun_ms + 2:
+            pass
+    ended = run("consume", "orders")
+    assert ended.out == "behind\n"
+    assert "the offsets 2 to 3 wait for an open transaction" in ended.err

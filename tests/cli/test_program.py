@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typer
+from rich.text import Text
 
+from txnstore.cli.program import app
 from txnstore.errors import InvalidUrl, OutcomeUnknown, StoreUnavailable
 
 SECRET = "Hunter2SecretWord"
@@ -36,6 +40,48 @@ def test_every_command_explains_itself(txnstore, arguments):
     ended = txnstore(*arguments)
     assert ended.code == 0
     assert "Usage: txnstore" in ended.out
+
+
+#: What the help of the program is made up with; all other brackets are to be read.
+STYLES = {"[bold]", "[/bold]", "[dim]", "[/dim]"}
+
+
+def help_texts(command, path=()):
+    """Yield every text of a command's help with the command that it belongs to, and those of the commands in it."""
+    options = [getattr(parameter, "help", None) for parameter in command.params]
+    for text in (command.help, command.short_help, command.epilog, *options):
+        yield path, text or ""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from help_texts(inner, (*path, name))
+
+
+def test_no_help_loses_what_stands_in_brackets(txnstore):
+    eaten = []
+    for path, text in help_texts(typer.main.get_command(app)):
+        brackets = [found for found in re.findall(r"\[[^\[\]]*\]", text) if found not in STYLES]
+        plain = Text.from_markup(text).plain
+        eaten += [(path, found) for found in brackets if found not in plain]
+    assert eaten == []
+    assert "txnstore[kafka]" in txnstore("relay", "--help").out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["[bold]x[/red]"],
+        ["consume", "--offset", "[bold]x[/red]", "t"],
+        ["transactions", "list", "--state", "[bold]x[/red]"],
+        ["topics", "describe", "[bold]x[/red]"],
+        ["topics", "create", "t", "--config", "[bold]x[/red]=1"],
+        ["migrate", "sqlite:///no/[bold]x[/red]"],
+    ],
+)
+def test_no_error_loses_what_stands_in_brackets(txnstore, arguments, tmp_path, monkeypatch):
+    monkeypatch.setenv("TXNSTORE_URL", f"sqlite:///{tmp_path}/store.db")
+    txnstore("migrate")
+    ended = txnstore(*arguments)
+    assert ended.code != 0
+    assert "[bold]x[/red]" in ended.err
 
 
 @pytest.mark.parametrize(

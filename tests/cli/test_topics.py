@@ -53,10 +53,11 @@ def test_of_several_topics_all_are_created_or_none(run, done, answer):
     ]
 
 
-def test_a_setting_without_a_meaning_here_is_told_of(run):
+def test_a_setting_without_a_meaning_here_is_told_of_and_kept(run, answer):
     ended = run("topics", "create", "orders", "--config", "min.insync.replicas=2")
     assert ended.code == 0
     assert "min.insync.replicas has no meaning" in ended.err
+    assert answer("topics", "describe", "orders")[0]["config"] == {"min.insync.replicas": "2"}
 
 
 def test_a_topic_is_described(answer, done):

@@ -6,6 +6,7 @@ and nobody is handed a record of a partition that is another's.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from tests.clients.log_writer import PATIENCE_SECONDS
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 from txnstore.clients.group_metadata import parse_group_metadata
+from txnstore.model import NO_GENERATION
 
 TP = TopicPartition
 #: How long each has in his turn.
@@ -41,6 +43,7 @@ class Member:
         self.errors: list[KafkaError] = []
         self.actions: dict[str, Callable[[Consumer, list[TopicPartition]], object]] = {}
         """What the application does in its callbacks, by `assign`, `revoke` and `lost`."""
+        self._assigned_generation = NO_GENERATION
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.calls}, {self.errors}>"
@@ -58,6 +61,7 @@ class Member:
             self.calls.append(call)
             self.crew.calls.append((self.name, *call))
             if kind == "assign":
+                self._assigned_generation = self.generation
                 self.crew.give(self, partitions)
             try:
                 action = self.actions.get(kind)
@@ -95,6 +99,11 @@ class Member:
     @property
     def generation(self) -> int:
         return parse_group_metadata(self.consumer.consumer_group_metadata()).generation
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it was told of its newest generation: who keeps a part hears of that last, and of nothing new."""
+        return self._assigned_generation == self.generation
 
     @property
     def values(self) -> list[bytes | str | None]:
@@ -156,16 +165,15 @@ class Crew:
             for member in members:
                 member.poll()
 
+    def until_at_rest(
+        self, members: list[Member], found: Callable[[], object], seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        """Let the members poll in turns until `found()` is true and nobody has yet to be told of the rebalance."""
+        self.until(members, lambda: found() and all(member.is_at_rest for member in members), seconds)
+
     def until_shared(self, members: list[Member], *shares: list[object], seconds: float = PATIENCE_SECONDS) -> None:
         """Let the members poll in turns until these are their partitions, and they were told of it."""
-        self.until(
-            members,
-            lambda: all(
-                member.partitions == share and any(kind == "assign" for kind, _ in member.calls)
-                for member, share in zip(members, shares, strict=True)
-            ),
-            seconds,
-        )
+        self.until_at_rest(members, lambda: [member.partitions for member in members] == list(shares), seconds)
 
     def until_all_have_some(self, members: list[Member], count: int) -> None:
         """Let the members poll in turns until everybody has a part of `count` partitions."""
@@ -202,6 +210,26 @@ class Crew:
         assert partition is not None
         owner = self._owners.get((topic, partition))
         assert owner is member, f"{topic} [{partition}] is handed to {member} while it is {owner}'s"
+
+
+def gate_of(member: Member) -> threading.RLock:
+    """Return a lock under which the member says nothing to its group, nor is anything that it says under way.
+
+    Without it, whoever lets a session run out may be overtaken by a heartbeat that has been due since before.
+    """
+    gate = threading.RLock()
+    requests = member.consumer._parts.group._requests
+    for name in ("join", "heartbeat", "renew"):
+        setattr(requests, name, _behind(gate, getattr(requests, name)))
+    return gate
+
+
+def _behind(gate: threading.RLock, ask: Callable[..., Any]) -> Callable[..., Any]:
+    def asked(*arguments: Any, **keywords: Any) -> Any:
+        with gate:
+            return ask(*arguments, **keywords)
+
+    return asked
 
 
 def in_order(partitions: Iterable[object]) -> list[object]:

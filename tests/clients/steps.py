@@ -10,6 +10,10 @@ import pytest
 
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
+from txnstore.db.store import Store
+from txnstore.transactions.metadata import FenceReason
+from txnstore.transactions.recovery import abort_timed_out
+from txnstore.transactions.rows import read_row
 
 #: Longer than anything takes that ends at all.
 PATIENCE_SECONDS = 20.0
@@ -58,6 +62,14 @@ def create_topic(url: str, name: str, partition_count: int = 1, **settings: str)
     return name
 
 
+def time_out(store: Store, transactional_id: str = "anna") -> None:
+    """See to it that the transaction is aborted whose time is up; a client that has met it may have done so before."""
+    abort_timed_out(store)
+    row = store.read(lambda connection: read_row(connection, transactional_id)).row
+    assert row is not None
+    assert row.fence_reason is FenceReason.TIMEOUT
+
+
 def read_to_end(
     url: str, topic: str, *, isolation: str = "read_committed", partitions: tuple[int, ...] = (0,), **configuration: Any
 ) -> list[Message]:
@@ -68,6 +80,7 @@ def read_to_end(
             "group.id": "nobody",
             "isolation.level": isolation,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 0,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             **configuration,

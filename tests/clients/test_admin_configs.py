@@ -126,7 +126,16 @@ def test_what_has_no_configuration_is_refused(admin, resource):
         ([("cleanup.policy", "compact", APPEND)], {"retention.ms": "5", "cleanup.policy": "delete,compact"}),
         ([("cleanup.policy", "delete", APPEND)], {"retention.ms": "5", "cleanup.policy": "delete"}),
         ([("retention.ms", None, DELETE), ("cleanup.policy", "compact", SET)], {"cleanup.policy": "compact"}),
-        ([("segment.ms", "7", SET)], {"retention.ms": "5"}),
+        ([("segment.ms", "7", SET)], {"retention.ms": "5", "segment.ms": "7"}),
+        ([("retention.ms", " 7 ", SET)], {"retention.ms": "7"}),
+        ([("preallocate", "TRUE", SET)], {"retention.ms": "5", "preallocate": "true"}),
+        ([("min.cleanable.dirty.ratio", "3e-1", SET)], {"retention.ms": "5", "min.cleanable.dirty.ratio": "0.3"}),
+        ([("cleanup.policy", "delete, compact", SET)], {"retention.ms": "5", "cleanup.policy": "delete,compact"}),
+        ([("cleanup.policy", "", SET)], {"retention.ms": "5", "cleanup.policy": ""}),
+        (
+            [("leader.replication.throttled.replicas", "0:1", APPEND)],
+            {"retention.ms": "5", "leader.replication.throttled.replicas": "0:1"},
+        ),
     ],
     ids=ascii,
 )
@@ -139,8 +148,99 @@ def test_a_word_is_taken_from_a_list(admin):
     only(admin.incremental_alter_configs([changed(TOPIC, ("cleanup.policy", "compact,delete", SET))]))
     only(admin.incremental_alter_configs([changed(TOPIC, ("cleanup.policy", "delete", SUBTRACT))]))
     assert values(admin, TOPIC)["cleanup.policy"] == "compact"
-    futures = admin.incremental_alter_configs([changed(TOPIC, ("cleanup.policy", "compact", SUBTRACT))])
-    assert code_of(futures) == KafkaError.INVALID_CONFIG
+    only(admin.incremental_alter_configs([changed(TOPIC, ("cleanup.policy", "compact", SUBTRACT))]))
+    assert values(admin, TOPIC)["cleanup.policy"] == ""
+    only(admin.incremental_alter_configs([changed(TOPIC, ("cleanup.policy", "delete", APPEND))]))
+    assert values(admin, TOPIC)["cleanup.policy"] == "delete"
+
+
+#: As a broker of Kafka 4 describes a fresh topic: settings that a database has no use for.
+WITHOUT_A_MEANING = {
+    "compression.gzip.level": "-1",
+    "compression.lz4.level": "9",
+    "compression.zstd.level": "3",
+    "errors.deadletterqueue.group.enable": "false",
+    "file.delete.delay.ms": "60000",
+    "flush.messages": "9223372036854775807",
+    "flush.ms": "9223372036854775807",
+    "follower.replication.throttled.replicas": "",
+    "index.interval.bytes": "4096",
+    "leader.replication.throttled.replicas": "",
+    "local.retention.bytes": "-2",
+    "local.retention.ms": "-2",
+    "max.compaction.lag.ms": "9223372036854775807",
+    "max.decompressed.message.bytes": "2147483639",
+    "min.cleanable.dirty.ratio": "0.5",
+    "min.insync.replicas": "1",
+    "preallocate": "false",
+    "remote.copy.lag.bytes": "-1",
+    "remote.copy.lag.ms": "0",
+    "remote.log.copy.disable": "false",
+    "remote.log.delete.on.disable": "false",
+    "remote.storage.enable": "false",
+    "segment.bytes": "1073741824",
+    "segment.index.bytes": "10485760",
+    "segment.jitter.ms": "0",
+    "segment.ms": "604800000",
+    "unclean.leader.election.enable": "false",
+}
+
+
+def test_settings_without_a_meaning_are_kept_and_described(admin):
+    """Tools that compare what they have set with what there is find no difference."""
+    entries = only(admin.describe_configs([TOPIC]))
+    assert {name: entries[name].value for name in WITHOUT_A_MEANING} == WITHOUT_A_MEANING
+    other = {"false": "true", "": "0:1", "0.5": "0.25"}
+    wanted = {name: other.get(value, "7") for name, value in WITHOUT_A_MEANING.items()}
+    wanted["segment.bytes"] = "1048576"
+    admin.create_topics([NewTopic("b", config=wanted)])["b"].result(PATIENCE_SECONDS)
+    assert values(admin, ConfigResource("topic", "b")) == wanted
+    only(admin.incremental_alter_configs([changed(TOPIC, *((name, value, SET) for name, value in wanted.items()))]))
+    assert values(admin, TOPIC) == {"retention.ms": "5", **wanted}
+    only(admin.incremental_alter_configs([changed(TOPIC, *((name, None, DELETE) for name in wanted))]))
+    assert values(admin, TOPIC) == {"retention.ms": "5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retention.ms", "1_000"),
+        ("flush.messages", "0"),
+        ("flush.ms", "-1"),
+        ("min.insync.replicas", "0"),
+        ("min.cleanable.dirty.ratio", "1.5"),
+        ("min.cleanable.dirty.ratio", "nan"),
+        ("compression.gzip.level", "0"),
+        ("preallocate", "yes"),
+        ("leader.replication.throttled.replicas", "1:2,*"),
+        ("cleanup.policy", "delete,"),
+        ("cleanup.policy", "none"),
+    ],
+)
+def test_a_value_that_kafka_refuses_is_refused(admin, name, value):
+    assert code_of(admin.incremental_alter_configs([changed(TOPIC, (name, value, SET))])) == KafkaError.INVALID_CONFIG
+    assert code_of(admin.create_topics([NewTopic("b", config={name: value})])) == KafkaError.INVALID_CONFIG
+
+
+def test_settings_that_contradict_each_other_are_refused(admin):
+    only(admin.incremental_alter_configs([changed(TOPIC, ("min.compaction.lag.ms", "10", SET))]))
+    (future,) = admin.incremental_alter_configs([changed(TOPIC, ("max.compaction.lag.ms", "5", SET))]).values()
+    text = "conflict topic config setting min.compaction.lag.ms (10) > max.compaction.lag.ms (5)"
+    assert future.exception(PATIENCE_SECONDS).args[0].str() == text
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "text"),
+    [
+        (SET, "xyz", "Unknown topic config name: xyz"),
+        (SET, "retension.ms", "Unknown topic config name: retension.ms; did you mean 'retention.ms'?"),
+        (APPEND, "xyz", "Unknown topic config name: xyz"),
+        (APPEND, "retention.ms", "Can't APPEND to key retention.ms because its type is not LIST."),
+    ],
+)
+def test_an_error_says_what_kafkas_says(admin, operation, name, text):
+    (future,) = admin.incremental_alter_configs([changed(TOPIC, (name, "1", operation))]).values()
+    assert future.exception(PATIENCE_SECONDS).args[0].str() == text
 
 
 @pytest.mark.parametrize(

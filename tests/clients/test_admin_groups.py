@@ -41,7 +41,7 @@ class Groups(LogWriter):
         super().__init__(store)
         self.topic("t", 2)
 
-    def commit(self, group_id, offset=5, number=0, metadata="", member=None):
+    def commit(self, group_id, offset=5, number=0, metadata=None, member=None):
         partition_id = self.partition_id("t", number)
         committed = {partition_id: OffsetAndMetadata(offset, -1, metadata)}
         committer = member or GroupMembership(group_id)

@@ -122,6 +122,11 @@ def test_the_largest_timestamp_is_of_what_can_still_be_read(admin, log):
     assert ask(admin, OffsetSpec.max_timestamp()) == (1, 50)
     log.cut(2)
     assert ask(admin, OffsetSpec.max_timestamp()) == (2, 10)
+    # Below the 50 that its batch once had, which nobody reads any more.
+    log.write(30)
+    assert ask(admin, OffsetSpec.max_timestamp()) == (3, 30)
+    log.write(30)
+    assert ask(admin, OffsetSpec.max_timestamp()) == (3, 30)
 
 
 def test_several_partitions_are_asked_for_at_once_and_fail_alone(admin, log):

@@ -101,7 +101,6 @@ def test_a_closed_client_says_so_first(tmp_path):
         pass
     for call in (
         lambda: admin.create_acls([ACL]),
-        lambda: admin.set_sasl_credentials("u", "p"),
         admin.list_transactions,
         admin.list_consumer_groups,
         lambda: admin.delete_records([TopicPartition("t", 0, 1)]),

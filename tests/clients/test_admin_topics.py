@@ -88,7 +88,7 @@ def test_the_stores_number_of_partitions_is_the_default(admin, database):
         (NewTopic("a", config={"no.such.setting": "1"}), KafkaError.INVALID_CONFIG),
         (NewTopic("a", config={"retention.ms": "soon"}), KafkaError.INVALID_CONFIG),
         (NewTopic("a", config={"retention.ms": None}), KafkaError.INVALID_CONFIG),  # type: ignore[dict-item]
-        (NewTopic("a", config={"cleanup.policy": ""}), KafkaError.INVALID_CONFIG),
+        (NewTopic("a", config={"cleanup.policy": "none"}), KafkaError.INVALID_CONFIG),
     ],
     ids=named,
 )
@@ -127,7 +127,7 @@ def test_copies_are_the_databases_business_and_asking_for_more_is_logged(url, ca
     ]
 
 
-def test_settings_about_brokers_files_are_ignored_and_logged(url, caplog):
+def test_settings_about_brokers_files_are_told_of(url, caplog):
     caplog.set_level(logging.INFO)
     logger = logging.getLogger("the.users")
     with AdminClient({"bootstrap.servers": url}, logger=logger) as admin:

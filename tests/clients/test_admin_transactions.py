@@ -323,7 +323,7 @@ def test_a_hanging_transaction_is_found_and_ended_in_its_partition(admin, log, c
     assert stable_offset(log) == 2
     assert result(admin.find_hanging_transactions()) == []
     assert error_of(admin.abort_transaction(found.abort_spec)) == KafkaError.INVALID_TXN_STATE
-    known.end(commit=True)
+    known.end(commit=False)
     assert_sound(log.store, at_rest=True)
 
 

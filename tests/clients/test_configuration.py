@@ -97,7 +97,7 @@ def test_defaults_are_those_of_librdkafka_but_for_idempotence():
             "request.timeout.ms", "socket.timeout.ms", "retries", "retry.backoff.ms", "retry.backoff.max.ms", "acks",
             "partitioner", "delivery.report.only.error", "allow.auto.create.topics", "transactional.id",
             "transaction.timeout.ms", "enable.idempotence", "max.in.flight", "client.id", "statistics.interval.ms",
-            "txnstore.schema", "txnstore.clock", "on_delivery", "error_cb", "logger",
+            "txnstore.schema", "txnstore.clock", "txnstore.durability", "on_delivery", "error_cb", "logger",
         )
     } == {
         "linger.ms": 5.0, "batch.size": 1_000_000, "batch.num.messages": 10_000,
@@ -107,7 +107,8 @@ def test_defaults_are_those_of_librdkafka_but_for_idempotence():
         "acks": -1, "partitioner": "consistent_random", "delivery.report.only.error": False,
         "allow.auto.create.topics": True, "transactional.id": None, "transaction.timeout.ms": 60_000,
         "enable.idempotence": True, "max.in.flight": 5, "client.id": "rdkafka", "statistics.interval.ms": 0,
-        "txnstore.schema": "txnstore", "txnstore.clock": None, "on_delivery": None, "error_cb": None, "logger": None,
+        "txnstore.schema": "txnstore", "txnstore.clock": None, "txnstore.durability": "full",
+        "on_delivery": None, "error_cb": None, "logger": None,
     }  # fmt: skip
     values = consumer()
     assert {
@@ -118,7 +119,7 @@ def test_defaults_are_those_of_librdkafka_but_for_idempotence():
             "enable.partition.eof", "fetch.min.bytes", "fetch.wait.max.ms", "fetch.max.bytes",
             "max.partition.fetch.bytes", "queued.min.messages", "queued.max.messages.kbytes", "group.protocol",
             "partition.assignment.strategy", "group.instance.id", "allow.auto.create.topics",
-            "txnstore.delivery.order", "check.crcs", "on_commit",
+            "txnstore.delivery.order", "txnstore.commit.ownership", "check.crcs", "on_commit",
         )
     } == {
         "session.timeout.ms": 45_000, "heartbeat.interval.ms": 3_000, "max.poll.interval.ms": 300_000,
@@ -128,7 +129,8 @@ def test_defaults_are_those_of_librdkafka_but_for_idempotence():
         "max.partition.fetch.bytes": 1_048_576, "queued.min.messages": 100_000,
         "queued.max.messages.kbytes": 65_536, "group.protocol": "classic",
         "partition.assignment.strategy": ("range", "roundrobin"), "group.instance.id": None,
-        "allow.auto.create.topics": False, "txnstore.delivery.order": "offset", "check.crcs": False,
+        "allow.auto.create.topics": False, "txnstore.delivery.order": "offset",
+        "txnstore.commit.ownership": "owned", "check.crcs": False,
         "on_commit": None,
     }  # fmt: skip
 

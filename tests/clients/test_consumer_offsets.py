@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from tests.clients.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
-from txnstore import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from txnstore import OFFSET_INVALID, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from txnstore.admin import AdminClient
 
 TP = TopicPartition
 
@@ -77,6 +78,29 @@ def test_of_several_offsets_those_that_can_be_are_committed(reader):
 @pytest.mark.parametrize("offset", [2**63 - 1])
 def test_the_largest_offset_can_be_committed(reader, offset):
     assert reader().commit(offsets=[TP("t", 0, offset)], asynchronous=False)[0].offset == offset
+
+
+@pytest.mark.parametrize("metadata", [None, "", "why"])
+@pytest.mark.parametrize("way", ["commit", "transaction", "admin"])
+def test_no_metadata_and_an_empty_one_read_back_as_what_they_were(reader, make_producer, url, way, metadata):
+    """As from a broker: in whichever way the offset is committed, and whoever asks."""
+    consumer, offsets = reader(), [TP("t", 0, 7, metadata)]
+    with AdminClient({"bootstrap.servers": url}) as admin:
+        if way == "commit":
+            assert consumer.commit(offsets=offsets, asynchronous=False)[0].metadata == metadata
+        elif way == "admin":
+            wanted = ConsumerGroupTopicPartitions("readers", offsets)
+            admin.alter_consumer_group_offsets([wanted])["readers"].result(PATIENCE_SECONDS)
+        else:
+            producer = make_producer({"transactional.id": "worker"})
+            producer.init_transactions(PATIENCE_SECONDS)
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), PATIENCE_SECONDS)
+            producer.commit_transaction(PATIENCE_SECONDS)
+        asked = [ConsumerGroupTopicPartitions("readers")]
+        listed = admin.list_consumer_group_offsets(asked)["readers"].result(PATIENCE_SECONDS).topic_partitions
+    found = consumer.committed([TP("t", 0)], PATIENCE_SECONDS)
+    assert [(tp.offset, tp.metadata) for tp in (*found, *listed)] == [(7, metadata)] * 2
 
 
 def test_metadata_that_no_database_stores_is_refused(reader):

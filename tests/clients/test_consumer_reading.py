@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from sqlalchemy import update
 
@@ -196,6 +198,88 @@ def test_the_end_of_a_partition_is_said_once_for_each_arrival(log, assigned):
     log.write("t", 0, b"b")
     assert consumer.poll(PATIENCE_SECONDS).value() == b"b"
     assert consumer.poll(PATIENCE_SECONDS).offset() == 2
+
+
+#: Longer than any test takes.
+NEVER_MS = 300_000
+
+
+def test_the_end_is_not_said_while_records_may_arrive(log, assigned):
+    """As a broker holds an empty answer back for fetch.wait.max.ms; what arrives meanwhile comes at once."""
+    log.topic()
+    consumer = assigned({"enable.partition.eof": True, "fetch.wait.max.ms": NEVER_MS})
+    assert consumer.poll(0.2) is None
+    for value in (b"a", b"b"):
+        log.write("t", 0, value)
+        assert consumer.poll(PATIENCE_SECONDS).value() == value
+        assert consumer.poll(0.2) is None
+
+
+def test_the_end_is_said_after_what_a_broker_waits(log, assigned):
+    log.topic()
+    log.write("t", 0, b"a")
+    began = time.monotonic()
+    consumer = assigned({"enable.partition.eof": True, "fetch.wait.max.ms": 300})
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"a"
+    assert error_code(consumer.poll(PATIENCE_SECONDS)) == KafkaError._PARTITION_EOF
+    assert time.monotonic() - began >= 0.3
+
+
+@pytest.mark.parametrize("waits_for_nothing", [{"fetch.wait.max.ms": 0}, {"fetch.min.bytes": 0}])
+def test_whoever_asks_for_nothing_is_told_of_the_end_at_once(log, assigned, waits_for_nothing):
+    log.topic()
+    log.write("t", 0, b"a")
+    consumer = assigned({"enable.partition.eof": True, "fetch.wait.max.ms": NEVER_MS, **waits_for_nothing})
+    assert [message.offset() for message in consumer.consume(2, PATIENCE_SECONDS)] == [0, 1]
+
+
+def test_the_end_of_a_partition_is_said_with_the_records_of_another(log, make_consumer):
+    """They make a broker's answer, in which the other is empty."""
+    log.topic(partition_count=2)
+    log.write("t", 1, b"a")
+    consumer = make_consumer({"enable.partition.eof": True, "fetch.wait.max.ms": NEVER_MS})
+    consumer.assign([TopicPartition("t", number, OFFSET_BEGINNING) for number in range(2)])
+    messages = consumer.consume(2, PATIENCE_SECONDS)
+    assert sorted((message.partition(), message.offset(), error_code(message)) for message in messages) == [
+        (0, 0, KafkaError._PARTITION_EOF),
+        (1, 0, None),
+    ]
+    # The one that had records ends with an answer that is held.
+    assert consumer.poll(0.2) is None
+
+
+def test_the_end_that_is_due_is_the_one_of_where_the_reader_is(log, assigned):
+    log.topic()
+    log.write("t", 0, b"a")
+    consumer = assigned({"enable.partition.eof": True, "fetch.wait.max.ms": 300})
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"a"
+    consumer.seek(TopicPartition("t", 0, 0))
+    assert [message.offset() for message in consumer.consume(2, PATIENCE_SECONDS)] == [0, 1]
+    assert consumer.poll(0.5) is None
+
+
+def test_records_of_too_few_bytes_are_held_until_there_are_enough(log, assigned):
+    log.topic()
+    log.write("t", 0, b"few")
+    consumer = assigned({"fetch.min.bytes": 10_000, "fetch.wait.max.ms": NEVER_MS})
+    assert consumer.poll(0.3) is None
+    log.write("t", 0, b"still few")
+    assert consumer.poll(0.3) is None
+    log.write("t", 0, b"x" * 10_000)
+    assert [len(text) for text in texts(consumer.consume(3, PATIENCE_SECONDS))] == [3, 9, 10_000]
+    log.write("t", 0, b"few again")
+    assert consumer.poll(0.3) is None
+
+
+def test_records_of_too_few_bytes_are_held_no_longer_than_a_broker_waits(log, assigned):
+    log.topic()
+    log.write("t", 0, b"few")
+    began = time.monotonic()
+    consumer = assigned({"fetch.min.bytes": 10_000, "fetch.wait.max.ms": 300})
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"few"
+    assert time.monotonic() - began >= 0.3
+    log.write("t", 0, b"few again")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"few again"
 
 
 @pytest.mark.parametrize(("isolation", "end_offset"), [("read_committed", 1), ("read_uncommitted", 2)])

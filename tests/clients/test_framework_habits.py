@@ -729,7 +729,7 @@ class TestEndings:
         for _ in range(2):
             assert producer.close() is True
             assert consumer.close() is None
-        for call in (producer.poll, producer.flush, producer.list_topics, lambda: producer.produce("t")):
+        for call in (producer.poll, producer.flush, lambda: producer.produce("t")):
             with pytest.raises(RuntimeError, match="Producer has been closed"):
                 call()
         for call in (consumer.poll, consumer.consume, consumer.commit, lambda: consumer.subscribe(["t"])):

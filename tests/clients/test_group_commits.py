@@ -11,17 +11,22 @@ from tests.clients.group_steps import (
     STRATEGY_NAMES,
     TP,
     assigned,
+    gate_of,
     lost,
+    revoked,
 )
-from tests.clients.log_writer import PATIENCE_SECONDS
+from tests.clients.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.steps import read_to_end, values
 from txnstore import OFFSET_INVALID, KafkaError, KafkaException
 from txnstore.clients.group_metadata import parse_group_metadata
+from txnstore.clients.group_requests import GroupRequests
+from txnstore.groups.group_image import AnswerStatus
 from txnstore.testing.manual_clock import ManualClock
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 RECORDS = 6
 BY_HAND = {"enable.auto.commit": False}
+AS_IN_KAFKA = {"txnstore.commit.ownership": "member"}
 
 
 @pytest.fixture
@@ -52,7 +57,7 @@ def shared(four, crew):
         crew.until([a], lambda: a.partitions == [0, 1, 2, 3] and len(a.records) == 4 * RECORDS)
         former = a.consumer.consumer_group_metadata()
         b = crew.member("b", settings).subscribe()
-        crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+        crew.until_at_rest([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
         return a, b, former
 
     return make
@@ -66,11 +71,14 @@ def expired(four, crew):
         clock = ManualClock()
         crew.may_be_late = True
         settings = {**BY_HAND, "txnstore.clock": clock, **configuration}
-        a = crew.member("a", settings).subscribe()
+        a = crew.member("a", settings)
+        gate = gate_of(a)
+        a.subscribe()
         crew.until([a], lambda: len(a.records) == 4 * RECORDS)
-        clock.advance(RARE_HEARTBEATS["session.timeout.ms"])
-        b = crew.member("b", {**BY_HAND, "txnstore.clock": clock}).subscribe()
-        crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+        with gate:
+            clock.advance(RARE_HEARTBEATS["session.timeout.ms"])
+            b = crew.member("b", {**BY_HAND, "txnstore.clock": clock}).subscribe()
+            crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
         return a, b
 
     return make
@@ -125,6 +133,21 @@ def test_a_refused_commit_of_what_has_moved_costs_a_member_nothing(shared, crew)
         b.poll()
     assert (a.partitions, a.calls, a.generation, a.errors) == (share, calls, generation, [])
     a.consumer.commit(offsets=[TP("t", share[0], 1)], asynchronous=False)
+
+
+def test_shares_are_settled_once_everybody_was_told_of_them(shared, crew, monkeypatch):
+    """The last answer comes late, as on a busy machine: who keeps a part is told, of nothing new, behind the others."""
+    ask = GroupRequests.heartbeat
+
+    def answered_late(requests, report, *, wakes_readers):
+        answer = ask(requests, report, wakes_readers=wakes_readers)
+        if report.membership.member_id.startswith("a-") and answer.status is AnswerStatus.OWN:
+            eventually(lambda: any(name == "b" and partitions for name, _, partitions in crew.calls))
+        return answer
+
+    monkeypatch.setattr(GroupRequests, "heartbeat", answered_late)
+    a, b, _ = shared(COOPERATIVE)
+    assert a.calls == [assigned(0, 1, 2, 3), revoked(*b.partitions), assigned()]
 
 
 def test_a_consumer_that_has_no_place_yet_commits_nothing_in_a_group_with_members(shared, crew):
@@ -206,6 +229,29 @@ def test_a_former_owner_is_refused_within_a_transaction(shared, producer, url, s
     assert (error.code(), error.fatal(), error.txn_requires_abort()) == (KafkaError.ILLEGAL_GENERATION, False, True)
     goes_on(producer, url, a, a.partitions[0], 2)
     assert committed(b, moved) == [OFFSET_INVALID]
+
+
+@both_strategies
+def test_a_member_may_be_let_commit_what_it_does_not_own_as_in_kafka(shared, producer, strategy):
+    a, b, former = shared(strategy, **AS_IN_KAFKA)
+    kept, moved = a.partitions[0], b.partitions[0]
+    a.consumer.commit(offsets=[TP("t", kept, 2), TP("t", moved, 3)], asynchronous=False)
+    assert committed(b, kept, moved) == [2, 3]
+    transaction(producer, [TP("t", moved, 4)], a.consumer.consumer_group_metadata())
+    assert committed(b, moved) == [4]
+    # In the group's generation only: in a former one the partition was another's.
+    error = refused_transaction(producer, [TP("t", moved, 5)], former)
+    assert (error.code(), error.fatal(), error.txn_requires_abort()) == (KafkaError.ILLEGAL_GENERATION, False, True)
+    producer.abort_transaction(PATIENCE_SECONDS)
+    assert committed(b, moved) == [4]
+
+
+def test_whoever_is_no_member_any_more_commits_nothing_as_in_kafka(expired, producer):
+    a, b = expired(**AS_IN_KAFKA)
+    assert a.refused("commit", offsets=[TP("t", 0, 1)], asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+    error = refused_transaction(producer, [TP("t", 0, 1)], a.consumer.consumer_group_metadata())
+    assert error.code() == KafkaError.UNKNOWN_MEMBER_ID
+    assert committed(b, 0) == [OFFSET_INVALID]
 
 
 def test_a_removed_member_is_refused_within_a_transaction(expired, crew, producer, url):

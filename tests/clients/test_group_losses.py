@@ -11,6 +11,7 @@ from tests.clients.group_steps import (
     STRATEGY_NAMES,
     TP,
     assigned,
+    gate_of,
     lost,
     revoked,
 )
@@ -46,12 +47,15 @@ def expired(four, crew):
     def make(strategy=(), **callbacks):
         clock = ManualClock()
         settings = {"txnstore.clock": clock, "enable.auto.commit": False, **dict(strategy)}
-        a = crew.member("a", settings).subscribe("t", **callbacks)
+        a = crew.member("a", settings)
+        gate = gate_of(a)
+        a.subscribe("t", **callbacks)
         crew.until([a], lambda: len(a.records) == 4 * RECORDS)
-        clock.advance(SESSION_MS)
-        b = crew.member("b", settings).subscribe("t")
-        # All at once: it waits for nobody.
-        crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+        with gate:
+            clock.advance(SESSION_MS)
+            b = crew.member("b", settings).subscribe("t")
+            # All at once: it waits for nobody.
+            crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
         return a, b
 
     return make
@@ -101,11 +105,14 @@ def test_nothing_can_be_committed_of_what_is_lost(expired, crew, kind):
 def test_what_is_stored_of_lost_partitions_is_not_committed_by_itself(four, crew):
     clock = ManualClock()
     settings = {"txnstore.clock": clock, "enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000}
-    a, b = crew.member("a", settings).subscribe(), crew.member("b", settings)
+    a, b = crew.member("a", settings), crew.member("b", settings)
+    gate = gate_of(a)
+    a.subscribe()
     crew.until([a], lambda: len(a.records) == 4 * RECORDS)
-    clock.advance(SESSION_MS)
-    b.subscribe()
-    crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+    with gate:
+        clock.advance(SESSION_MS)
+        b.subscribe()
+        crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
     crew.until([a], lambda: lost(0, 1, 2, 3) in a.calls)
     b.consumer.pause([TP("t", number) for number in range(4)])
     assert [tp.offset for tp in b.consumer.committed([TP("t", number) for number in range(4)])] == [-1001] * 4

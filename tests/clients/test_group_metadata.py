@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,13 @@ def test_names_may_hold_any_text_that_databases_store():
     assert parse_group_metadata(pickle.loads(pickle.dumps(format_group_metadata(membership)))) == membership
 
 
+def test_whether_a_member_commits_what_it_does_not_own_is_behind_all_that_was_observed():
+    for metadata, membership in OBSERVED.items():
+        unowned = replace(membership, commits_unowned=True)
+        assert format_group_metadata(unowned) == metadata + b"\x01"
+        assert parse_group_metadata(metadata + b"\x01") == unowned
+
+
 @pytest.mark.parametrize("name", ["with\0nul", "half\ud800"])
 @pytest.mark.parametrize("column", ["group_id", "member_id", "group_instance_id"])
 def test_a_name_that_cannot_be_stored_is_refused(name, column):
@@ -49,6 +57,8 @@ def test_what_is_cut_short_is_refused(length):
         b"CGMDv1:\x01\x00\x00\x00g\x00m\x00\x01",
         b"CGMDv2:\x01\x00\x00\x00g\x00m\x00\x02",
         b"CGMDv2:\x01\x00\x00\x00g\x00m\x00\x01rest",
+        b"CGMDv2:\x01\x00\x00\x00g\x00m\x00\x01\x02",
+        b"CGMDv2:\x01\x00\x00\x00g\x00m\x00\x01\x01\x01",
         b"CGMDv2:\x01\x00\x00\x00\x00m\x00\x01",
         b"CGMDv2:\x01\x00\x00\x00\xff\x00m\x00\x01",
     ],

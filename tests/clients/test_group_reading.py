@@ -37,7 +37,7 @@ def offset_of(member, number):
 
 def shared(crew, a, strategy=()):
     b = crew.member("b", {**BY_HAND, **dict(strategy)}).subscribe()
-    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    crew.until_at_rest([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
     return b
 
 

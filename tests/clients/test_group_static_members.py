@@ -38,7 +38,7 @@ def pair(four, crew):
 
     def make(strategy=(), **configuration):
         members = [come(crew, name, instance, strategy, **configuration) for name, instance in (("a", "1"), ("b", "2"))]
-        crew.until(members, lambda: [len(member.partitions) for member in members] == [2, 2])
+        crew.until_at_rest(members, lambda: [len(member.partitions) for member in members] == [2, 2])
         return members
 
     return make
@@ -83,7 +83,7 @@ def test_a_second_life_fences_the_first(pair, crew, strategy):
     b.taken()
     second = come(crew, "second", "1", strategy, enable_auto_commit=False)
     crew.until([second, b], lambda: second.partitions == had)
-    crew.until([a, second, b], lambda: a.errors)
+    crew.until([a, second, b], lambda: a.errors and not a.partitions)
     (error,) = a.errors
     assert (error.code(), error.fatal()) == (KafkaError.FENCED_INSTANCE_ID, True)
     assert a.moves[-1] == lost(*had)

@@ -230,7 +230,7 @@ def test_a_subscription_can_be_changed_within_the_group(four, crew, log, strateg
 @both_strategies
 def test_subscribing_to_the_same_again_disturbs_nobody_else(four, crew, strategy):
     a, b = crew.members("ab", **strategy)
-    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    crew.until_at_rest([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
     generation, calls = b.generation, list(b.calls)
     share = a.partitions
     a.subscribe()

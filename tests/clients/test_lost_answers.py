@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import delete
 
-from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, read_to_end, values
-from txnstore import Consumer, Producer, TopicPartition
+from tests.clients.callers import calling, ledger_of, make_ledger
+from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from txnstore import Consumer, KafkaError, Producer, TopicPartition
+from txnstore.db.schema import transaction_log, transactions
+from txnstore.db.store import open_store
+from txnstore.db.taken_transactions import TakenTransaction
+from txnstore.errors import OutcomeUnknown
 from txnstore.testing.proxy import Proxy, upstream_of
+from txnstore.transactions.coordinator import TransactionCoordinator
 
 TOPIC = "orders"
 
@@ -77,3 +84,102 @@ def test_records_outside_of_transactions_are_there_once(txnstore_postgresql_url,
 
     assert [(error, message.offset()) for error, message in reports] == [(None, number) for number in range(5)]
     assert values(read_to_end(url, TOPIC)) == [b"%d" % number for number in range(5)]
+
+
+# --- another process starts before an answer that was lost is asked for again -------------------------------------
+
+
+def lose_answer(monkeypatch, since):
+    """Lose the answer to the next end of a transaction, with whatever happens until the next try."""
+    end = TransactionCoordinator.end_transaction
+
+    def end_once(*arguments, **keywords):
+        monkeypatch.setattr(TransactionCoordinator, "end_transaction", end)
+        end(*arguments, **keywords)
+        since()
+        raise OutcomeUnknown
+
+    monkeypatch.setattr(TransactionCoordinator, "end_transaction", end_once)
+
+
+@pytest.fixture
+def commit(make_producer, url):
+    """A producer in a transaction, with one record that is sent and one that goes with the commit, and its reports."""
+    create_topic(url, TOPIC)
+    reports = []
+    producer = make_producer({"transactional.id": "anna", "linger.ms": 50_000})
+    producer.init_transactions(PATIENCE_SECONDS)
+    producer.begin_transaction()
+    for value in (b"sent before", b"with the commit"):
+        producer.produce(
+            TOPIC, value, partition=0, on_delivery=lambda error, message: reports.append((error, message.offset()))
+        )
+        if not reports:
+            producer.flush(PATIENCE_SECONDS)
+    return producer, reports
+
+
+def test_a_commit_that_stands_is_no_error_though_another_process_has_started(commit, make_producer, url, monkeypatch):
+    producer, reports = commit
+    newer = make_producer({"transactional.id": "anna"})
+    lose_answer(monkeypatch, lambda: newer.init_transactions(PATIENCE_SECONDS))
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert values(read_to_end(url, TOPIC)) == [b"sent before", b"with the commit"]
+    assert reports == [(None, 0), (None, 1)]
+    # Only what comes next is refused.
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"too late", partition=0)
+    error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+    assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)
+    assert values(read_to_end(url, TOPIC)) == [b"sent before", b"with the commit"]
+
+
+def test_a_commit_that_the_journal_does_not_remember_is_not_said_to_be_aborted(commit, make_producer, url, monkeypatch):
+    producer, _ = commit
+    newer = make_producer({"transactional.id": "anna"})
+
+    def since():
+        with open_store(url) as store:
+            store.write(lambda connection: connection.execute(delete(transaction_log)))
+        newer.init_transactions(PATIENCE_SECONDS)
+
+    lose_answer(monkeypatch, since)
+    error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+    assert (error.code(), error.fatal(), error.retriable()) == (KafkaError._TIMED_OUT, True, False)
+    assert "the outcome is unknown" in error.str()
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_an_enlisted_commit_is_told_as_it_is_though_an_expired_producer_id_was_replaced(
+    make_producer, url, monkeypatch, stands
+):
+    create_topic(url, TOPIC)
+    make_ledger(url)
+    producer, newer = (make_producer({"transactional.id": "anna", "linger.ms": 50_000}) for _ in range(2))
+    producer.init_transactions(PATIENCE_SECONDS)
+    producer.begin_transaction()
+
+    def since():
+        with open_store(url) as store:
+            store.write(lambda connection: connection.execute(delete(transactions)))
+        newer.init_transactions(PATIENCE_SECONDS)
+
+    def lose(taken, connection, deadline):
+        if stands:
+            send(taken, connection, deadline)
+        else:
+            connection.exec_driver_sql("ROLLBACK")
+        since()
+        raise OutcomeUnknown
+
+    send = TakenTransaction._send_commit
+    with calling(url, "core") as caller:
+        producer.enlist(caller.given)
+        caller.write("1")
+        producer.produce(TOPIC, b"1", partition=0)
+        monkeypatch.setattr(TakenTransaction, "_send_commit", lose)
+        if stands:
+            producer.commit_transaction(PATIENCE_SECONDS)
+        else:
+            assert error_of(producer.commit_transaction, PATIENCE_SECONDS).fatal()
+    assert (ledger_of(url), values(read_to_end(url, TOPIC))) == ((["1"], [b"1"]) if stands else ([], []))

@@ -18,10 +18,11 @@ from tests.clients.steps import (
     error_of,
     read_to_end,
     refusal_of,
+    time_out,
     values,
 )
 from txnstore import KafkaError, Producer, TopicPartition
-from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
+from txnstore.transactions.recovery import abort_by_administrator
 
 TOPIC = "orders"
 #: How long a call waits that cannot succeed.
@@ -257,7 +258,7 @@ def test_a_transaction_that_timed_out_can_be_aborted_and_begun_anew(store, url, 
     producer.produce(topic, b"lost", partition=0)
     assert producer.flush(PATIENCE_SECONDS) == 0
     clock.advance(61_234)
-    assert abort_timed_out(store) == ("anna",)
+    time_out(store)
 
     if call == "produce":
         producer.produce(topic, b"late", partition=0)
@@ -279,7 +280,7 @@ def test_an_abort_of_a_transaction_that_timed_out_goes_through(store, url, clock
     producer.produce(topic, b"lost", partition=0)
     assert producer.flush(PATIENCE_SECONDS) == 0
     clock.advance(60_001)
-    assert abort_timed_out(store) == ("anna",)
+    time_out(store)
 
     _assert_goes_on(producer, url, topic)
 
@@ -301,7 +302,7 @@ def test_the_newer_producer_fences_the_older_one_that_timed_out(store, clock, ma
     older.produce(topic, b"lost", partition=0)
     assert older.flush(PATIENCE_SECONDS) == 0
     clock.advance(60_001)
-    assert abort_timed_out(store) == ("anna",)
+    time_out(store)
     make_producer(configuration).init_transactions(PATIENCE_SECONDS)
 
     error = error_of(older.commit_transaction, PATIENCE_SECONDS)

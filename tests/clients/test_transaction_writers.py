@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, time_out, values
 from txnstore import KafkaError, Producer
 from txnstore.aio import AIOProducer
-from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
+from txnstore.transactions.recovery import abort_by_administrator
 from txnstore.transactions.tokens import TransactionToken
 
 TOPIC = "orders"
@@ -37,15 +37,22 @@ def token(producer):
 
 
 @pytest.fixture
-def make_writer(make_producer):
-    return lambda token, **more: make_producer({"txnstore.transaction.token": token, **more})
+def make_writer(make_producer, clock):
+    return lambda token, **more: make_producer({"txnstore.transaction.token": token, "txnstore.clock": clock, **more})
 
 
-def seen(url):
-    return sorted((value or b"").decode() for value in values(read_to_end(url, TOPIC, partitions=(0, 1))))
+@pytest.fixture
+def seen(url, clock):
+    """Return what a reader gets that goes by the same clock: by another one, what is open might be overdue."""
+
+    def read():
+        messages = read_to_end(url, TOPIC, partitions=(0, 1), **{"txnstore.clock": clock})
+        return sorted((value or b"").decode() for value in values(messages))
+
+    return read
 
 
-def test_writers_that_joined_by_a_token_count_once_they_have_reported(url, producer, token, make_writer) -> None:
+def test_writers_that_joined_by_a_token_count_once_they_have_reported(url, producer, token, make_writer, seen) -> None:
     good, silent, empty = (make_writer(token) for _ in range(3))
     for number in range(4):
         good.produce(TOPIC, f"good {number}", partition=number % 2)
@@ -55,35 +62,35 @@ def test_writers_that_joined_by_a_token_count_once_they_have_reported(url, produ
     ids = {writer.report_writer(PATIENCE_SECONDS) for writer in (good, empty)}
     assert len(ids) == 2
     assert good.report_writer() in ids
-    assert seen(url) == []
+    assert seen() == []
     producer.commit_transaction(PATIENCE_SECONDS)
-    assert seen(url) == ["good 0", "good 1", "good 2", "good 3", "own"]
+    assert seen() == ["good 0", "good 1", "good 2", "good 3", "own"]
     # The next transaction is like any other.
     with producer.transaction():
         producer.produce(TOPIC, "next", partition=0)
-    assert "next" in seen(url)
+    assert "next" in seen()
 
 
-def test_the_committer_names_who_counts(url, producer, token, make_writer) -> None:
+def test_the_committer_names_who_counts(url, producer, token, make_writer, seen) -> None:
     named, other = make_writer(token), make_writer(token)
     for writer in (named, other):
         writer.produce(TOPIC, "named" if writer is named else "other", partition=0)
     other.report_writer(PATIENCE_SECONDS)
     producer.commit_transaction(writers=[named.report_writer(PATIENCE_SECONDS)])
-    assert seen(url) == ["named"]
+    assert seen() == ["named"]
 
 
-def test_an_abort_aborts_what_writers_wrote(url, producer, token, make_writer) -> None:
+def test_an_abort_aborts_what_writers_wrote(url, producer, token, make_writer, seen) -> None:
     writer = make_writer(token)
     writer.produce(TOPIC, "a", partition=0)
     writer.report_writer(PATIENCE_SECONDS)
     producer.abort_transaction(PATIENCE_SECONDS)
-    assert seen(url) == []
+    assert seen() == []
     producer.begin_transaction()
     producer.commit_transaction(PATIENCE_SECONDS)
 
 
-def test_a_commit_that_names_a_stranger_takes_an_abort(url, producer, token, make_writer) -> None:
+def test_a_commit_that_names_a_stranger_takes_an_abort(url, producer, token, make_writer, seen) -> None:
     writer = make_writer(token)
     writer.produce(TOPIC, "a", partition=0)
     writer.report_writer(PATIENCE_SECONDS)
@@ -91,7 +98,7 @@ def test_a_commit_that_names_a_stranger_takes_an_abort(url, producer, token, mak
     assert (error.code(), error.txn_requires_abort(), error.fatal()) == (KafkaError.INVALID_REQUEST, True, False)
     assert "not in the transaction" in error.str()
     producer.abort_transaction(PATIENCE_SECONDS)
-    assert seen(url) == []
+    assert seen() == []
 
 
 def test_writers_are_named_only_where_a_token_was_given_out(producer) -> None:
@@ -106,14 +113,14 @@ def test_writers_are_named_only_where_a_token_was_given_out(producer) -> None:
 
 @pytest.mark.parametrize("how", ["commit", "abort", "init", "timeout", "administrator", "next"])
 def test_a_writer_that_comes_late_is_fenced(
-    url, store, clock, producer, token, make_writer, make_producer, how
+    url, store, clock, producer, token, make_writer, make_producer, how, seen
 ) -> None:
     started, late = make_writer(token), make_writer(token)
     started.produce(TOPIC, "in time", partition=0)
     assert started.flush(PATIENCE_SECONDS) == 0
     if how == "timeout":
         clock.advance(60_001)
-        assert abort_timed_out(store) == ("anna",)
+        time_out(store)
     elif how == "administrator":
         assert abort_by_administrator(store, "anna")
     elif how == "init":
@@ -134,7 +141,7 @@ def test_a_writer_that_comes_late_is_fenced(
         assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)
         assert "is over" in error.str()
         assert "is over" in error_of(lambda: writer.produce(TOPIC, "more")).str()  # noqa: B023
-    assert seen(url) == []
+    assert seen() == []
 
 
 def refused_calls():
@@ -150,7 +157,7 @@ def refused_calls():
 
 
 @pytest.mark.parametrize("name", sorted(refused_calls()))
-def test_a_writer_neither_begins_nor_ends_the_transaction(url, producer, token, make_writer, name) -> None:
+def test_a_writer_neither_begins_nor_ends_the_transaction(url, producer, token, make_writer, name, seen) -> None:
     writer = make_writer(token)
     error = error_of(lambda: refused_calls()[name](writer))
     assert error.code() == KafkaError._STATE
@@ -159,7 +166,7 @@ def test_a_writer_neither_begins_nor_ends_the_transaction(url, producer, token, 
     writer.produce(TOPIC, "a", partition=0)
     writer.report_writer(PATIENCE_SECONDS)
     producer.commit_transaction(PATIENCE_SECONDS)
-    assert seen(url) == ["a"]
+    assert seen() == ["a"]
 
 
 def test_only_a_writer_reports_and_only_an_open_transaction_has_a_token(make_producer, producer) -> None:
@@ -178,25 +185,25 @@ def test_a_writer_that_reported_produces_no_more(producer, token, make_writer) -
     producer.abort_transaction(PATIENCE_SECONDS)
 
 
-def test_a_writer_whose_record_was_refused_does_not_count(url, producer, token, make_writer) -> None:
+def test_a_writer_whose_record_was_refused_does_not_count(url, producer, token, make_writer, seen) -> None:
     writer = make_writer(token, **{"allow.auto.create.topics": False})
     writer.produce(TOPIC, "a", partition=0)
     writer.produce("nowhere", "b")
     error = error_of(lambda: writer.report_writer(PATIENCE_SECONDS))
     assert error.fatal()
     producer.commit_transaction(PATIENCE_SECONDS)
-    assert seen(url) == []
+    assert seen() == []
 
 
-def test_a_writer_that_is_closed_without_a_report_does_not_count(url, producer, token, make_writer) -> None:
+def test_a_writer_that_is_closed_without_a_report_does_not_count(url, producer, token, make_writer, seen) -> None:
     with make_writer(token) as writer:
         writer.produce(TOPIC, "a", partition=0)
     assert values(read_to_end(url, TOPIC, isolation="read_uncommitted", partitions=(0, 1))) == [b"a"]
     producer.commit_transaction(PATIENCE_SECONDS)
-    assert seen(url) == []
+    assert seen() == []
 
 
-def test_writers_in_many_threads_lose_and_repeat_nothing(url, producer, token, make_writer) -> None:
+def test_writers_in_many_threads_lose_and_repeat_nothing(url, producer, token, make_writer, seen) -> None:
     start = threading.Barrier(4)
 
     def write(number):
@@ -211,7 +218,7 @@ def test_writers_in_many_threads_lose_and_repeat_nothing(url, producer, token, m
     with ThreadPoolExecutor(4) as pool:
         ids = list(pool.map(write, range(4)))
     producer.commit_transaction(writers=ids[:3])
-    assert seen(url) == [f"{number}/{index:02}" for number in range(3) for index in range(50)]
+    assert seen() == [f"{number}/{index:02}" for number in range(3) for index in range(50)]
 
 
 def test_a_token_is_opaque_picklable_and_holds_no_credentials(url, producer, token) -> None:
@@ -259,7 +266,7 @@ def test_a_token_of_another_database_is_refused(producer, token, make_writer) ->
     producer.abort_transaction(PATIENCE_SECONDS)
 
 
-def test_coroutines_write_together_as_well(url, topic) -> None:
+def test_coroutines_write_together_as_well(url, topic, seen) -> None:
     async def main():
         producer = AIOProducer({"bootstrap.servers": url, "transactional.id": "anna"})
         await producer.init_transactions()
@@ -273,4 +280,4 @@ def test_coroutines_write_together_as_well(url, topic) -> None:
         await producer.close()
 
     asyncio.run(main())
-    assert seen(url) == ["a"]
+    assert seen() == ["a"]

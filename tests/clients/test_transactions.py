@@ -17,12 +17,14 @@ from tests.clients.steps import (
     error_of,
     read_to_end,
     refusal_of,
+    time_out,
     values,
 )
 from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, Message, TopicPartition
 from txnstore.db.schema import transactions
+from txnstore.db.store import Store
 from txnstore.transactions.metadata import EPOCH_EXHAUSTED
-from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
+from txnstore.transactions.recovery import abort_by_administrator
 
 TOPIC = "orders"
 
@@ -236,6 +238,46 @@ def test_many_small_transactions_one_after_the_other(producer, url, topic):
 # Offsets that go along.
 
 
+@pytest.mark.parametrize("exists", [True, False], ids=["there", "to be created"])
+def test_records_of_a_topic_that_is_used_for_the_first_time_go_with_the_commit(
+    make_transactional, url, monkeypatch, exists
+):
+    if exists:
+        create_topic(url, TOPIC)
+    producer = make_transactional(linger_ms=9_000)
+    reports = []
+    producer.begin_transaction()
+    for number in range(3):
+        producer.produce(TOPIC, b"%d" % number, on_delivery=lambda error, message: reports.append(message.offset()))
+    written = []
+    write = Store.write
+
+    def count(store, work, **options):
+        written.append(work)
+        return write(store, work, **options)
+
+    monkeypatch.setattr(Store, "write", count)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    # Each is a database transaction: the commit, and before it the creation of the topic and its copies.
+    assert len(written) == (1 if exists else 2 + url.count(","))
+    assert reports == [0, 1, 2]
+    assert values(read_to_end(url, TOPIC)) == [b"0", b"1", b"2"]
+
+
+def test_records_of_a_topic_that_cannot_be_had_keep_the_others_from_being_committed(make_transactional, url, topic):
+    producer = make_transactional(linger_ms=9_000, allow_auto_create_topics=False)
+    producer.begin_transaction()
+    producer.produce(topic, b"lost")
+    producer.produce("nowhere", b"lost")
+    error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+    assert (error.code(), error.txn_requires_abort()) == (KafkaError._INCONSISTENT, True)
+    producer.abort_transaction(PATIENCE_SECONDS)
+    assert read_to_end(url, topic) == []
+    with producer.transaction(PATIENCE_SECONDS):
+        producer.produce(topic, b"next")
+    assert values(read_to_end(url, topic)) == [b"next"]
+
+
 def test_offsets_are_committed_with_the_transaction(producer, make_consumer, topic):
     consumer = make_consumer({"isolation.level": "read_uncommitted"})
     producer.begin_transaction()
@@ -439,7 +481,7 @@ def test_after_its_time_the_same_producer_resumes(store, clock, make_transaction
     producer.produce(topic, b"lost", partition=0)
     assert producer.flush(PATIENCE_SECONDS) == 0
     clock.advance(30_001)
-    assert abort_timed_out(store) == ("anna",)
+    time_out(store)
 
     producer.produce(topic, b"late", partition=0)
     assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()

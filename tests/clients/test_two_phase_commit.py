@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+
 import pytest
 
 from tests.clients import two_phase_recipe
@@ -116,6 +120,55 @@ def test_an_empty_transaction_is_prepared_and_completed_too(url, start):
     producer = start(keep_prepared_txn=True)
     producer.complete_transaction(state, PATIENCE_SECONDS)
     assert seen(url) == []
+
+
+def dies_with_one_prepared(url, pipe):
+    """Be a process that ends an empty transaction, prepares the next one and is killed."""
+    producer = Producer({"bootstrap.servers": url, **TWO_PHASE})
+    producer.init_transactions(PATIENCE_SECONDS)
+    empty = str(prepared(producer))
+    producer.complete_transaction(empty, PATIENCE_SECONDS)
+    pipe.send((empty, str(prepared(producer, b"rolled back"))))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_name_of_an_empty_transaction_does_not_commit_the_next_one(url, start):
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=dies_with_one_prepared, args=(url, theirs), daemon=True)
+    child.start()
+    child.join(PATIENCE_SECONDS)
+    assert child.exitcode == -signal.SIGKILL
+    remembered, forgotten = ours.recv()
+    # The application's database has committed the first one, and rolled back the second.
+    assert remembered != forgotten
+    assert (outcome(remembered, url), outcome(forgotten, url)) == (Outcome.COMMITTED, Outcome.OPEN)
+    start(keep_prepared_txn=True).complete_transaction(remembered, PATIENCE_SECONDS)
+    assert seen(url) == []
+    assert (outcome(remembered, url), outcome(forgotten, url)) == (Outcome.COMMITTED, Outcome.ABORTED)
+
+
+@pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+def test_a_transaction_that_is_prepared_empty_is_open_until_it_is_ended_by_its_name(url, start, end):
+    producer = start()
+    state = prepared(producer)
+    assert outcome(state, url) is Outcome.OPEN
+    assert producer.prepare_transaction(PATIENCE_SECONDS) == state
+    getattr(producer, end)(PATIENCE_SECONDS)
+    assert outcome(state, url) is (Outcome.COMMITTED if end == "commit_transaction" else Outcome.ABORTED)
+    assert prepared(producer) != state
+
+
+def test_a_name_that_came_too_late_is_written_when_it_is_asked_for_again(url, start, hold_database):
+    producer = start()
+    producer.begin_transaction()
+    with hold_database(url):
+        assert error_of(producer.prepare_transaction, 0.1).code() == KafkaError._TIMED_OUT
+    state = producer.prepare_transaction(PATIENCE_SECONDS)
+    producer = start(keep_prepared_txn=True)
+    assert producer.prepare_transaction(PATIENCE_SECONDS) == state
+    producer.complete_transaction(state, PATIENCE_SECONDS)
+    assert outcome(state, url) is Outcome.COMMITTED
 
 
 def test_nothing_is_added_to_what_is_prepared(url, start):
@@ -275,6 +328,29 @@ def test_the_outcome_of_every_transaction_of_a_producer_is_its_own(url, start):
     for state, commit in states:
         assert outcome(state, {"bootstrap.servers": url}) is (Outcome.COMMITTED if commit else Outcome.ABORTED)
     assert outcome(prepared(producer, b"open"), url) is Outcome.OPEN
+
+
+def test_a_name_under_which_nothing_was_written_ends_as_aborted(url, start):
+    """As versions before have given out."""
+    identity = prepared(start())
+    AdminClient({"bootstrap.servers": url}).force_terminate_transaction("anna").result(PATIENCE_SECONDS)
+    unused = PreparedTxnState(identity.producer_id, identity.epoch + 1)
+    assert outcome(unused, url) is Outcome.OPEN
+    start(keep_prepared_txn=True).complete_transaction(unused, PATIENCE_SECONDS)
+    assert outcome(unused, url) is Outcome.ABORTED
+
+
+@pytest.mark.parametrize("records", [(b"a",), ()], ids=["with a record", "empty"])
+def test_the_outcome_is_final_if_the_question_fences(url, start, records):
+    producer = start()
+    states = {str(prepared(producer, *records)): Outcome.COMMITTED}
+    producer.commit_transaction(PATIENCE_SECONDS)
+    states[str(prepared(producer, *records))] = Outcome.ABORTED
+    for _ in range(2):
+        assert {state: outcome(state, url, fence=True) for state in states} == states
+    assert error_of(producer.commit_transaction, PATIENCE_SECONDS).fatal()
+    assert {state: outcome(state, url) for state in states} == states
+    assert seen(url) == list(records)
 
 
 def test_the_recipe_keeps_both_databases_together_whatever_dies(url, tmp_path):

@@ -6,15 +6,19 @@ import threading
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, insert, select
 
 from tests.cluster.conftest import Bench, Producer, read, row_of
+from txnstore.db import cluster_members
 from txnstore.db.cluster import open_cluster
 from txnstore.db.cluster_members import PAUSE_LAST_SECONDS
+from txnstore.db.schema import marker_outbox, transactions
 from txnstore.errors import ConcurrentTransactions, OutcomeUnknown, StoreUnavailable
 from txnstore.log.cluster_topics import create_topic
 from txnstore.testing.cluster_invariants import assert_cluster_sound
 from txnstore.testing.private_cluster import PrivateCluster
 from txnstore.testing.server_programs import NoServerProgramsError
+from txnstore.transactions import recovery
 from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.recovery import abort_timed_out, complete_all_decided, recover
 from txnstore.transactions.states import TransactionState
@@ -105,8 +109,11 @@ def test_a_start_waits_for_what_it_aborts_in_a_database_that_is_away(bench: Benc
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
-def test_recovery_does_not_wait_once_for_each_transaction(sqlite_bench: Bench):
+def test_recovery_does_not_wait_once_for_each_transaction(sqlite_bench: Bench, monkeypatch):
     bench = sqlite_bench
+    # Longer than anything takes here on a slow machine.
+    monkeypatch.setattr(cluster_members, "PAUSE_FIRST_SECONDS", 600.0)
+    monkeypatch.setattr(cluster_members, "PAUSE_LAST_SECONDS", 600.0)
     producers = [bench.producer_at(1) for _ in range(6)]
     for producer in producers:
         producer.send(bench.partition_at(2), b"a")
@@ -127,8 +134,59 @@ def test_recovery_does_not_wait_once_for_each_transaction(sqlite_bench: Bench):
         with pytest.raises(StoreUnavailable):
             complete_all_decided(bench.cluster.own(1))
         assert all(len(bench.markers(bench.partition_at(3))) == 6 for _ in producers)
+    bench.cluster.members._pauses.clear()
     assert len(complete_all_decided(bench.cluster.own(1))) == 6
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def plant_copies(bench: Bench, transactional_id: str, count: int) -> None:
+    """Let so many transactions wait for the same as this decided one, under names that come before it."""
+
+    def work(connection: Connection) -> None:
+        for table in (transactions, marker_outbox):
+            of_id = select(table).where(table.c.transactional_id == transactional_id)
+            for row in connection.execute(of_id).mappings().all():
+                stored = {name: value for name, value in row.items() if table.c[name].computed is None}
+                copies = [
+                    {**stored, "transactional_id": f"0-{number:04}", "producer_id": row["producer_id"] + 1_000 + number}
+                    for number in range(count)
+                ]
+                connection.execute(insert(table), copies)
+
+    bench.cluster.own(1).write(work)
+
+
+def let_many_wait(bench: Bench, count: int) -> None:
+    """Let more transactions wait for a database than a page holds; assert that they keep no other one waiting."""
+    waiting, later, overdue = (bench.producer_at(1) for _ in range(3))
+    waiting.send(bench.partition_at(2), b"waiting")
+    with bench.down(2), pytest.raises(OutcomeUnknown):
+        waiting.end(commit=True)
+    plant_copies(bench, waiting.transactional_id, count)
+    later.send(bench.partition_at(3), b"later")
+    overdue.send(bench.partition_at(1), b"overdue")
+    with bench.down(3), pytest.raises(OutcomeUnknown):
+        later.end(commit=True)
+    bench.clock.advance(60_001)
+    with bench.down(2):
+        with pytest.raises(StoreUnavailable, match="second"):
+            recover(bench.cluster.own(1))
+        assert bench.row(later.transactional_id).state is S.COMPLETE_COMMIT
+        assert bench.read(bench.partition_at(3)) == [b"later"]
+        # Nor do they keep open what is to be aborted.
+        assert bench.row(overdue.transactional_id).state is S.COMPLETE_ABORT
+
+
+def test_a_page_of_transactions_that_wait_for_a_database_keeps_no_other_one_waiting(bench: Bench, monkeypatch):
+    monkeypatch.setattr(recovery, "_DECIDED", recovery._DECIDED.limit(3))
+    let_many_wait(bench, 7)
+    assert len(complete_all_decided(bench.cluster.own(1))) == 8
+    assert bench.read(bench.partition_at(2)) == [b"waiting"]
+
+
+@pytest.mark.slow
+def test_nor_do_as_many_as_a_page_really_holds(sqlite_bench: Bench):
+    let_many_wait(sqlite_bench, recovery.FOUND_MAX)
 
 
 def test_the_controller_away_keeps_nobody_from_what_lives_elsewhere(bench: Bench):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+import time
+from typing import Any
 
 import pytest
 
+from tests.clients.steps import time_out
 from txnstore import (
     OFFSET_BEGINNING,
     Consumer,
@@ -17,8 +21,9 @@ from txnstore import (
     outcome,
 )
 from txnstore.admin import AdminClient, NewTopic
+from txnstore.db.cluster import open_cluster
+from txnstore.log.topics import get_topic
 from txnstore.transactions.outcome import Outcome
-from txnstore.transactions.recovery import abort_timed_out
 
 PATIENCE_SECONDS = 20.0
 PARTITIONS = 6
@@ -80,6 +85,13 @@ def read_all(make, topic, *, isolation="read_committed", partitions=range(PARTIT
             ended.add(message.partition())
     consumer.close()
     return found
+
+
+def homes_of(urls, topic, transactional_id):
+    """Return which databases hold the topic's partitions, and which one coordinates the transactional id."""
+    with open_cluster(urls) as cluster:
+        found = cluster.controller.read(lambda connection: get_topic(connection, topic))
+        return found.homes, cluster.coordinator_id_of(transactional_id)
 
 
 def everywhere(producer, topic, *values):
@@ -244,7 +256,7 @@ def test_a_transaction_that_timed_out_is_aborted_everywhere_and_its_producer_goe
     assert producer.flush(PATIENCE_SECONDS) == 0
     site.clock.advance(10_001)
     with site.open() as cluster:
-        assert [name for store in cluster.stores() for name in abort_timed_out(store)] == ["anna"]
+        time_out(cluster.coordinator_of("anna"))
     with pytest.raises(KafkaException) as caught:
         producer.commit_transaction(PATIENCE_SECONDS)
     assert caught.value.args[0].txn_requires_abort()
@@ -345,3 +357,48 @@ def test_all_threads_end_with_their_clients(urls, topic):
             for _ in range(PARTITIONS):
                 assert consumer.poll(PATIENCE_SECONDS) is not None
     assert set(threading.enumerate()) <= before
+
+
+def test_a_record_for_a_known_part_in_another_database_is_refused_after_the_deadline(urls, transactional, topic):
+    producer = transactional(transaction_timeout_ms=1_000)
+    producer.begin_transaction()
+    everywhere(producer, topic, b"in time")
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    refused: list[KafkaError] = []
+    deadline = time.monotonic() + PATIENCE_SECONDS
+
+    def reported(error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            refused.append(error)
+
+    homes, coordinator = homes_of(urls, topic, "anna")
+    elsewhere = [number for number, home in enumerate(homes) if home != coordinator]
+    while not refused and time.monotonic() < deadline:
+        for number in elsewhere:
+            with contextlib.suppress(KafkaException):
+                producer.produce(topic, b"more", partition=number, on_delivery=reported)
+        producer.flush(PATIENCE_SECONDS)
+    assert "longer than its timeout of 1000 ms" in refused[0].str()
+    producer.abort_transaction(PATIENCE_SECONDS)
+
+
+def test_a_reader_for_a_moment_ends_what_would_move_the_offset_of_a_group_that_lives_elsewhere(bench):
+    urls = ", ".join(bench.site.urls)
+    group_id, held = bench.name_at(2, "group"), bench.partition_at(3)
+    number = bench.topic.partition_ids.index(held)
+    with Producer({"bootstrap.servers": urls}) as producer:
+        producer.produce(bench.topic.name, b"first", partition=number)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+    abandoned = bench.producer_at(1)
+    abandoned.start(1_000)
+    abandoned.send_offsets(group_id, {held: 0})
+    bench.clock.advance(1_001)
+    settings = {"bootstrap.servers": urls, "group.id": group_id, "auto.offset.reset": "earliest"}
+    found: list[Any] = []
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not found and time.monotonic() < deadline:
+        with Consumer(settings | {"txnstore.clock": bench.clock, "enable.auto.commit": False}) as consumer:
+            consumer.assign([TopicPartition(bench.topic.name, number)])
+            # Shorter than the second after which a consumer recovers all databases.
+            found = consumer.consume(1, timeout=0.5)
+    assert [message.value() for message in found] == [b"first"]

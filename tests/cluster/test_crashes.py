@@ -174,9 +174,9 @@ def test_a_second_crash_in_the_recovery_leaves_nothing_that_the_next_one_does_no
     victims.run(victims.make())
     commits = [point for point in steps_of(victims.run, victims.make()) if point.statement == "COMMIT"]
     after = [point.step for point in commits if point.when is When.AFTER]
-    # Added, appended in each, offsets added and sent; decided; delivered; complete.
-    assert len(after) == 8
-    firsts = {after[4], after[5]}
+    # Added, announced, verified and appended in each, offsets added and sent; decided; delivered; complete.
+    assert len(after) == 12
+    firsts = {after[-4], after[-3]}
     outcomes = set()
     pairs = 0
 

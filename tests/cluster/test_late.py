@@ -76,6 +76,7 @@ def test_offsets_that_come_while_their_transaction_ends_wait_and_are_refused(sit
         store, member = cluster.own(2), GroupMembership("announced")
         while cluster.coordinator_id_of(member.group_id) != 2:
             member = GroupMembership(f"{member.group_id}-")
+        assert create_topic(cluster, "orders").partition_ids == (1,)
         marker, late = ProducerIdentity(7, 4), ProducerIdentity(7, 3)
         has_begun, may_commit = threading.Event(), threading.Event()
         refused: list[TxnStoreError] = []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import Producer, Site, down
+from tests.cluster.conftest import Producer, Site, down, read
 from txnstore.db import cluster_members
-from txnstore.db.cluster import open_cluster, split_urls
+from txnstore.db.cluster import Cluster, open_cluster, split_urls
 from txnstore.db.membership import (
     Database,
     claim,
@@ -21,13 +22,16 @@ from txnstore.db.membership import (
     read_databases,
     reserve,
 )
-from txnstore.db.store import open_store
+from txnstore.db.store import Store, open_store
 from txnstore.db.url import parse_url
 from txnstore.errors import (
+    ConcurrentTransactions,
     InvalidUrl,
     MissingMember,
     NotCoordinator,
+    OutcomeUnknown,
     StoreUnavailable,
+    TransactionAbortable,
     WrongCluster,
 )
 from txnstore.groups.offsets import commit_offsets, read_offsets
@@ -38,8 +42,11 @@ from txnstore.log.codec import encode
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.testing.cluster_invariants import assert_cluster_sound
 from txnstore.testing.crashes import crash_at, noting, steps_of
+from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.recovery import abort_by_administrator
+from txnstore.transactions.outcome import Outcome, resolve_outcome
+from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out, recover
+from txnstore.transactions.timeouts import abort_overdue
 
 
 def ids(cluster) -> list[tuple[int, bool]]:
@@ -120,9 +127,7 @@ def test_a_cluster_of_one_is_asked_nothing_more(sqlite_site: Site):
 def test_databases_that_come_once_something_is_coordinated_hold_partitions_only(sqlite_site: Site, used: str):
     with sqlite_site.open(sqlite_site.urls[0]) as cluster:
         if used == "a group":
-            cluster.controller.write(
-                lambda connection: commit_offsets(connection, GroupMembership("g"), {1: OffsetAndMetadata(1)})
-            )
+            cluster.controller.write(lambda connection: commit_offsets(connection, GroupMembership("g"), {}))
         else:
             Producer(cluster, "t").start()
         member = cluster.add_database(sqlite_site.urls[1])
@@ -393,29 +398,112 @@ def test_who_has_not_heard_of_the_second_database_gives_no_name_a_second_home(si
         assert_cluster_sound(cluster, at_rest=True)
 
 
-@pytest.mark.parametrize("commit", [True, False])
-def test_who_has_not_heard_of_the_second_database_finishes_no_offsets_there(site: Site, commit: bool):
+def test_who_has_no_url_of_the_second_database_decides_and_others_deliver(site: Site):
     with site.open(site.urls[0]) as stale, site.open() as cluster:
         group_id = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 2)
         name = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 1)
+        assert create_topic(cluster, "orders").partition_ids == (1,)
         producer = Producer(cluster, name).start()
         producer.send_offsets(group_id, {1: 5})
         assert stale.is_alone
-        with pytest.raises(NotCoordinator, match="nothing was changed"):
-            abort_by_administrator(stale.controller, name)
-        with pytest.raises(NotCoordinator):
+
+        def found():
+            return cluster.own(2).read(lambda connection: read_offsets(connection, group_id, [1]))
+
+        assert abort_by_administrator(stale.controller, name)
+        assert len(stale.databases) > 1
+        with pytest.raises(ConcurrentTransactions, match="no URL of the list leads there"):
             TransactionCoordinator(stale.controller).init_producer_id(name)
-        producer.end(commit=commit)
+        assert found().unstable
+        assert recover(cluster.controller).completed == (name,)
+        assert not found().unstable
+        assert not found().offsets
+        assert_cluster_sound(cluster, at_rest=True)
+
+
+def expire(site: Site, stale: Cluster, producer: Producer) -> None:
+    site.clock.advance(60_001)
+    assert abort_timed_out(stale.controller) == (producer.transactional_id,)
+
+
+def meet_expired(site: Site, stale: Cluster, producer: Producer) -> None:
+    site.clock.advance(60_001)
+    assert abort_overdue(stale.controller) is None
+
+
+def commit_late(site: Site, stale: Cluster, producer: Producer) -> None:
+    site.clock.advance(60_001)
+    with pytest.raises(TransactionAbortable):
+        TransactionCoordinator(stale.controller).end_transaction(
+            producer.transactional_id, producer.identity, commit=True
+        )
+
+
+def abort_in_partition(site: Site, stale: Cluster, producer: Producer) -> None:
+    here = next(number for number, home in stale.homes_of(producer.sequences).items() if home == 1)
+    abort_open_transaction(stale.controller, OpenInPartition(here, producer.identity))
+
+
+def ask_for_outcome(site: Site, stale: Cluster, producer: Producer) -> None:
+    outcome = resolve_outcome(stale.controller, producer.transactional_id, producer.identity)
+    assert outcome is Outcome.ABORTED
+
+
+def complete(site: Site, stale: Cluster, producer: Producer) -> None:
+    with down(producer.cluster.own(2)), pytest.raises(OutcomeUnknown):
+        producer.twin().end(commit=False)
+    assert recover(stale.controller).completed == (producer.transactional_id,)
+
+
+ABORTS: dict[str, Callable[[Site, Cluster, Producer], object]] = {
+    "recovery of one that is too old": expire,
+    "a reader that meets one that is too old": meet_expired,
+    "a commit that comes too late": commit_late,
+    "recovery of what is decided": complete,
+    "an administrator": lambda site, stale, producer: abort_by_administrator(
+        stale.controller, producer.transactional_id
+    ),
+    "an administrator, by the partition": abort_in_partition,
+    "a new producer": lambda site, stale, producer: TransactionCoordinator(stale.controller).init_producer_id(
+        producer.transactional_id
+    ),
+    "a question": ask_for_outcome,
+    "its own abort": lambda site, stale, producer: TransactionCoordinator(stale.controller).end_transaction(
+        producer.transactional_id, producer.identity, commit=False
+    ),
+}
+
+
+@pytest.mark.parametrize("abort", ABORTS.values(), ids=ABORTS)
+def test_who_knew_one_database_ends_what_has_a_part_in_the_second(site: Site, abort, monkeypatch) -> None:
+    def away(*_: object, **__: object) -> Store:
+        raise StoreUnavailable
+
+    with monkeypatch.context() as patched:
+        # The second database was not to be had as this client began.
+        patched.setattr(cluster_members, "open_address", away)
+        stale = site.open(*site.urls[:2])
+    with stale, site.open(*site.urls[:2]) as cluster:
+        topic = create_topic(cluster, "orders", partition_count=2, config={"txnstore.placement": "roundrobin"})
+        name = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 1)
+        group_id = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 2)
+        producer = Producer(cluster, name).start()
+        for number in topic.partition_ids:
+            producer.send(number, b"a")
+        producer.send_offsets(group_id, {1: 5})
+        assert stale.is_alone
+        abort(site, stale, producer)
+        assert len(stale.databases) > 1
+        assert [read(cluster, number) for number in topic.partition_ids] == [[], []]
         found = cluster.own(2).read(lambda connection: read_offsets(connection, group_id, [1]))
-        assert not found.unstable
-        assert found.offsets == ({1: OffsetAndMetadata(5)} if commit else {})
+        assert (found.unstable, dict(found.offsets)) == (frozenset(), {})
         assert_cluster_sound(cluster, at_rest=True)
 
 
 def test_a_topic_elsewhere_tells_a_client_of_the_new_database(sqlite_site: Site):
     with sqlite_site.open(sqlite_site.urls[0]) as stale, sqlite_site.open() as cluster:
         stale.learn(create_topic(cluster, "orders", config={"txnstore.placement": "second.db"}))
-        assert not stale.is_alone
+        assert len(stale.databases) > 1
 
 
 def test_nothing_joins_at_a_member(sqlite_site: Site):

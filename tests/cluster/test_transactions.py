@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -43,6 +43,7 @@ from txnstore.transactions.recovery import (
     recover,
 )
 from txnstore.transactions.states import TransactionState
+from txnstore.transactions.timeouts import AGAIN_MS, abort_overdue_in
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
 S = TransactionState
@@ -94,7 +95,9 @@ def test_a_transaction_ends_the_same_in_every_database(bench: Bench, commit: boo
 def test_the_coordinator_commits_no_more_often_however_many_databases_take_part(sqlite_bench: Bench, count: int):
     bench = sqlite_bench
     producer = bench.producer_at(1)
-    producer.send(bench.partition_at(1), b"warm")
+    # Where it is new, a producer of another database is announced and verified first.
+    for number in bench.topic.partition_ids:
+        producer.send(number, b"warm")
     producer.end(commit=True)
     homes = range(1, count + 1)
     with commits_of(bench.cluster.own(1).engine) as at_coordinator:
@@ -145,6 +148,24 @@ def test_what_is_still_buffered_is_sent_with_the_end(bench: Bench):
     assert all(bench.read(number) == [b"a"] for number in bench.topic.partition_ids)
     assert bench.committed(group) == {1: 5}
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_commit_whose_answer_was_lost_is_told_as_it_is_after_a_newer_producer(bench: Bench, stands: bool):
+    producer = bench.producer_at(2)
+    appends = [producer.batch(number, b"a") for number in bench.topic.partition_ids]
+    late = producer.twin()
+    if stands:
+        producer.end(commit=True, appends=appends)
+    producer.twin().start()
+    if stands:
+        late.end(commit=True, appends=appends, is_repeated=True)
+    else:
+        with pytest.raises(ProducerFenced):
+            late.twin().end(commit=True, appends=appends, is_repeated=True)
+    with pytest.raises(ProducerFenced):
+        late.send(bench.topic.partition_ids[0], b"too late")
+    assert all(bench.read(number) == ([b"a"] if stands else []) for number in bench.topic.partition_ids)
 
 
 def test_a_repeated_append_is_recognised_wherever_it_went(bench: Bench):
@@ -535,3 +556,50 @@ def test_a_partition_knows_its_producers_of_all_databases(sqlite_bench: Bench):
     for producer in producers:
         producer.end(commit=True)
     assert sqlite_bench.read(number) == [b"a"] * 3
+
+
+def test_who_is_held_back_ends_what_another_database_coordinates(bench: Bench):
+    abandoned, alive = (bench.producer_at(2) for _ in range(2))
+    abandoned.coordinator.init_producer_id(abandoned.transactional_id, 1_000)
+    abandoned.start(1_000)
+    held, group_id = bench.partition_at(3), bench.name_at(3, "group")
+    abandoned.send(held, b"abandoned")
+    abandoned.send_offsets(group_id, {held: 7})
+    alive.send(held, b"alive")
+    home = bench.cluster.own(3)
+    assert abort_overdue_in(home, [held]) == 1_001
+    bench.clock.advance(1_001)
+    with bench.down(2):
+        assert abort_overdue_in(home, [held]) == AGAIN_MS
+    assert abort_overdue_in(home, [bench.partition_at(3, 1)]) is None
+    assert bench.row(abandoned.transactional_id).state is S.ONGOING
+    assert abort_overdue_in(home, [held]) == 60_000 - 1_000
+    assert bench.row(abandoned.transactional_id).state is S.COMPLETE_ABORT
+    assert not bench.offsets(group_id, [held]).unstable
+    alive.end(commit=True)
+    assert bench.read(held) == [b"alive"]
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_what_comes_after_the_deadline_is_refused_for_other_databases_too(bench: Bench):
+    group_id = bench.name_at(3, "group")
+    calls: dict[str, Callable[[Producer], object]] = {
+        "records": lambda late: late.send(bench.partition_at(3, 1), b"late"),
+        "offsets": lambda late: late.send_offsets(group_id, {1: 7}),
+        "commit": lambda late: late.end(commit=True),
+        "commit with records": lambda late: late.end(
+            commit=True, appends=[late.batch(bench.partition_at(3, 1), b"late")]
+        ),
+        "a known part": lambda late: late.coordinator.check_in_time(late.transactional_id, late.identity),
+    }
+    for name, late in calls.items():
+        producer = bench.producer_at(2)
+        producer.start(1_000)
+        producer.send(bench.partition_at(3), name.encode())
+        producer.coordinator.check_in_time(producer.transactional_id, producer.identity)
+        bench.clock.advance(1_001)
+        with pytest.raises(TransactionAbortable, match="it was open for 1001 ms"):
+            late(producer)
+        assert bench.row(producer.transactional_id).state is S.COMPLETE_ABORT, name
+        assert bench.read(bench.partition_at(3)) == bench.read(bench.partition_at(3, 1)) == []
+    assert_cluster_sound(bench.cluster, at_rest=True)

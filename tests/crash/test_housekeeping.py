@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import Connection, delete
 
 from tests.crash.afterlives import Remains, live_on, next_reaper_comes, start_producer
 from tests.crash.everywhere import crash_everywhere
 from tests.crash.scenarios import FIRST, SENT, Scenario, all_of, ends, sends
 from tests.crash.worlds import OLD, TIMEOUT_MS, Place, Step, View, World, look, written
+from txnstore.db.schema import producer_states, transaction_log
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerIdMapping
 from txnstore.model import ControlType
@@ -106,8 +108,25 @@ def test_a_transactional_id_expires_whole_or_not_at_all(place: Place):
     assert progress.commits == 1
 
 
-@pytest.mark.parametrize("forget", [expire_producers, trim_journal])
-def test_what_is_old_is_forgotten_whole_or_not_at_all(place: Place, forget: Callable[[Store], int]):
+def is_alone(world: World, store: Store) -> None:
+    """Forget what earlier worlds have left: so many portions would come before the world's own."""
+
+    def work(connection: Connection) -> None:
+        connection.execute(
+            delete(producer_states).where(
+                producer_states.c.partition_id.not_in(world.partition_ids),
+                producer_states.c.transaction_first_offset.is_(None),
+            )
+        )
+        connection.execute(delete(transaction_log).where(transaction_log.c.transactional_id != world.transactional_id))
+
+    store.write(work)
+
+
+@pytest.mark.parametrize(("forget", "portions"), [(expire_producers, 2), (trim_journal, 1)])
+def test_what_is_old_is_forgotten_in_portions_each_whole_or_not_at_all(
+    place: Place, forget: Callable[[Store], int], portions: int
+):
     def producer_goes_on(world: World, store: Store, left: View) -> None:
         forget(store)
         assert forget(store) == 0
@@ -117,10 +136,11 @@ def test_what_is_old_is_forgotten_whole_or_not_at_all(place: Place, forget: Call
 
     progress = crash_everywhere(
         place,
-        before=passes(place, 8 * DAY_MS),
+        before=all_of(is_alone, passes(place, 8 * DAY_MS)),
         call=lambda world, store: forget(store),
         check=lambda left, commits: None,
         lives=[producer_goes_on],
         steps_min=5,
     )
-    assert progress.commits == 1
+    # Producers: a portion for each partition.
+    assert progress.commits == portions

@@ -307,7 +307,11 @@ _TABLES_OF_WORLD: Final = (
 
 
 def _of_world(table: Table, world: World) -> Select[Any]:
-    columns = [column for column in table.c if column.name not in _LEFT_OUT and not column.name.endswith("_ms")]
+    columns = [
+        column
+        for column in table.c
+        if column.name not in _LEFT_OUT and not column.name.endswith("_ms") and column.computed is None
+    ]
     found = select(*columns)
     if "partition_id" in table.c:
         return found.where(table.c.partition_id.in_(world.partition_ids))

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import event
 
 from txnstore.db import sqlite_checkpoint
-from txnstore.db.sqlite_checkpoint import WAL_BYTES_DUE, checkpoint
+from txnstore.db.sqlite_checkpoint import ROOM_LAST_SECONDS, WAL_BYTES_DUE, WAL_BYTES_ROOM, checkpoint, make_room
 from txnstore.db.sqlite_connections import connect
 from txnstore.db.store import open_store
 
@@ -107,7 +107,9 @@ def test_while_somebody_writes_nothing_is_moved(store, path, other):
     assert contents(path) != before
 
 
-def test_a_checkpoint_holds_the_write_lock(store, path, other, monkeypatch):
+@pytest.mark.parametrize("reads_meanwhile", [False, True])
+def test_a_checkpoint_holds_the_write_lock(store, path, other, monkeypatch, reads_meanwhile):
+    """Also each of those that are tried while a reader stays; RESTART and TRUNCATE would go on without it."""
     tried = []
 
     def try_to_write(statement):
@@ -115,10 +117,10 @@ def test_a_checkpoint_holds_the_write_lock(store, path, other, monkeypatch):
             try:
                 other.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                tried.append(error.sqlite_errorname)
+                tried.append((statement, error.sqlite_errorname))
             else:
                 other.execute("ROLLBACK")
-                tried.append("not locked")
+                tried.append((statement, "not locked"))
 
     def connect_and_trace(path):
         connection = connect(path)
@@ -126,8 +128,83 @@ def test_a_checkpoint_holds_the_write_lock(store, path, other, monkeypatch):
         return connection
 
     monkeypatch.setattr(sqlite_checkpoint, "connect", connect_and_trace)
-    assert checkpoint(path)
-    assert tried == ["SQLITE_BUSY"]
+    with closing(Reader(path)) as reader:
+        if not reads_meanwhile:
+            reader.end()
+        write(store, 100_000)
+        moved = make_room(path, 0.05, 0.0)
+        assert moved is not None
+        assert moved.is_all is not reads_meanwhile
+    assert set(tried) == {("PRAGMA wal_checkpoint(PASSIVE)", "SQLITE_BUSY")}
+    assert len(tried) > 1 or not reads_meanwhile
+
+
+class Reader:
+    """A reader that holds a snapshot until it is told to go on to the next one."""
+
+    def __init__(self, path):
+        self._connection = connect(path)
+        self._begin()
+
+    def _begin(self):
+        self._connection.execute("BEGIN")
+        self._connection.execute("SELECT count(*) FROM shop").fetchone()
+
+    def end(self):
+        self._connection.execute("COMMIT")
+
+    def go_on(self):
+        self.end()
+        self._begin()
+
+    def close(self):
+        self._connection.close()
+
+
+class Waits:
+    """Stands in for the module `time`: what is waited for is counted, and others do their work meanwhile."""
+
+    def __init__(self, meanwhile):
+        self._meanwhile = meanwhile
+        self.seconds = 0.0
+
+    def monotonic(self):
+        return self.seconds
+
+    def sleep(self, seconds):
+        self.seconds += seconds
+        self._meanwhile()
+
+
+def test_readers_that_overlap_without_a_pause_do_not_let_the_log_grow(store, path, monkeypatch):
+    with closing(Reader(path)) as one, closing(Reader(path)) as another:
+        waits = Waits(lambda: (one.go_on(), another.go_on()))
+        monkeypatch.setattr(sqlite_checkpoint, "time", waits)
+        sizes = []
+        for _ in range(20):
+            for reader in (one, another):
+                # At any moment one of them has a snapshot from before the last commit.
+                write(store, 1_000_000)
+                reader.go_on()
+                sizes.append(wal_bytes(path))
+    assert max(sizes) < WAL_BYTES_ROOM + WAL_BYTES_DUE + 1_000_000
+    assert min(sizes[len(sizes) // 2 :]) < WAL_BYTES_DUE
+    assert 0 < waits.seconds < ROOM_LAST_SECONDS
+
+
+def test_a_reader_that_stays_for_long_is_waited_for_once(store, path, monkeypatch):
+    waits = Waits(lambda: None)
+    monkeypatch.setattr(sqlite_checkpoint, "time", waits)
+    write(store, 1)
+    with closing(Reader(path)) as reader:
+        for _ in range(40):
+            write(store, 1_000_000)
+        assert wal_bytes(path) > 2 * WAL_BYTES_ROOM
+        assert 0 < waits.seconds < ROOM_LAST_SECONDS / 2
+        reader.end()
+        for _ in range(6):
+            write(store, 1_000_000)
+        assert wal_bytes(path) < 2 * WAL_BYTES_DUE
 
 
 def test_a_log_that_has_grown_is_moved_after_a_commit_and_starts_anew(store, path):

@@ -211,7 +211,8 @@ def _connect_when_free(path: str) -> sqlite3.Connection:
         try:
             return connect(path)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            # Of any kind: SQLITE_BUSY_RECOVERY while the other one looks through the log.
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 raise
             time.sleep(0.0001)
 

@@ -200,7 +200,7 @@ def open_proxied(proxy: Proxy, postgresql_url: str, topic: str) -> Iterator[Call
     """Open the topic on PostgreSQL through the proxy; with no second try, so that one fault is one error."""
     stores: list[Store] = []
 
-    def open_(*, retry_timeout_ms: int = 0, options: str = "", **limits: int) -> Orders:
+    def open_(*, retry_timeout_ms: int = 0, options: str = "", **limits: Any) -> Orders:
         stores.append(
             open_store(
                 proxy.url(postgresql_url) + options,

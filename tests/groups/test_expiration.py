@@ -13,6 +13,7 @@ from txnstore.groups import coordinator
 from txnstore.groups.expiration import OFFSETS_AT_ONCE, expire_offsets, expire_silent_members
 from txnstore.groups.group_image import MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
+from txnstore.log.topics import create_topic, ensure_topic
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
 
 MINUTE_MS = 60_000
@@ -20,7 +21,7 @@ DAY_MS = 24 * 60 * MINUTE_MS
 RETENTION_MS = 7 * DAY_MS
 SESSION_TIMEOUT_MS = 10_000
 PRODUCER = ProducerIdentity(1_000, 0)
-#: Offsets are kept by numbers of partitions, whether there are such partitions or not.
+#: The ids of the two partitions of the first topic of a store.
 FIRST, SECOND = 1, 2
 
 
@@ -31,6 +32,7 @@ class ExpiringGroup:
         self._store = store
         self.group_id = name
         self.membership = GroupMembership(name)
+        store.write(lambda connection: ensure_topic(connection, "read", partition_count=2))
 
     def commit(self, partition_id=FIRST, offset=5):
         offsets = {partition_id: OffsetAndMetadata(offset)}
@@ -236,7 +238,8 @@ def test_the_group_that_is_unused_for_longest_goes_first(store, clock):
 
 def test_many_offsets_are_deleted_in_database_transactions_of_a_bounded_size(store, group, clock):
     many = 2 * OFFSETS_AT_ONCE + 1
-    offsets = {partition_id: OffsetAndMetadata(1) for partition_id in range(many)}
+    topic = store.write(lambda connection: create_topic(connection, "many", partition_count=many))
+    offsets = dict.fromkeys(topic.partition_ids, OffsetAndMetadata(1))
     store.write(lambda connection: commit_offsets(connection, group.membership, offsets))
     clock.advance(RETENTION_MS)
     deleted = []

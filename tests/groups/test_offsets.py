@@ -32,6 +32,7 @@ from txnstore.groups.offsets import (
     read_offsets,
     read_stable_offsets,
 )
+from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import create_topic, delete_topic
 from txnstore.model import OFFSET_MAX, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -409,6 +410,7 @@ def test_the_offsets_of_a_deleted_topic_are_gone_and_its_transaction_still_commi
     coordinator.send_offsets(transactional_id, identity, SentOffsets(GroupMembership(group.group_id), offsets))
     group.store.write(lambda connection: delete_topic(connection, group.topic))
     coordinator.end_transaction(transactional_id, identity, commit=True)
+    purge_deleted_partitions(group.store, rows_max=100)
     group.partition_ids = (*group.partition_ids, *kept.partition_ids)
     assert (group.offsets, group.unstable) == ({2: 8}, set())
     left = select(pending_group_offsets).where(pending_group_offsets.c.group_id == group.group_id)

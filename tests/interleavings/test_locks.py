@@ -8,6 +8,7 @@ from txnstore.db.schema import record_batches
 from txnstore.errors import TxnStoreError
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
+from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import delete_topic, find_topics
 from txnstore.model import Record
 from txnstore.testing.interleaving import before_locks, before_statements, explore
@@ -163,6 +164,7 @@ def test_an_append_to_a_topic_that_is_deleted_comes_first_or_finds_no_partition(
         def nothing_is_left(finished):
             finished["deleter"].result()
             answers.add(finished["writer"].result())
+            purge_deleted_partitions(world.observer, rows_max=100)
             assert world.observer.read(lambda connection: find_topics(connection, [setting.topic])) == []
             left = world.observer.read(
                 lambda connection: connection.execute(

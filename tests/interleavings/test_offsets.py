@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from txnstore.groups.coordinator import join
+from txnstore.groups.group_image import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets, read_offsets
-from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.testing.interleaving import before_statements, before_transactions, explore
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.work import SentOffsets
@@ -62,3 +64,42 @@ def test_of_a_plain_offset_commit_and_one_in_a_transaction_the_later_one_holds(w
         assert explored.deadlocks == 0
     else:
         assert explore(make, stops=before_transactions).orders == 3
+
+
+def test_a_simple_commit_that_waited_for_the_first_member_is_refused(world, in_turn):
+    """What a group's row is asked together with its lock is answered as of before the wait (PostgreSQL)."""
+
+    def make():
+        setting = world.setting(partition_count=1)
+        partition_id = setting.partitions["p0"]
+        group_id = f"group-{setting.topic}"
+        offsets = {partition_id: OffsetAndMetadata(PLAIN)}
+        world.observer.write(lambda connection: commit_offsets(connection, GroupMembership(group_id), {}))
+        order = []
+
+        def commit_simply():
+            world.first.write(lambda connection: commit_offsets(connection, GroupMembership(group_id), offsets))
+            order.append("commit")
+
+        def enter():
+            report = Report(GroupMembership(group_id, NO_GENERATION, "member"), 1, frozenset())
+            details = MemberDetails("client", 10_000, (setting.topic,), frozenset({setting.topic}), ("range",))
+            world.second.write(lambda connection: join(connection, report, details))
+            order.append("join")
+
+        def members_alone_commit(finished):
+            assert finished["member"].result() == ["ok"]
+            assert finished["simple"].result() == ["ok" if order[0] == "commit" else "UnknownMember"]
+            committed = world.observer.read(lambda connection: read_offsets(connection, group_id, [partition_id]))
+            assert (partition_id in committed.offsets) is (order[0] == "commit")
+            firsts.add(order[0])
+
+        return setting.scenario(
+            {"simple": in_turn(commit_simply), "member": in_turn(enter)}, at_end=members_alone_commit
+        )
+
+    firsts: set[str] = set()
+    explored = explore(make, stops=before_statements, preemptions_max=1, store=world.observer)
+    assert firsts == {"commit", "join"}
+    assert explored.orders_with_waiting > 0
+    assert explored.deadlocks == 0

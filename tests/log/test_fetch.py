@@ -235,11 +235,13 @@ def test_a_page_without_room_is_empty_and_gives_the_position_back(log: Log, opti
 
 
 @LEVELS
+@pytest.mark.parametrize("offsets_max", [1, 2, 5, 50_000])
 @pytest.mark.parametrize("options", [{"records_max": 1}, {"records_max": 4}, {"bytes_max": 1}, {}], ids=str)
 def test_read_page_by_page_nothing_is_left_out_or_comes_twice(
-    log: Log, monkeypatch: pytest.MonkeyPatch, isolation: IsolationLevel, options: dict
+    log: Log, monkeypatch: pytest.MonkeyPatch, isolation: IsolationLevel, options: dict, offsets_max: int
 ) -> None:
     monkeypatch.setattr(fetch_module, "PAGE_BATCHES_MAX", 3)
+    monkeypatch.setattr(fetch_module, "PAGE_OFFSETS_MAX", offsets_max)
     expected: list[tuple[int, bytes]] = []
     for number in range(6):
         for producer in "AB":
@@ -261,6 +263,29 @@ def test_many_aborted_batches_cost_a_reader_no_pages_of_their_own(log: Log, monk
     log.abort("A")
     log.plain(b"p")
     assert log.read() == ([b"p"], 10)
+
+
+def test_very_many_aborted_batches_are_passed_page_by_page(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_module, "PAGE_OFFSETS_MAX", 4)
+    for _ in range(8):
+        log.write("A", b"x")
+    log.abort("A")
+    log.plain(b"p")
+    assert [(values_of(page), page.next_offset) for page in map(log.page, (0, 4, 8))] == [
+        ([], 4),
+        ([], 8),
+        ([b"p"], 10),
+    ]
+
+
+def test_a_gap_in_the_log_is_passed_in_one_page_however_wide(log: Log) -> None:
+    log.plain(b"a")
+    moved = update(partition_heads).where(partition_heads.c.partition_id == log.id).values(next_offset=2**40)
+    log.store.write(lambda connection: connection.execute(moved))
+    log.plain(b"b")
+    assert values_of(log.page(1)) == [b"b"]
+    log.store.write(lambda connection: connection.execute(moved.values(next_offset=2**41)))
+    assert (values_of(log.page(2**40 + 1)), log.page(2**40 + 1).next_offset) == ([], 2**41)
 
 
 @pytest.mark.parametrize("position", [-1, -2, -1001, 3, 2**31, 2**63 - 1, 2**63, -(2**63) - 1], ids=str)

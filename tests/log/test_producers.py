@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,7 @@ from txnstore.db.store import Store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.producers import (
+    _forget_in,
     allocate_producer_id,
     forget_producers,
     producers_of_partition,
@@ -115,13 +117,27 @@ def test_forgetting_takes_the_silent_ones_and_leaves_open_transactions(store: St
     at_ms = clock.now_ms()
 
     def forget(before_ms: int) -> int:
-        return store.write(lambda connection: forget_producers(connection, before_ms=before_ms))
+        return forget_producers(store, before_ms=before_ms, rows_max=100)
 
     assert forget(at_ms - 11) == 0
     assert forget(at_ms - 10) == 1
     assert [state.producer_id for state in states(store, partition_id)] == [2, 3]
     assert forget(at_ms) == 1
     assert [state.producer_id for state in states(store, partition_id)] == [2]
+
+
+def test_who_returns_between_the_look_and_the_lock_is_not_forgotten(store: Store, clock) -> None:
+    partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+    for producer_id in (1, 2, 3):
+        write(store, partition_id, producer_id, 0, 1)
+    before_ms = clock.now_ms()
+    clock.advance(1)
+    write(store, partition_id, 1, 1, 1)
+    # Older than asked for by its time alone.
+    clock.advance(-1)
+    write(store, partition_id, 2, 1, 1, is_transactional=True)
+    assert store.write(partial(_forget_in, partition_id, [1, 2, 3], before_ms)) == 1
+    assert [state.producer_id for state in states(store, partition_id)] == [1, 2]
 
 
 def test_silence_is_measured_with_the_stores_clock_and_not_with_the_records_timestamps(store: Store, clock) -> None:

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import func, select
 
 from txnstore.db.schema import (
+    deleted_partitions,
     finished_transactions,
     group_offsets,
     partition_heads,
@@ -34,6 +35,7 @@ from txnstore.groups.offsets import commit_offsets
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
+from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import (
     Topic,
@@ -310,10 +312,14 @@ def test_with_a_topic_everything_of_its_partitions_goes(store: Store) -> None:
 
     store.write(lambda connection: delete_topic(connection, "doomed"))
     assert store.read(list_topics) == ["kept"]
+    # Batches, a producer, a transaction, an offset.
+    assert purge_deleted_partitions(store, rows_max=100) == 5
+    assert purge_deleted_partitions(store, rows_max=100) == 0
 
     def left(connection) -> dict[str, int]:
         tables = (
             topics,
+            deleted_partitions,
             partitions,
             partition_heads,
             record_batches,
@@ -329,6 +335,7 @@ def test_with_a_topic_everything_of_its_partitions_goes(store: Store) -> None:
 
     assert store.read(left) == {
         "topics": 1,
+        "deleted_partitions": 0,
         "partitions": 1,
         "partition_heads": 1,
         "record_batches": 2,

@@ -25,7 +25,7 @@ from txnstore.transactions import recovery
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 NAMES = [duty.name for duty in DUTIES]
-SEQUENCED, COMPLETED, ABORTED, ENDED, FORGOTTEN, SILENT, TRIMMED, LEFT, UNUSED, COPIED = NAMES
+SEQUENCED, COMPLETED, ABORTED, ENDED, FORGOTTEN, SILENT, TRIMMED, PURGED, LEFT, UNUSED, COPIED = NAMES
 DAY_MS = 86_400_000
 
 

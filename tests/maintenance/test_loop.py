@@ -169,8 +169,33 @@ def test_a_duty_that_found_as_much_as_it_looks_for_is_done_again_at_once(run, do
     caplog.set_level("INFO")
     counts = [FOUND_MAX, FOUND_MAX + 1, 7]
     run([("aborted", ABORT_INTERVAL, lambda _: counts.pop(0))], 5)
-    assert [at for _, at in done] == [0.0, 0.0, 0.0]
+    assert [at for _, at in done] == pytest.approx([0.0, 0.0, 0.0], abs=0.01)
     assert f"{2 * FOUND_MAX + 8} aborted" in caplog.text
+
+
+def test_a_duty_that_is_far_behind_keeps_no_other_one_from_its_time(run, done):
+    portions = [FOUND_MAX] * 60 + [3]
+
+    def trim(time):
+        time.now_seconds += 0.7
+        return portions.pop(0) if portions else 0
+
+    run([("trim", REMOVE_INTERVAL, trim), ("abort", ABORT_INTERVAL, nothing)], 50)
+    assert [at for name, at in done if name == "abort"] == pytest.approx([0, 10, 20, 30, 40], abs=4)
+    assert len([at for name, at in done if name == "trim"]) == 61
+
+
+def test_what_failed_is_tried_again_when_due_also_if_a_part_of_it_was_done(run, done):
+    answers = [FOUND_MAX, StoreUnavailable(), 1]
+
+    def work(_):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    run([("work", ABORT_INTERVAL, work)], 15)
+    assert [at for _, at in done] == pytest.approx([0, 0, 10], abs=0.1)
 
 
 def test_stop_ends_the_loop_after_the_duty_that_runs(run, done):

@@ -94,8 +94,9 @@ def named(index):
 
 
 def ordered_clauses(sql):
-    """The lines of a statement, constraints in any order."""
-    clauses = [clause.strip().rstrip(",") for clause in (sql or "").strip().splitlines()]
+    """The lines of a statement, constraints in any order; SQLite writes a column that was added behind another one."""
+    lines = [line.strip().rstrip(",") for line in (sql or "").strip().splitlines()]
+    clauses = [part for line in lines for part in ([line] if line.startswith("CONSTRAINT") else line.split(", "))]
     first = next((n for n, clause in enumerate(clauses) if clause.startswith("CONSTRAINT")), len(clauses))
     return (*clauses[:first], *sorted(clauses[first:]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,12 @@ from txnstore.db import migrating, opening
 from txnstore.db.schema import OLDEST_WRITER_VERSION, SCHEMA_VERSION, group_members, groups
 from txnstore.db.store import connect_store, open_store
 from txnstore.errors import ForeignSchema, SchemaOutdated, SchemaTooNew, StatementFailed
+from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic
-from txnstore.model import Record
+from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.postgres_server import connection_string
 
 NEXT_VERSION = SCHEMA_VERSION + 1
@@ -141,6 +143,26 @@ def test_members_of_groups_in_the_first_version_have_to_join_again_and_their_gro
     assert (generations, members) == ([5], [])
 
 
+def test_offsets_without_metadata_survive_the_way_back_and_an_upgrade(store, url):
+    """Before version 4 nobody could tell them from those with an empty text: these are taken for them."""
+    committer = GroupMembership("g")
+    topic = store.write(lambda connection: create_topic(connection, "orders", partition_count=6))
+    several = [OffsetAndMetadata(5, 2, metadata) for metadata in (None, "", "why")]
+    offsets = dict(zip(topic.partition_ids, several, strict=False))
+    store.write(lambda connection: commit_offsets(connection, committer, offsets))
+    pending = dict(zip(topic.partition_ids[3:], several, strict=True))
+    producer = ProducerIdentity(7, 0)
+    store.write(lambda connection: add_pending_offsets(connection, committer, pending, producer))
+    store.write(lambda connection: back_to(connection, store, 3))
+    with connect_store(url) as older:
+        assert opening.upgrade(older).schema_version == 3
+        older.write(lambda connection: finish_pending_offsets(connection, ["g"], 7, commit=True))
+        found = older.read(lambda connection: read_offsets(connection, "g", [*offsets, *pending])).offsets
+    assert found == {
+        number: OffsetAndMetadata(5, 2, offset.metadata or None) for number, offset in (offsets | pending).items()
+    }
+
+
 def test_the_way_back_to_nothing_leaves_an_empty_database_that_can_be_used_again(store, url, catalogue):
     log(store)
     before = catalogue(store)
@@ -235,3 +257,23 @@ def somebody_waits_for(connection):
     """Whether another session comes to wait for a lock of this one, within ten seconds."""
     waiting = "SELECT pg_sleep(0.01), count(*) FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
     return any(connection.execute(waiting).fetchone()[1] for _ in range(1000))
+
+
+def test_alembic_tells_of_our_steps_at_debug_and_of_others_as_ever(caplog):
+    caplog.set_level("DEBUG")
+    migrating.upgrade_sql(kind="sqlite")
+    steps = [record for record in caplog.records if record.getMessage().startswith("Running upgrade")]
+    assert len(steps) == SCHEMA_VERSION
+    assert {(record.name, record.levelname) for record in steps} == {("txnstore.db.migrating", "DEBUG")}
+    caplog.clear()
+    alembics = logging.getLogger("alembic.runtime.migration")
+    with migrating._alone_and_quiet():
+        alembics.info("ours")
+        alembics.warning("a warning of ours")
+        other = threading.Thread(target=alembics.info, args=("of another thread",))
+        other.start()
+        other.join()
+    assert [record.getMessage() for record in caplog.records if record.name == alembics.name] == [
+        "a warning of ours",
+        "of another thread",
+    ]

@@ -227,6 +227,26 @@ def test_who_commits_during_a_round_is_for_the_next_one(store, caller, small_pag
 
 
 @only_postgresql
+def test_a_row_that_its_owner_takes_back_during_a_round_is_no_record(store, caller, monkeypatch):
+    one = caller()
+    one.insert(b"a", b"back", b"c").commit()
+    take = outbox_rows.take_rows
+    taken: list[list[int]] = []
+
+    def take_back_first(connection, ids):
+        if not taken:
+            one.connection.execute("DELETE FROM txnstore.outbox WHERE value = %s", (b"back",))
+            one.commit()
+        taken.append(ids)
+        return take(connection, ids)
+
+    monkeypatch.setattr("txnstore.log.outbox_sequencer.take_rows", take_back_first)
+    assert sequence_outbox(store).moved_count == 2
+    assert values(store) == [b"a", b"c"]
+    assert [len(ids) for ids in taken] == [3, 2]
+
+
+@only_postgresql
 def test_who_commits_between_the_list_and_the_choice_goes_as_a_whole(store, caller, small_pages, monkeypatch):
     """The list that the choice began with has not all of its rows."""
     large, late = caller(), caller()

@@ -68,14 +68,15 @@ def engines(tables):
 
 
 def records(url, topic):
-    consumer = Consumer({"bootstrap.servers": url, "group.id": topic, "auto.offset.reset": "earliest"})
+    """Return what is in the topic's one partition up to its end; nothing if there is no such topic."""
+    settings = {"group.id": topic, "auto.offset.reset": "earliest", "enable.partition.eof": True}
+    consumer = Consumer({"bootstrap.servers": url, "fetch.wait.max.ms": 0, **settings})
     try:
         consumer.subscribe([topic])
         found = []
-        while messages := consumer.consume(100, timeout=1.0):
-            found += [(message.value() or b"").decode() for message in messages if message.error() is None]
-            if found:
-                break
+        while (message := consumer.poll(TIMEOUT)) is not None and message.error() is None:
+            found.append((message.value() or b"").decode())
+        assert message is not None, "neither a record nor the end came in time"
         return found
     finally:
         consumer.close()

@@ -52,6 +52,9 @@ class Processes:
     def go_on(self, process):
         self._signal(process, signal.SIGCONT)
 
+    def ask_to_end(self, process):
+        self._signal(process, signal.SIGTERM)
+
     def _signal(self, process, number):
         # The number of a process that has ended may be another one's by now.
         if process.is_alive():

@@ -34,7 +34,11 @@ SESSION_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS = 2_000, 3_000
 TROUBLE_SECONDS, PATIENCE_SECONDS = 11.0, 60.0
 #: A run that did not get to see everything shows nothing: a slow machine gets some more.
 FURTHER_RUNS_MAX = 2
-MUST_BE_SEEN = ("kill", "leave", "stop", "commits", "aborts", "refused", "rebalanced", "lost")
+MUST_BE_SEEN = ("kill", "leave", "stop", "commits", "aborts", "rebalanced", "lost")
+#: Takes a member that loses its partitions between two calls: many runs see it, one need not; test_stopped_members.py
+#: brings it about.
+MANY_RUNS_SEE = ("refused",)
+MANY_RUNS = 5
 #: How often somebody is chosen who has not even been given partitions yet.
 DIES_YOUNG = 0.15
 CALM_SECONDS = (0.2, 1.2)
@@ -334,8 +338,9 @@ def test_whatever_befalls_its_members_a_group_transforms_each_record_once_and_in
 ):
     chance = random.Random(FIRST_SEED)
     seen: Counter[str] = Counter()
+    must_be_seen = MUST_BE_SEEN + (MANY_RUNS_SEE if RUNS >= MANY_RUNS else ())
     for number in range(RUNS + FURTHER_RUNS_MAX):
-        if number >= RUNS and all(seen[what] for what in MUST_BE_SEEN):
+        if number >= RUNS and all(seen[what] for what in must_be_seen):
             break
         seed = int(FIRST_SEED) if FIRST_SEED and number == 0 else chance.randrange(2**32)
         try:
@@ -344,7 +349,7 @@ def test_whatever_befalls_its_members_a_group_transforms_each_record_once_and_in
             # At once, for whoever has many more runs before him.
             print(f"run {number + 1}, seed {seed}: {error!r}")  # noqa: T201
             raise
-    assert all(seen[what] for what in MUST_BE_SEEN), seen
+    assert all(seen[what] for what in must_be_seen), seen
 
 
 def run_once(url, folder, processes, lives, assignor, seed):

@@ -79,7 +79,7 @@ class KafkaSide:
         """Return what a reader of committed records gets, by partition."""
         consumer = self.library.Consumer(
             self.settings
-            | {"group.id": "reader", "enable.auto.commit": False, "enable.partition.eof": True}
+            | {"group.id": "reader", "enable.auto.commit": False, "enable.partition.eof": True, "fetch.wait.max.ms": 0}
             | {"auto.offset.reset": "error", "isolation.level": "read_committed"}
         )
         numbers = range(self.partition_count(topic))

@@ -29,10 +29,10 @@ def put(store, topic: str, records, *, partition: int = 0, batch_records: int = 
     store.write(lambda connection: append(connection, appends), wakes_readers=True)
 
 
-def begin(store, name: str, topic: str, records, *, partition: int = 0):
+def begin(store, name: str, topic: str, records, *, partition: int = 0, timeout_ms: int = 60_000):
     """Begin a transaction; call what is returned with True to commit it, False to abort it."""
     coordinator = TransactionCoordinator(store)
-    producer = coordinator.init_producer_id(name, 60_000).identity
+    producer = coordinator.init_producer_id(name, timeout_ms).identity
     batch = encode([record_of(record) for record in records], producer=producer, base_sequence=0, is_transactional=True)
     coordinator.append(name, producer, [Append(partition_id_of(store, topic, partition), batch)])
     return lambda commit: coordinator.end_transaction(name, producer, commit=commit)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from sqlalchemy import select
 
 from tests.relay.kafka_side import Sent
 from tests.relay.stand_in import CALLS, CrashingLibrary
 from tests.relay.store_side import begin, make_topic, numbered, put, read, ship
 from txnstore.db.schema import partition_heads
+from txnstore.db.server_time import server_now_ms
 from txnstore.db.store import open_store
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.options import OnGap, Start
@@ -187,3 +189,15 @@ def test_pages_end_where_the_next_ones_begin(store, stand_in, monkeypatch):
     put(store, "shop", numbered(10))
     assert ship(store, stand_in.cluster()) == 10
     assert stand_in.side.read("shop") == {0: numbered(10)}
+
+
+def test_what_is_overdue_holds_nothing_back_also_from_a_single_run(store, stand_in):
+    make_topic(store, "shop")
+    begin(store, "abandoned", "shop", numbered(3, 100), timeout_ms=1)
+    put(store, "shop", numbered(2))
+    now = select(server_now_ms())
+    begun_ms = store.read(lambda connection: connection.execute(now).scalar_one())
+    while store.read(lambda connection: connection.execute(now).scalar_one()) < begun_ms + 2:
+        pass
+    assert ship(store, stand_in.cluster()) == 2
+    assert stand_in.side.read("shop") == {0: numbered(2)}

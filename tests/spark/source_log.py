@@ -82,7 +82,9 @@ class SourceLog:
 def consume_all(url: str, topic: str, *partitions: int) -> list[Message]:
     """Return what the plain consumer gets of these partitions, up to their ends."""
     messages: list[Message] = []
-    with Consumer({"bootstrap.servers": url, "group.id": "oracle", "enable.partition.eof": True}) as consumer:
+    with Consumer(
+        {"bootstrap.servers": url, "group.id": "oracle", "enable.partition.eof": True, "fetch.wait.max.ms": 0}
+    ) as consumer:
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         for _ in range(100):
             messages += consumer.consume(1_000, 5)

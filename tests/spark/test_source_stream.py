@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import time
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
@@ -11,12 +13,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from tests.spark.source_log import SourceLog
 from txnstore.errors import InvalidConfiguration, OffsetOutOfRange, UnknownTopicOrPartition, UnstableOffsetCommit
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic, delete_topic
-from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.spark import source_snapshot
 from txnstore.spark.source_options import read_source_options
 from txnstore.spark.source_schema import source_schema
 from txnstore.spark.source_stream import TxnStoreStreamReader
+from txnstore.transactions.coordinator import TransactionCoordinator
 
 
 @pytest.fixture
@@ -318,7 +323,8 @@ def test_a_stream_waits_for_a_transaction_that_holds_the_groups_offsets(log, mon
         pauses.append(seconds)
         log.store.write(lambda c: finish_pending_offsets(c, ["g"], producer.producer_id, commit=True))
 
-    monkeypatch.setattr("txnstore.spark.source_snapshot.time.sleep", finish)
+    # Its own `time`: whatever else of this process waits meanwhile is none of the query's pauses.
+    monkeypatch.setattr(source_snapshot, "time", SimpleNamespace(monotonic=time.monotonic, sleep=finish))
     query.write_down()
     assert len(pauses) == 1
     assert [value for *_, value in query.run()] == [b"b"]
@@ -387,3 +393,13 @@ def test_assigned_partitions_are_the_only_ones(log):
     log.plain(1, b"b")
     query = Query(log, subscribe=None, assign='{"settlements": [1]}', startingOffsets='{"settlements": {"1": -2}}')
     assert query.batch() == [b"b"]
+
+
+def test_a_batch_ends_what_is_overdue_and_in_its_way(log):
+    coordinator = TransactionCoordinator(log.store)
+    producer = coordinator.init_producer_id("abandoned", 1).identity
+    batch = encode([Record(b"abandoned")], producer=producer, base_sequence=0, is_transactional=True)
+    coordinator.append("abandoned", producer, [Append(log.partition_ids[0], batch)])
+    log.plain(0, b"behind")
+    # The query goes by the time of today, long after the clock of `log`.
+    assert Query(log, startingOffsets="earliest").batch() == [b"behind"]

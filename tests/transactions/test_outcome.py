@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from txnstore.errors import ProducerFenced, TransactionalIdNotFound
+from txnstore.errors import (
+    InvalidProducerIdMapping,
+    OutcomeForgotten,
+    ProducerFenced,
+    RecordTooLarge,
+    TransactionalIdNotFound,
+)
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.outcome import Outcome, resolve_outcome
+from txnstore.transactions.outcome import Outcome, read_outcome, resolve_outcome
 from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids, trim_journal
 from txnstore.transactions.states import TransactionState
 
@@ -149,3 +155,130 @@ def test_the_answer_outlives_the_id_and_ends_with_the_journal(own_bench) -> None
     trim_journal(own_bench.store)
     with pytest.raises(TransactionalIdNotFound):
         resolve_outcome(own_bench.store, producer.transactional_id, identity)
+
+
+# --- a commit whose answer was lost, and a newer producer that comes before it is asked for again -----------------
+
+
+def successor(bench, late) -> None:
+    """Start another process, which goes on with transactions of its own."""
+    newer = bench.producer(late.transactional_id)
+    newer.start()
+    for end in (newer.commit, newer.abort):
+        newer.send(bench.partition_ids[0], b"newer")
+        end()
+
+
+def expire(bench, late) -> None:
+    bench.clock.advance(1_000)
+    assert late.transactional_id in expire_transactional_ids(bench.store)
+
+
+@pytest.mark.parametrize("separate_delivery", [False, True], ids=["one transaction", "separate delivery"])
+@pytest.mark.parametrize("since", ["a start", "a successor", "a new producer id", "an expiry"])
+def test_a_commit_that_stands_is_answered_whoever_has_come_since(
+    own_bench, separate_delivery: bool, since: str
+) -> None:
+    own_bench.set_store({"transactional.id.expiration.ms": "1000"})
+    producer = own_bench.started(separate_delivery=separate_delivery)
+    if since == "a new producer id":
+        own_bench.set_row(producer.transactional_id, producer_epoch=32766)
+        producer.become(ProducerIdentity(producer.identity.producer_id, 32766))
+    producer.send(own_bench.partition_ids[0], b"a")
+    late = producer.twin()
+    riding = {"appends": [late.batch(own_bench.partition_ids[1], b"b", b"c")]}
+    (first,) = producer.commit(**riding).appended
+    if since == "an expiry":
+        expire(own_bench, late)
+    elif since == "a successor":
+        successor(own_bench, late)
+    else:
+        own_bench.producer(late.transactional_id).start()
+    for _ in range(2):
+        (again,) = late.twin().commit(**riding, is_repeated=True).appended
+        assert (again.base_offset, again.last_offset) == (first.base_offset, first.last_offset)
+    late.commit(**riding, is_repeated=True)
+    for too_late in (late.commit, late.abort, lambda: late.send(own_bench.partition_ids[0], b"too late")):
+        with pytest.raises((ProducerFenced, InvalidProducerIdMapping)):
+            too_late()
+    assert own_bench.read(own_bench.partition_ids[1]) == [b"b", b"c"]
+
+
+def test_a_commit_that_never_came_is_refused_after_a_newer_producer(bench) -> None:
+    producer = bench.started()
+    producer.send(bench.partition_ids[0], b"a")
+    late = producer.twin()
+    successor(bench, late)
+    for options in ({}, {"appends": [late.batch(bench.partition_ids[0], b"b")]}):
+        with pytest.raises(ProducerFenced):
+            late.commit(**options, is_repeated=True)
+    assert bench.read(bench.partition_ids[0]) == [b"newer"]
+
+
+def test_a_commit_that_another_one_has_made_is_answered_but_not_for_what_it_did_not_hold(bench) -> None:
+    bench.set_store({"transaction.two.phase.commit.enable": "true"})
+    producer = bench.started(enable_two_phase_commit=True)
+    producer.send(bench.partition_ids[0], b"a")
+    newer = bench.producer(producer.transactional_id)
+    newer.start(enable_two_phase_commit=True, keep_prepared=True)
+    with pytest.raises(ProducerFenced):
+        producer.twin().commit(is_repeated=True)
+    late_newer = newer.twin()
+    newer.commit()
+    bench.producer(producer.transactional_id).start(enable_two_phase_commit=True)
+    late_newer.commit(is_repeated=True)
+    late = producer.twin()
+    with pytest.raises(ProducerFenced):
+        late.commit(appends=[late.batch(bench.partition_ids[0], b"b")], is_repeated=True)
+    producer.commit(is_repeated=True)
+    assert bench.read(bench.partition_ids[0]) == [b"a"]
+
+
+def test_a_commit_that_the_journal_does_not_remember_is_said_to_be_unknown(own_bench) -> None:
+    producer = own_bench.started()
+    producer.send(own_bench.partition_ids[0], b"a")
+    late = producer.twin()
+    producer.commit()
+    own_bench.clock.advance(604_800_001)
+    trim_journal(own_bench.store)
+    own_bench.producer(late.transactional_id).start()
+    with pytest.raises(OutcomeForgotten):
+        late.commit(is_repeated=True)
+    # One that was never asked for before was not made.
+    with pytest.raises(ProducerFenced):
+        late.commit()
+
+
+def test_a_transaction_that_was_open_for_longer_than_the_journal_goes_back_is_answered(own_bench) -> None:
+    own_bench.set_store({"transaction.two.phase.commit.enable": "true"})
+    producer = own_bench.started(enable_two_phase_commit=True)
+    identity = producer.identity
+    producer.send(own_bench.partition_ids[0], b"a")
+    own_bench.clock.advance(604_800_001)
+    trim_journal(own_bench.store)
+    assert own_bench.store.read(lambda connection: read_outcome(connection, identity)) is Outcome.OPEN
+    producer.commit()
+    trim_journal(own_bench.store)
+    assert own_bench.store.read(lambda connection: read_outcome(connection, identity)) is Outcome.COMMITTED
+    assert ask_thrice(own_bench, producer, identity) is Outcome.COMMITTED
+
+
+def test_who_may_begin_after_a_decision_that_is_not_complete_is_fenced_by_the_question(bench) -> None:
+    producer = bench.started(separate_delivery=True)
+    producer.send(bench.partition_ids[0], b"a")
+    producer.decide(commit=True)
+    late = producer.twin()
+    late.become(ProducerIdentity(late.identity.producer_id, late.identity.epoch + 1))
+    assert ask_thrice(bench, late, late.identity) is Outcome.ABORTED
+    with pytest.raises(ProducerFenced):
+        late.send(bench.partition_ids[0], b"b")
+    assert bench.read(bench.partition_ids[0]) == [b"a"]
+
+
+def test_a_commit_of_a_producer_that_is_still_the_newest_was_not_made_however_short_the_journal(own_bench) -> None:
+    producer = own_bench.started()
+    own_bench.clock.advance(604_800_001)
+    trim_journal(own_bench.store)
+    append = producer.batch(own_bench.partition_ids[0], b"a" * 2_000_000)
+    with pytest.raises(RecordTooLarge):
+        producer.commit(appends=[append], is_repeated=True)

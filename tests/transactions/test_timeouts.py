@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from txnstore.db.schema import transaction_log
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable
 from txnstore.log.producers import producers_of_partition
 from txnstore.model import ControlType, ProducerIdentity
+from txnstore.participants.branches import register_branches
+from txnstore.transactions.enlisted_end import EndRequest, end_within
 from txnstore.transactions.metadata import TIMEOUT_NEVER_MS, FenceReason, TransactionMetadata
 from txnstore.transactions.protocol import has_timed_out, may_expire
 from txnstore.transactions.recovery import (
@@ -25,6 +29,7 @@ from txnstore.transactions.recovery import (
     trim_journal,
 )
 from txnstore.transactions.states import AT_REST, TransactionState
+from txnstore.transactions.writers import append_as_writer, join_transaction, report_writer
 
 S = TransactionState
 NewRow = Callable[..., TransactionMetadata]
@@ -161,6 +166,102 @@ def test_a_producer_whose_transaction_was_aborted_from_outside_is_told_to_abort_
     assert bench.bounds(bench.partition_ids[0]).high_watermark == 2
 
 
+@pytest.mark.parametrize("late", WRITES.values(), ids=WRITES)
+def test_what_comes_after_the_deadline_is_refused_and_aborts_though_nobody_has_looked_before(
+    bench, late: Callable
+) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    producer.send_offsets("readers", {bench.partition_ids[0]: 3})
+    bench.clock.advance(60_001)
+    with pytest.raises(
+        TransactionAbortable, match="was aborted: it was open for 60001 ms, longer than its timeout of 60000 ms; abort"
+    ):
+        late(bench, producer)
+    row = bench.row(producer.transactional_id)
+    assert (row.state, row.fence_reason) == (S.COMPLETE_ABORT, FenceReason.TIMEOUT)
+    assert bench.markers(bench.partition_ids[0]) == [(1, ControlType.ABORT, 1)]
+    bounds = bench.bounds(bench.partition_ids[0])
+    assert bounds.last_stable_offset == bounds.high_watermark == 2
+    assert bench.offsets("readers").unstable == frozenset()
+    producer.abort()
+    producer.send(bench.partition_ids[0], b"b")
+    producer.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"b"]
+
+
+@pytest.mark.parametrize("late", WRITES.values(), ids=WRITES)
+def test_what_comes_at_the_deadline_counts(bench, late: Callable) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(60_000)
+    late(bench, producer)
+    assert bench.row(producer.transactional_id).fence_reason is None
+
+
+def test_an_abort_after_the_deadline_is_the_producers_own(bench) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(60_001)
+    producer.abort()
+    row = bench.row(producer.transactional_id)
+    assert (row.state, row.fence_reason) == (S.COMPLETE_ABORT, None)
+
+
+def test_a_prepared_transaction_has_no_deadline(own_bench) -> None:
+    bench = own_bench
+    bench.set_store({"transaction.two.phase.commit.enable": "true"})
+    producer = bench.started(enable_two_phase_commit=True)
+    producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(DAY_MS)
+    producer.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"a"]
+
+
+def test_a_commit_with_rows_of_the_application_is_refused_after_the_deadline(bench) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(60_001)
+    request = EndRequest(producer.transactional_id, producer.identity, [producer.batch(bench.partition_ids[0], b"b")])
+    with pytest.raises(TransactionAbortable, match="it was open for 60001 ms"):
+        bench.store.write(lambda connection: end_within(connection, request))
+    producer.abort()
+    assert bench.read(bench.partition_ids[0]) == []
+
+
+def test_branches_are_not_let_in_after_the_deadline(bench) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(60_001)
+    with pytest.raises(TransactionAbortable, match="it was open for 60001 ms"):
+        bench.store.write(partial(register_branches, producer.transactional_id, producer.identity, (), ()))
+
+
+WRITER_CALLS: dict[str, Callable] = {
+    "another writer": lambda bench, producer, writer: join_transaction(
+        bench.store, producer.transactional_id, producer.identity
+    ),
+    "records of a writer": lambda bench, producer, writer: append_as_writer(
+        bench.store,
+        writer,
+        [replace(producer, identity=writer.identity, sequences={}).batch(bench.partition_ids[0], b"w")],
+    ),
+    "a writer's report": lambda bench, producer, writer: report_writer(bench.store, writer),
+}
+
+
+@pytest.mark.parametrize("late", WRITER_CALLS.values(), ids=WRITER_CALLS)
+def test_further_writers_are_refused_after_the_deadline_too(bench, late: Callable) -> None:
+    producer = bench.started(timeout_ms=60_000)
+    producer.send(bench.partition_ids[0], b"a")
+    writer = join_transaction(bench.store, producer.transactional_id, producer.identity)
+    bench.clock.advance(60_001)
+    with pytest.raises(ProducerFenced, match=r"it was aborted \(it was open for 60001 ms"):
+        late(bench, producer, writer)
+    assert bench.row(producer.transactional_id).fence_reason is FenceReason.TIMEOUT
+    assert bench.markers(bench.partition_ids[0]) == [(1, ControlType.ABORT, 1)]
+
+
 @pytest.mark.parametrize("reason", ["timeout", "administrator"])
 def test_its_abort_gives_it_the_new_epoch_and_it_goes_on(bench, reason: str) -> None:
     producer = bench.started(timeout_ms=60_000)
@@ -260,12 +361,14 @@ def test_a_silent_producer_is_forgotten_exactly_after_its_time_but_never_with_an
     bench.clock.advance(1)
     assert expire_producers(bench.store) == 1
     assert remembered() == {still_open.identity.producer_id}
-    still_open.commit()
+    with pytest.raises(TransactionAbortable):
+        still_open.commit()
+    still_open.abort()
     # Both go on: the coordinator knows their epochs.
     for producer in (done, still_open):
         producer.send(bench.partition_ids[0], b"c")
         producer.commit()
-    assert bench.read(bench.partition_ids[0]) == [b"a", b"b", b"c", b"c"]
+    assert bench.read(bench.partition_ids[0]) == [b"a", b"c", b"c"]
 
 
 def test_the_journal_is_trimmed_but_for_transactions_that_are_not_complete(own_bench) -> None:
@@ -275,14 +378,15 @@ def test_the_journal_is_trimmed_but_for_transactions_that_are_not_complete(own_b
         producer.send(bench.partition_ids[0], b"a")
     done.commit()
     decided.decide(commit=True)
-    kept = bench.journal(still_open.transactional_id), bench.journal(decided.transactional_id)
+    # Not the first entry of each, which gave out the identity: it is of no transaction.
+    kept = bench.journal(still_open.transactional_id)[1:], bench.journal(decided.transactional_id)[1:]
     count = select(func.count()).select_from(transaction_log)
     before = bench.store.read(lambda connection: connection.execute(count).scalar_one())
     bench.clock.advance(WEEK_MS)
     assert trim_journal(bench.store) == 0
     bench.clock.advance(1)
-    assert trim_journal(bench.store) == 4
-    assert bench.store.read(lambda connection: connection.execute(count).scalar_one()) == before - 4
+    assert trim_journal(bench.store) == 6
+    assert bench.store.read(lambda connection: connection.execute(count).scalar_one()) == before - 6
     assert bench.journal(done.transactional_id) == []
     assert (bench.journal(still_open.transactional_id), bench.journal(decided.transactional_id)) == kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import re
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
+from sqlalchemy import Connection
 
 from txnstore.cli.completion import complete_group, complete_topic
 from txnstore.cli.consume_positions import Positions, Start, StartKind, read_positions
@@ -18,11 +20,15 @@ from txnstore.cli.record_output import DEFAULT_FORMAT, DIRECTIVES, Print, Unknow
 from txnstore.cli.terminal import CommandFailed, hint
 from txnstore.cli.times import FORMS, parse_time
 from txnstore.clients.consumer import Consumer
+from txnstore.clients.homes import all_stores
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.message import Message
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError
 from txnstore.model import IsolationLevel
+from txnstore.transactions.timeouts import abort_overdue
 
 EXAMPLES: Final = examples(
     "txnstore consume orders",
@@ -97,11 +103,19 @@ def consume(
     print_record = print_json if as_json else _printer(format_)
     level = IsolationLevel[isolation.name]
     with opened(url, schema) as store:
-        default = Start(StartKind.END if follow else StartKind.BEGINNING)
-        positions = store.read(
-            lambda connection: read_positions(store, connection, topic, partition, start or default, level)
-        )
+        where = start or Start(StartKind.END if follow else StartKind.BEGINNING)
+
+        def look(connection: Connection) -> Positions:
+            return read_positions(store, connection, topic, partition, where, level)
+
+        positions = store.read(look)
+        if positions.held_back():
+            _end_overdue(store)
+            positions = store.read(look)
     settings: dict[str, Any] = {"auto.offset.reset": "earliest" if group is not None else "error"}
+    if not follow:
+        # Whoever reads to the end does not wait there for more.
+        settings["fetch.wait.max.ms"] = 0
     settings |= key_values(config or [])
     settings |= {
         "bootstrap.servers": url,
@@ -125,6 +139,14 @@ def consume(
     if not follow and (count is None or reading.count < count):
         for line in positions.held_back():
             hint(line)
+
+
+def _end_overdue(store: Store) -> None:
+    """End transactions whose time is up: this reader is gone before anybody could tell it of their ends."""
+    for home in all_stores(store):
+        with contextlib.suppress(TxnStoreError):
+            while abort_overdue(home) == 0:
+                pass
 
 
 class _Reading:

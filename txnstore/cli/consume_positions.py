@@ -14,6 +14,7 @@ from txnstore.clients.homes import reads_at_homes
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
+from txnstore.log.fetch import PAGE_BATCHES_MAX
 from txnstore.log.topics import get_topic
 from txnstore.model import ControlType, IsolationLevel
 
@@ -23,6 +24,7 @@ _LAST_BATCHES: Final = (
     .where(record_batches.c.last_offset < bindparam("end_offset"))
     .where(record_batches.c.control_type.is_(None))
     .order_by(record_batches.c.last_offset.desc())
+    .limit(PAGE_BATCHES_MAX)
 )
 _NOT_ABORTED: Final = not_(
     exists()
@@ -134,11 +136,14 @@ def _start_of_last(connection: Connection, bounds: Bounds, count: int, isolation
     if count == 0:
         return end
     statement = _LAST_BATCHES if isolation is IsolationLevel.READ_UNCOMMITTED else _LAST_BATCHES.where(_NOT_ABORTED)
-    rows = connection.execute(statement, {"of_partition_id": bounds.partition_id, "end_offset": end})
     missing = count
-    for row in rows:
-        if row.record_count >= missing:
-            # Within a batch that compaction has thinned out a few more may come.
-            return max(bounds.log_start_offset, int(row.last_offset) - missing + 1)
-        missing -= row.record_count
-    return bounds.log_start_offset
+    while True:
+        rows = connection.execute(statement, {"of_partition_id": bounds.partition_id, "end_offset": end}).all()
+        for row in rows:
+            if row.record_count >= missing:
+                # Within a batch that compaction has thinned out a few more may come.
+                return max(bounds.log_start_offset, int(row.last_offset) - missing + 1)
+            missing -= row.record_count
+        if len(rows) < PAGE_BATCHES_MAX or rows[-1].last_offset < bounds.log_start_offset:
+            return bounds.log_start_offset
+        end = rows[-1].last_offset

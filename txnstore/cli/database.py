@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated, Final
 
 import typer
@@ -14,8 +15,9 @@ from txnstore.db.cluster import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import Found, check_schema_name, upgrade
 from txnstore.db.schema import SCHEMA_VERSION
-from txnstore.db.store import connect_store
+from txnstore.db.store import connect_store, open_store
 from txnstore.db.url import parse_url
+from txnstore.participants import adoption
 
 #: A migration may rebuild an index over the whole log; a server that is not there is told within seconds.
 _LIMITS: Final = Limits(statement_timeout_ms=24 * 3_600_000, retry_timeout_ms=10_000)
@@ -24,6 +26,11 @@ EXAMPLES: Final = examples(
     "txnstore migrate sqlite:///shop.db",
     "txnstore migrate --url postgresql://alice@db.example/shop --schema messages",
     "txnstore migrate postgresql://db.example/shop --sql | psql -1 shop",
+)
+
+ADOPT_EXAMPLES: Final = examples(
+    "txnstore adopt postgresql://db2.example/shop",
+    "txnstore adopt --same sqlite:///moved/shop.db",
 )
 
 
@@ -55,6 +62,41 @@ def migrate(
         raise typer.BadParameter("it goes with --sql only: otherwise the database itself is asked", param_hint="--from")
     for each in urls:
         _migrate(each, schema)
+
+
+def adopt(
+    context: typer.Context,
+    url: UrlArgument = None,
+    *,
+    url_option: UrlBesideArgument = None,
+    same: Annotated[
+        bool,
+        typer.Option("--same", help="It is no copy: the original has moved here, and is gone for good where it was."),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Although it seems to be the original: a copy of a whole server, or of a disk."),
+    ] = False,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Let a restored dump or a copied file be a store of its own; of several databases give all URLs.
+
+    A copy has its original's identity, and so must not end the original's transactions in other databases: until this
+    is done recovery is refused there, and so are enlisted connections to other databases, clusters and relays to Kafka.
+    Stop its clients before. Records, offsets and producers stay as they are.
+    """
+    if same and force:
+        raise typer.BadParameter("an original that has moved is no copy: give one of --same and --force")
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(open_store(each, schema=schema, limits=_LIMITS, create=False))
+            for each in split_urls(one_url(context, url, url_option))
+        ]
+        for adopted in adoption.adopt(stores, same=same, force=force):
+            if same:
+                say(f"{adopted.store.url}: the store {adopted.uuid_after} lives here now")
+            else:
+                say(f"{adopted.store.url}: the copy of {adopted.uuid_before} is the store {adopted.uuid_after} now")
 
 
 def _migrate(url: str, schema: str) -> None:

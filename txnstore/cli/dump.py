@@ -25,7 +25,7 @@ from txnstore.log.markers import finished_since
 from txnstore.log.producers import producers_of_partition
 from txnstore.log.record_batch import RecordBatch
 from txnstore.log.topics import get_topic
-from txnstore.model import ControlType, StoredRecord
+from txnstore.model import NO_PRODUCER_ID, ControlType, StoredRecord
 from txnstore.transactions.coordinator import check_transactional_id
 from txnstore.transactions.states import TransactionState
 
@@ -41,6 +41,9 @@ _MARKER_SIZES: Final = "keySize: 4 valueSize: 6"
 _TIMESTAMP_NAMES: Final = ("CreateTime", "LogAppendTime")
 _NO_SEQUENCE: Final = -1
 _SEQUENCES: Final = 2**31
+
+#: What a page prints, and where the next one begins; None: there is none.
+_FactsAndNext = tuple[list[dict[str, Any]], int | None]
 
 _BATCHES: Final = (
     select(record_batches)
@@ -116,9 +119,10 @@ def index(
 ) -> None:
     """Print the index of finished transactions of a partition: Kafka's index of aborted ones, and the committed."""
 
-    def work(connection: Connection) -> list[dict[str, Any]]:
+    def page(connection: Connection, position: int) -> _FactsAndNext:
         partition_id, _ = _found(connection, topic, partition)
-        return [
+        rows = finished_since(connection, partition_id, position)
+        facts = [
             {
                 "version": 0,
                 "producerId": row.producer_id,
@@ -128,10 +132,11 @@ def index(
                 "lastStableOffset": row.last_stable_offset,
                 "outcome": ControlType(row.outcome).name,
             }
-            for row in finished_since(connection, partition_id, from_offset)
+            for row in rows
         ]
+        return facts, rows[-1].marker_offset + 1 if rows else None
 
-    _print_all(url, schema, topic, partition, work, as_json=as_json)
+    _print_all(url, schema, topic, partition, page, from_offset, as_json=as_json)
 
 
 @app.command(name="producers", epilog=examples("txnstore dump producers orders --partition 1"))
@@ -145,9 +150,10 @@ def producers(
 ) -> None:
     """Print what a partition remembers of its producers: Kafka's snapshot of producers."""
 
-    def work(connection: Connection) -> list[dict[str, Any]]:
+    def page(connection: Connection, after_id: int) -> _FactsAndNext:
         partition_id, _ = _found(connection, topic, partition)
-        return [
+        states = producers_of_partition(connection, partition_id, after_id=after_id, count_max=_PAGE_ENTRIES)
+        facts = [
             {
                 "producerId": state.producer_id,
                 "producerEpoch": state.epoch,
@@ -165,10 +171,11 @@ def producers(
                     for batch in state.recent_batches
                 ],
             }
-            for state in producers_of_partition(connection, partition_id)
+            for state in states
         ]
+        return facts, states[-1].producer_id if states else None
 
-    _print_all(url, schema, topic, partition, work, as_json=as_json)
+    _print_all(url, schema, topic, partition, page, NO_PRODUCER_ID, as_json=as_json)
 
 
 @app.command(
@@ -311,17 +318,20 @@ def _record_line(record: dict[str, Any]) -> str:
     return _joined(facts)
 
 
-def _print_all(
+def _print_all(  # noqa: PLR0917 - where, and what
     url: str | None,
     schema: str,
     topic: str,
     partition: int,
-    work: Callable[[Connection], list[dict[str, Any]]],
+    page: Callable[[Connection, int], _FactsAndNext],
+    position: int,
     *,
     as_json: bool,
 ) -> None:
-    with opened(url, schema) as store:
-        for facts in at_home_of(store, topic, partition, lambda home: home.read(work)):
+    """Print page after page, from a position on; each one says where the next begins, or that it is the last."""
+    with opened(url, schema) as controller:
+        store = at_home_of(controller, topic, partition, lambda home: home)
+        for facts in _facts_of_pages(store, page, position):
             if as_json:
                 _print_json(facts)
                 continue
@@ -333,6 +343,14 @@ def _print_all(
                     name: value for name, value in batches[-1].items() if name != "firstSequence"
                 }
             _print(_joined(flat))
+
+
+def _facts_of_pages(
+    store: Store, page: Callable[[Connection, int], _FactsAndNext], position: int | None
+) -> Iterator[dict[str, Any]]:
+    while position is not None:
+        facts, position = store.read(lambda connection, here=position: page(connection, here))  # type: ignore[misc]
+        yield from facts
 
 
 def _joined(facts: dict[str, Any]) -> str:

@@ -37,6 +37,7 @@ _EXAMPLES: Final = examples(
 # No pretty tracebacks: they show variables, and one of them may be a password.
 app = typer.Typer(name="txnstore", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command(epilog=database.EXAMPLES)(database.migrate)
+app.command(epilog=database.ADOPT_EXAMPLES)(database.adopt)
 app.command(epilog=maintenance.EXAMPLES)(maintenance.maintain)
 app.command(name="info", epilog=information.EXAMPLES)(information.info)
 app.add_typer(databases.app)

@@ -79,9 +79,9 @@ def relay(
     ] = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Move the rows of the outbox into their topics; or copy topics to or from Kafka, each record once.
+    r"""Move the rows of the outbox into their topics; or copy topics to or from Kafka, each record once.
 
-    Goes on until stopped by Ctrl-C.  The Kafka side needs the package confluent-kafka: txnstore[kafka].
+    Goes on until stopped by Ctrl-C.  The Kafka side needs the package confluent-kafka: txnstore\[kafka].
     """
     url = one_url(context, url, url_option)
     if to is not None and from_ is not None:

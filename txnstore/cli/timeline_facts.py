@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import BindParameter, Connection, bindparam, select, tuple_, union
 
-from txnstore.db.schema import group_offsets, record_batches, transaction_log
+from txnstore.db.schema import finished_transactions, group_offsets, record_batches, transaction_log
 from txnstore.log.bounds import read_bounds
-from txnstore.log.markers import finished_since
+from txnstore.log.fetch import IN_RANGE
 from txnstore.log.topics import get_topic
 from txnstore.model import ControlType
 
@@ -26,11 +26,20 @@ _BATCHES: Final = (
         record_batches.c.producer_epoch,
         record_batches.c.is_transactional,
     )
-    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
-    .where(record_batches.c.last_offset >= bindparam("from_offset"))
-    .where(record_batches.c.base_offset < bindparam("end_offset"))
-    .where(record_batches.c.control_type.is_(None))
+    .where(IN_RANGE, record_batches.c.control_type.is_(None))
     .order_by(record_batches.c.last_offset)
+)
+_OF_PARTITION: Final = finished_transactions.c.partition_id == bindparam("of_partition_id")
+_KEYS: Final[BindParameter[Any]] = bindparam("producers", expanding=True)
+# Those that end in the stretch, and those that the batches belong to, wherever they end.
+_FINISHED: Final = union(
+    select(finished_transactions).where(
+        _OF_PARTITION, finished_transactions.c.marker_offset.between(bindparam("from_offset"), bindparam("end_offset"))
+    ),
+    select(finished_transactions).where(
+        _OF_PARTITION,
+        tuple_(finished_transactions.c.producer_id, finished_transactions.c.producer_epoch).in_(_KEYS),
+    ),
 )
 _GROUPS: Final = (
     select(group_offsets.c.group_id, group_offsets.c.committed_offset)
@@ -135,7 +144,9 @@ def _of(partition_id: int) -> dict[str, int]:
 def _lanes(connection: Connection, partition_id: int, first: int, end: int) -> list[Lane]:
     stretch = {**_of(partition_id), "from_offset": first, "end_offset": end}
     batches = connection.execute(_BATCHES, stretch).all()
-    finished = {(row.producer_id, row.producer_epoch): row for row in finished_since(connection, partition_id, first)}
+    producers = sorted({(row.producer_id, row.producer_epoch) for row in batches if row.is_transactional})
+    rows = connection.execute(_FINISHED, {**stretch, "producers": producers}).all()
+    finished = {(row.producer_id, row.producer_epoch): row for row in rows}
     names = _names(connection, {row.producer_id for row in batches} | {producer_id for producer_id, _ in finished})
     plain = Lane("no transaction", "")
     lanes: dict[tuple[int, int], Lane] = {}

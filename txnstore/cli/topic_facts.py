@@ -22,7 +22,7 @@ _OFFSETS: Final = (
 )
 _OPEN: Final = (
     select(producer_states.c.partition_id, func.count())
-    .where(producer_states.c.transaction_first_offset.is_not(None))
+    .where(producer_states.c.transaction_first_offset >= 0)
     .group_by(producer_states.c.partition_id)
 )
 _CREATED: Final = select(topics.c.created_ms).where(topics.c.topic_id == bindparam("of_topic_id"))

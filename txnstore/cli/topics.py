@@ -20,6 +20,7 @@ from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import TopicAlreadyExists
 from txnstore.log.cluster_topics import refuse_if_in_use
+from txnstore.log.deleting import purge_soon
 from txnstore.log.topic_configs import change_topic_configs, lock_topic_configs
 from txnstore.log.topics import create_topic, delete_topic, find_topics, grow_topic
 
@@ -58,7 +59,7 @@ _Config = Annotated[
 
 
 class _MeaninglessSettings(logging.Handler):
-    """Tells the user of settings that are accepted and have no effect."""
+    """Tells the user of settings that are kept and have no effect."""
 
     def emit(self, record: logging.LogRecord) -> None:
         hint(record.getMessage())
@@ -202,6 +203,7 @@ def delete(
 
         store.write(work, wakes_readers=True)
         publish(store)
+        purge_soon(store)
     for facts in found:
         say(f"topic {facts['topic']} was deleted")
 
@@ -215,7 +217,7 @@ def _partitions(count: int) -> str:
 
 
 def _known(config: dict[str, str]) -> dict[str, str]:
-    """Return the settings that mean something for a database; the user is told of the others."""
+    """Return the settings; the user is told of those that mean nothing for a database."""
     logger = logging.getLogger("txnstore.cli.topics")
     logger.setLevel(logging.INFO)
     handler = _MeaninglessSettings()

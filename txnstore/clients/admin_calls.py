@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.error_mapping import kafka_exception_of
 from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.unreachable import RECENT_SECONDS, unreachable
 from txnstore.clients.worker import Worker
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
@@ -27,6 +28,8 @@ from txnstore.errors import TxnStoreError
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
+#: How the names of the calls begin that change nothing.
+_READS: Final = ("cluster_id", "describe_", "find_", "list_")
 #: The longest timeout that librdkafka takes.
 TIMEOUT_SECONDS_MAX: Final = 3600
 
@@ -103,12 +106,17 @@ class Call(Generic[Item, Answer]):
         for item in self.futures:
             self.fail(item, error)
 
-    def time_out(self) -> None:
+    def time_out(self, connection: StoreConnection) -> None:
         """Fail what is not settled: the time is up."""
-        text = (
-            f"{self.name}: the database has not answered within {self.timeout_seconds:g} s; what was asked for may"
-            " still be done"
-        )
+        if self.name == "list_topics":
+            self.fail_all(unreachable(connection, "Failed to get metadata", self._began_seconds))
+            return
+        trouble = connection.trouble_since(self._began_seconds - RECENT_SECONDS)
+        text = f"{self.name}: the database has not answered within {self.timeout_seconds:g} s"
+        if trouble is not None:
+            text = f"{text}: {trouble}"
+        if not self.name.startswith(_READS):
+            text = f"{text}; what was asked for may still be done"
         self.fail_all(KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True)))
 
 
@@ -178,14 +186,17 @@ class AdminCalls:
     def close(self, timeout_seconds: float) -> None:
         """End: what has not begun fails, and what runs is waited for that long; a second call does nothing."""
         if self.connection.process_id == os.getpid():
+            self.connection.give_up()
             self._worker.close(timeout_seconds)
         self.connection.close()
 
     def _submit(
         self, owner: object, call: Call[Item, Answer], work: Callable[[Store, Call[Item, Answer]], None]
     ) -> dict[Item, Future[Answer]]:
-        if not call.futures:
-            return call.futures
+        # The caller's own: what he takes out of it is settled as well.
+        answer = dict(call.futures)
+        if not answer:
+            return answer
 
         def job() -> None:
             assert owner is not None  # and lives until here
@@ -195,7 +206,7 @@ class AdminCalls:
         if call.timeout_seconds is not None:
 
             def time_out() -> None:
-                call.time_out()
+                call.time_out(self.connection)
                 # What has not begun is not to be done later.
                 job_done.cancel()
 
@@ -204,7 +215,7 @@ class AdminCalls:
             timer.start()
             job_done.add_done_callback(lambda _: timer.cancel())
         job_done.add_done_callback(functools.partial(self._finish, call))
-        return call.futures
+        return answer
 
     def _finish(self, call: Call[Any, Any], job_done: Future[None]) -> None:
         """Settle what the job left open: it failed as a whole, or never ran."""

@@ -23,7 +23,7 @@ from txnstore.clients.admin_resources import ConfigEntry, ConfigResource
 from txnstore.clients.admin_topics import TopicDescription
 from txnstore.clients.admin_transaction_calls import TransactionCalls
 from txnstore.clients.cluster_metadata import ClusterMetadata, TopicCollection
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.db.store import Store
 from txnstore.model import IsolationLevel
@@ -161,7 +161,7 @@ class AdminClient(GroupCalls, TransactionCalls, RefusedCalls):
         Raises:
             KafkaException: `_TIMED_OUT`, or the database cannot be reached or refuses.
         """
-        self._refuse_if_closed()
+        self._refuse_if_closed(HANDLE_CLOSED_TEXT)
         if topic is not None and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str or None, not {type(topic).__name__}")
         check_wait(timeout)
@@ -187,7 +187,7 @@ class AdminClient(GroupCalls, TransactionCalls, RefusedCalls):
         Raises:
             KafkaException: `_TIMED_OUT`, or the database cannot be reached or refuses.
         """
-        self._refuse_if_closed()
+        self._refuse_if_closed(HANDLE_CLOSED_TEXT)
         check_wait(timeout)
         return self._calls.run(self, "cluster_id", lambda store: store.store_uuid, timeout)
 

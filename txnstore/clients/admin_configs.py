@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -19,7 +19,7 @@ from txnstore.clients.admin_resources import (
 from txnstore.clients.broker import BROKER_ID
 from txnstore.clients.homes import publish
 from txnstore.clients.kafka_error import KafkaError, KafkaException
-from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
+from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting, check_setting_name
 from txnstore.db.settings import change_store_settings, read_store_config
 from txnstore.db.store import Store
 from txnstore.errors import InvalidConfiguration
@@ -29,43 +29,9 @@ from txnstore.log.topics import get_topic
 Changes = dict[str, str | None]
 """The new text of each setting; None: its default."""
 
-#: Kafka's settings of topics that are about brokers' files and copies.
-_MEANINGLESS: Final = frozenset(
-    {
-        "compression.gzip.level",
-        "compression.lz4.level",
-        "compression.zstd.level",
-        "file.delete.delay.ms",
-        "flush.messages",
-        "flush.ms",
-        "follower.replication.throttled.replicas",
-        "index.interval.bytes",
-        "leader.replication.throttled.replicas",
-        "local.retention.bytes",
-        "local.retention.ms",
-        "max.compaction.lag.ms",
-        "message.downconversion.enable",
-        "message.format.version",
-        "message.timestamp.difference.max.ms",
-        "min.cleanable.dirty.ratio",
-        "min.insync.replicas",
-        "preallocate",
-        "remote.log.copy.disable",
-        "remote.log.delete.on.disable",
-        "remote.storage.enable",
-        "segment.bytes",
-        "segment.index.bytes",
-        "segment.jitter.ms",
-        "segment.ms",
-        "unclean.leader.election.enable",
-    }
-)
-#: Settings that are lists of words.
-_LISTS: Final = frozenset({"cleanup.policy"})
-
 
 def known_topic_config(topic: str, config: Mapping[str, Any], logger: logging.Logger) -> dict[str, str]:
-    """Return the settings that a topic is created with, as text, without those that mean nothing here.
+    """Return the settings that a topic is created with, as text; the log tells of those that have no effect.
 
     Raises:
         InvalidConfiguration: a setting has no value.
@@ -73,14 +39,14 @@ def known_topic_config(topic: str, config: Mapping[str, Any], logger: logging.Lo
     for name, value in config.items():
         if value is None:
             raise InvalidConfiguration(f"topic {topic}: the setting {str(name)[:80]!r} has no value")
-    return {str(name): str(value) for name, value in config.items() if _means_something(str(name), logger)}
+    _tell_of_meaningless(map(str, config), logger)
+    return {str(name): str(value) for name, value in config.items()}
 
 
-def _means_something(name: str, logger: logging.Logger) -> bool:
-    if name in _MEANINGLESS:
-        logger.info("topic setting %s has no meaning for a database and is ignored", name)
-        return False
-    return True
+def _tell_of_meaningless(names: Iterable[str], logger: logging.Logger) -> None:
+    for name in names:
+        if name in TOPIC_SETTINGS and not TOPIC_SETTINGS[name].about:
+            logger.info("topic setting %s has no meaning for a database: it is kept, and has no effect", name)
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -173,16 +139,19 @@ def change(
     logger: logging.Logger,
 ) -> None:
     """Change the entries of `incremental_configs`, and no others."""
-    entries = [entry for entry in resource.incremental_configs if _means_something(entry.name, logger)]
+    entries = resource.incremental_configs
     names = [entry.name for entry in entries]
+    _tell_of_meaningless(names, logger)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise KafkaException(
             KafkaError(KafkaError.INVALID_REQUEST, f"{resource.name}: the setting {twice[:80]!r} was given twice")
         )
 
+    table = TOPIC_SETTINGS if _is_topic(resource) else STORE_SETTINGS
+
     def changes(present: Mapping[str, str]) -> Changes:
-        return {entry.name: _changed(entry, present) for entry in entries}
+        return {entry.name: _changed(entry, present, table) for entry in entries}
 
     _change(store, call, resource, changes, validate_only=validate_only)
 
@@ -229,7 +198,7 @@ def _entries(table: Mapping[str, Setting], config: Mapping[str, str], source: Co
     return {
         name: ConfigEntry(
             name,
-            config.get(name, _text_of(setting.default)),
+            config.get(name, setting.default_text),
             source if name in config else ConfigSource.DEFAULT_CONFIG,
             is_default=name not in config,
         )
@@ -237,11 +206,7 @@ def _entries(table: Mapping[str, Setting], config: Mapping[str, str], source: Co
     }
 
 
-def _text_of(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _changed(entry: ConfigEntry, present: Mapping[str, str]) -> str | None:
+def _changed(entry: ConfigEntry, present: Mapping[str, str], table: Mapping[str, Setting]) -> str | None:
     """Return the text that the entry has after its operation."""
     operation = entry.incremental_operation
     if operation is AlterConfigOpType.DELETE:
@@ -249,11 +214,17 @@ def _changed(entry: ConfigEntry, present: Mapping[str, str]) -> str | None:
     assert entry.value is not None
     if operation is AlterConfigOpType.SET:
         return entry.value
-    if entry.name not in _LISTS:
-        raise InvalidConfiguration(f"{entry.name[:80]!r} is no list: only SET and DELETE change it")
-    default = _text_of(TOPIC_SETTINGS[entry.name].default)
-    words = [word.strip() for word in present.get(entry.name, default).split(",")]
-    given = [word.strip() for word in entry.value.split(",")]
+    assert operation is not None
+    setting = check_setting_name(table, entry.name)
+    if not setting.is_list:
+        raise InvalidConfiguration(f"Can't {operation.name} to key {entry.name} because its type is not LIST.")
+    words = _words(present.get(entry.name, setting.default_text))
+    given = _words(entry.value)
     if operation is AlterConfigOpType.APPEND:
         return ",".join(dict.fromkeys(words + given))
     return ",".join(word for word in words if word not in given)
+
+
+def _words(text: str) -> list[str]:
+    # The text of an empty list has one word, which is empty.
+    return [word.strip() for word in text.split(",") if word.strip()]

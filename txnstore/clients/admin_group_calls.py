@@ -19,7 +19,7 @@ from txnstore.clients.cluster_metadata import (
     ConsumerGroupType,
     GroupMetadata,
 )
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
 from txnstore.db.store import Store
 
 _ALL: Final = "all"
@@ -113,7 +113,7 @@ class GroupCalls(AdminHandle):
             DeprecationWarning,
             stacklevel=2,
         )
-        self._refuse_if_closed()
+        self._refuse_if_closed(HANDLE_CLOSED_TEXT)
         if group is not None and not isinstance(group, str):
             raise TypeError(f"argument 1 must be str or None, not {type(group).__name__}")
         check_wait(timeout)

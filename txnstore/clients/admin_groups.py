@@ -261,7 +261,7 @@ def _known(connection: Connection, partitions: Iterable[TopicPartition]) -> dict
 
 def _offset_of(partition: TopicPartition) -> OffsetAndMetadata:
     leader_epoch = partition.leader_epoch
-    return OffsetAndMetadata(partition.offset, -1 if leader_epoch is None else leader_epoch, partition.metadata or "")
+    return OffsetAndMetadata(partition.offset, -1 if leader_epoch is None else leader_epoch, partition.metadata)
 
 
 def _unknown(partition: TopicPartition) -> UnknownTopicOrPartition:
@@ -285,7 +285,7 @@ def _with_offset(
         found = TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
     else:
         found = TopicPartition(
-            partition.topic, partition.partition, offset.offset, offset.metadata or None, offset.leader_epoch
+            partition.topic, partition.partition, offset.offset, offset.metadata, offset.leader_epoch
         )
     return found.with_error(_kafka_error(error))
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
 from txnstore.clients.admin_calls import AdminCalls, check_flag, check_timeout
+from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.trouble import Trouble
+from txnstore.clients.unreachable import DatabaseLook
 
 #: How long the end of a client waits for the call that is running.
 _CLOSE_SECONDS: Final = 10.0
@@ -29,11 +34,23 @@ class AdminHandle:
             refresh_ms=self._configuration["topic.metadata.refresh.interval.ms"],
             allow_create=self._configuration["allow.auto.create.topics"],
         )
-        self._errors: queue.SimpleQueue[KafkaError] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        # What outlives a client that its program has forgotten holds neither it nor its callback.
+        connection = self._connection
+        self._callbacks = Callbacks(error_cb=self._configuration["error_cb"])
+        trouble = Trouble(
+            self._callbacks.weakly("error_cb") or (lambda _: None), self._events.put, lambda: connection.is_alone
+        )
         self._calls = AdminCalls(
             self._connection,
             default_timeout_seconds=self._configuration["socket.timeout.ms"] / 1000,
-            report=self._errors.put,
+            report=trouble.report,
+        )
+        # In a thread of its own: who closes the client does not wait for a database that is away.
+        self._look = (
+            None
+            if self._configuration["error_cb"] is None
+            else DatabaseLook(self._connection, _in_thread, lambda error: trouble.report(kafka_error_of(error)))
         )
         # A client that its program has forgotten is closed, at the program's end without waiting for anything.
         self._forgotten = weakref.finalize(self, self._calls.close, 0)
@@ -62,16 +79,17 @@ class AdminHandle:
         self._refuse_if_closed()
         check_wait(timeout)
         deadline = None if timeout < 0 else time.monotonic() + timeout
+        if self._look is not None:
+            self._look.polled()
         served = 0
         while True:
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                error = self._errors.get_nowait() if served else self._errors.get(timeout=left)
+                event = self._events.get_nowait() if served else self._events.get(timeout=left)
             except queue.Empty:
                 return served
             served += 1
-            if self._configuration["error_cb"] is not None:
-                self._configuration["error_cb"](error)
+            event()
 
     def _check_call(
         self, operation_timeout: float | None, request_timeout: float | None, *, validate_only: object = False
@@ -81,10 +99,14 @@ class AdminHandle:
         check_timeout("request_timeout", request_timeout)
         check_flag("validate_only", validate_only)
 
-    def _refuse_if_closed(self) -> None:
+    def _refuse_if_closed(self, text: str = "AdminClient has been closed") -> None:
         if not self._forgotten.alive:
-            raise RuntimeError("AdminClient has been closed")
+            raise RuntimeError(text)
         self._connection.check_process()
+
+
+def _in_thread(look: Callable[[], None]) -> None:
+    threading.Thread(target=look, name="txnstore-admin-look", daemon=True).start()
 
 
 def check_wait(seconds: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from txnstore.clients.admin_handle import AdminHandle
 from txnstore.clients.admin_security import AclBinding, AclBindingFilter, UserScramCredentialAlteration
 from txnstore.clients.cluster_metadata import ElectionType
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
 from txnstore.clients.topic_partition import TopicPartition
 
 Item = TypeVar("Item")
@@ -104,7 +104,7 @@ class RefusedCalls(AdminHandle):
             TypeError: an argument is no text.
             KafkaException: `_UNSUPPORTED_FEATURE`.
         """
-        self._refuse_if_closed()
+        self._refuse_if_closed(HANDLE_CLOSED_TEXT)
         for position, text in enumerate((username, password), start=1):
             if not isinstance(text, str):
                 raise TypeError(f"argument {position} must be str, not {type(text).__name__}")

@@ -18,6 +18,7 @@ from txnstore.clients.homes import publish
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
+from txnstore.log.deleting import purge_soon
 from txnstore.log.topics import (
     Topic,
     create_topic,
@@ -122,6 +123,7 @@ def delete(store: Store, call: Call[str, None], name: str) -> None:
         refuse_if_in_use(store.cluster, topic.partition_ids)
     write(store, call, lambda connection: delete_topic(connection, name))
     publish(store)
+    purge_soon(store)
 
 
 def grow(store: Store, call: Call[str, None], wanted: list[NewPartitions], *, validate_only: bool) -> None:

@@ -65,14 +65,17 @@ class AssignedPartition:
         "buffered_records",
         "chunk",
         "committed",
+        "end_due_at",
         "end_said_at",
         "fetch_offset",
         "home",
+        "is_anew",
         "is_at_end",
         "is_hungry",
         "is_paused",
         "is_ready",
         "number",
+        "partition_id",
         "position",
         "records",
         "retry_at",
@@ -95,6 +98,10 @@ class AssignedPartition:
         """Where to begin, as long as it is not known to be an offset within the log."""
         self.home: int | None = None
         """The number of the database that holds it; None: nobody has looked, or needs to, for there is only one."""
+        self.partition_id: int | None = None
+        """Whose offsets these are; None: nobody has looked. A topic that was made anew has other partitions."""
+        self.is_anew = False
+        """Whether it has taken the place of one that was deleted, and nobody has said since where to read it."""
         self.fetch_offset = OFFSET_INVALID
         self.version = 0
         self.is_paused = False
@@ -110,6 +117,8 @@ class AssignedPartition:
         self.buffered_records = 0
         self.buffered_bytes = 0
         self.end_said_at: int | None = None
+        self.end_due_at = math.inf
+        """When it is to be said that there is nothing more, unless something comes; it has been read up to its end."""
         self.is_ready = False
         self.is_at_end = False
         """Whether all was read that there was to read."""
@@ -123,6 +132,11 @@ class AssignedPartition:
     def is_current(self, ticket: Ticket) -> bool:
         """Return whether what the ticket brought still counts."""
         return self.version == ticket.version
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the application has got records of the deleted partition alone: what it commits is of that one."""
+        return self.is_anew and self.position == OFFSET_INVALID
 
     @property
     def uncommitted(self) -> int | None:

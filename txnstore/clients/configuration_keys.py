@@ -103,6 +103,7 @@ _MEANINGFUL: Final = (
     Key("bootstrap.servers", Text(), None, native_name="metadata.broker.list", aliases=("database.url",), secret=True),
     Key("txnstore.schema", Text(), "txnstore"),
     Key("txnstore.clock", Instance("now_ms", "a txnstore.clock.Clock"), None),
+    Key("txnstore.durability", Choice(_words("full", "database")), "full"),
     Key("client.id", Text(_ID_LENGTH_MAX), "rdkafka"),
     Key("request.timeout.ms", Integer(1, 900_000), 30_000, _P),
     Key("socket.timeout.ms", Integer(10, 300_000), 60_000),
@@ -168,6 +169,7 @@ _MEANINGFUL: Final = (
     Key("queued.min.messages", Integer(1, 10_000_000), 100_000, _C),
     Key("queued.max.messages.kbytes", Integer(1, 2_097_151), 65_536, _C),
     Key("check.crcs", Boolean(), False, _C),
+    Key("txnstore.commit.ownership", Choice(_words("owned", "member")), "owned", _C),
     Key("txnstore.delivery.order", Choice(_words("offset", "commit")), "offset", _C),
     # Kafka's mock broker
     Key(

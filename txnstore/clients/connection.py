@@ -5,16 +5,21 @@ So a client can be made before a fork and while a database is away.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.kafka_error import KafkaError, KafkaException
-from txnstore.db.backend import Limits
+from txnstore.db.backend import Durability, Limits
 from txnstore.db.cluster import Cluster, open_cluster
 from txnstore.db.store import Store
-from txnstore.errors import StoreClosed
+from txnstore.db.url import DatabaseUrl
+from txnstore.errors import StoreClosed, StoreUnavailable
 
 _POOL_SIZE: Final = 5
 #: Readers are told of the last commits; that is only a hint, and not worth a long wait for a database that hangs.
@@ -27,17 +32,31 @@ class StoreConnection:
     def __init__(self, configuration: Configuration, *, limits: Limits | None = None) -> None:
         """Keep what it takes to open the databases, with these limits; nothing is opened yet."""
         self._configuration = configuration
-        self._limits = limits
+        self._limits = replace(
+            limits or Limits(),
+            durability=Durability(configuration["txnstore.durability"]),
+            on_unavailable=self._noticed,
+        )
+        self._trouble: StoreUnavailable | None = None
+        self._trouble_seconds = -math.inf
+        self.on_unavailable: Callable[[StoreUnavailable], None] | None = None
+        """Hears of each try for which a database was away; on the thread that tries."""
         self._opening = threading.Lock()
         self._state = threading.Lock()
         self._cluster: Cluster | None = None
         self._closed = False
+        self._gives_up = False
         self.process_id = os.getpid()
         """The process that may use it."""
 
     def __repr__(self) -> str:
         """Return the address without its password."""
         return f"StoreConnection({str(self._configuration.url)!r})"
+
+    @property
+    def url(self) -> DatabaseUrl:
+        """The address of the controller, as it was configured."""
+        return self._configuration.url
 
     @property
     def opened(self) -> Store | None:
@@ -49,6 +68,21 @@ class StoreConnection:
         """Whether one database is all there is, as far as anybody has looked; asks no database."""
         cluster = self._cluster
         return cluster is None or cluster.is_alone
+
+    def trouble_since(self, seconds: float) -> StoreUnavailable | None:
+        """Return why a database could not be reached, if one could not since this moment of the monotonic clock."""
+        return self._trouble if self._trouble_seconds >= seconds else None
+
+    def give_up(self) -> None:
+        """Wait for no database that is away any more: the client is being closed. What can be done is done."""
+        self._gives_up = True
+
+    def _noticed(self, error: StoreUnavailable) -> None:
+        self._trouble, self._trouble_seconds = error, time.monotonic()
+        if self._gives_up:
+            raise self._closed_error()
+        if self.on_unavailable is not None:
+            self.on_unavailable(error)
 
     def store(self) -> Store:
         """Return the controller: the store of a cluster of one; see `cluster`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -89,6 +90,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
                         parts.read_on()
                     return message
         messages: list[Message] = []
+        self._look()
         self._gather(messages, 1, deadline_of(wanted_seconds))
         return messages[0] if messages else None
 
@@ -108,6 +110,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         with self._parts.arrived:
             self._parts.group.polled()
         if count:
+            self._look()
             try:
                 self._gather(messages, count, deadline)
             except BaseException:
@@ -137,6 +140,13 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 raise KafkaException(error)
             yield message
+
+    def _look(self) -> None:
+        """Find out whether the database is there, if nothing else would tell: nothing is read."""
+        parts = self._parts
+        if parts.look is not None and not len(parts.subscription):
+            with contextlib.suppress(RuntimeError):  # closed by another thread since the call began
+                parts.look.polled()
 
     def _gather(self, messages: list[Message], count: int, deadline: float) -> None:
         """Add messages until there are enough or the time is up; wait for them and serve the callbacks."""

@@ -12,7 +12,7 @@ from txnstore.clients.consumer_arguments import (
     failure,
 )
 from txnstore.clients.consumer_base import ConsumerBase
-from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.kafka_error import HANDLE_CLOSED_TEXT, KafkaError
 from txnstore.clients.topic_partition import TopicPartition
 
 
@@ -70,14 +70,17 @@ class AskingCalls(ConsumerBase):
 
         Raises:
             TypeError: the topic is no text.
-            KafkaException: `_TIMED_OUT`, and what the database answers.
+            KafkaException: `_TRANSPORT`: the database did not answer in time; and what it answers.
         """
-        self._check()
+        self._check(HANDLE_CLOSED_TEXT)
         if topic is not None and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str or None, not {type(topic).__name__}")
         directory = self._parts.directory
         return self._ask(
-            lambda: directory.cluster_metadata(topic), deadline_of(check_timeout(timeout)), "Failed to get metadata"
+            lambda: directory.cluster_metadata(topic),
+            deadline_of(check_timeout(timeout)),
+            "Failed to get metadata",
+            late_code=KafkaError._TRANSPORT,
         )
 
     def cluster_id(self, timeout: float = -1) -> str:
@@ -86,15 +89,15 @@ class AskingCalls(ConsumerBase):
         Raises:
             KafkaException: `_TIMED_OUT`, and what the database answers.
         """
-        self._check()
+        self._check(HANDLE_CLOSED_TEXT)
         connection = self._parts.connection
         return self._ask(
-            lambda: connection.store().store_uuid, deadline_of(check_timeout(timeout)), "Failed to get the cluster's id"
+            lambda: connection.store().store_uuid, deadline_of(check_timeout(timeout)), "Failed to retrieve cluster id"
         )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Do nothing: the database's URL holds the credentials."""
-        self._check()
+        self._check(HANDLE_CLOSED_TEXT)
         for value in (username, password):
             if not isinstance(value, str):
                 raise TypeError(f"must be str, not {type(value).__name__}")

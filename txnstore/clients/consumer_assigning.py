@@ -170,7 +170,8 @@ class AssigningCalls(ConsumerBase):
 
         Raises:
             TypeError: it is no partition.
-            KafkaException: `_STATE`: it is not assigned; `_INVALID_ARG`: OFFSET_STORED is no place to seek to.
+            KafkaException: `_STATE`: it is not assigned; `_UNKNOWN_PARTITION`: nor has the consumer ever heard of its
+                topic; `_INVALID_ARG`: OFFSET_STORED is no place to seek to.
         """
         self._check()
         wanted = check_partition(partition)
@@ -179,7 +180,10 @@ class AssigningCalls(ConsumerBase):
             assigned = parts.subscription.find(wanted.topic, wanted.partition)
             prefix = f"Failed to seek to offset {wanted.offset}"
             if assigned is None:
-                raise failure(KafkaError._STATE, prefix)
+                is_known = parts.directory.cached(wanted.topic) is not None or any(
+                    partition.topic == wanted.topic for partition in parts.subscription
+                )
+                raise failure(KafkaError._STATE if is_known else KafkaError._UNKNOWN_PARTITION, prefix)
             if wanted.offset == OFFSET_STORED:
                 raise failure(KafkaError._INVALID_ARG, prefix)
             parts.subscription.seek(assigned, wanted.offset)

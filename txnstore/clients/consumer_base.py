@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -20,6 +21,7 @@ from txnstore.clients.consumer_parts import ConsumerParts
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.error_messages import prefixed
 from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.unreachable import unreachable
 from txnstore.errors import TxnStoreError
 
 Result = TypeVar("Result")
@@ -51,9 +53,9 @@ class ConsumerBase:
     def __repr__(self) -> str:
         return f"<txnstore.Consumer of group {self._parts.options.group_id!r}>"
 
-    def _check(self) -> None:
+    def _check(self, closed_text: str = "Consumer closed") -> None:
         if self._closed:
-            raise RuntimeError("Consumer closed")
+            raise RuntimeError(closed_text)
         if self._process_id != os.getpid():
             self._parts.connection.check_process()
 
@@ -62,8 +64,10 @@ class ConsumerBase:
         if removed and self._parts.options.commits_by_itself and not self._losing:
             self._parts.commit_in_background(removed)
 
-    def _ask(self, work: Callable[[], Result], deadline: float, prefix: str) -> Result:
-        return self._answer(lambda: self._parts.worker.submit(work), deadline, prefix)
+    def _ask(
+        self, work: Callable[[], Result], deadline: float, prefix: str, *, late_code: int = KafkaError._TIMED_OUT
+    ) -> Result:
+        return self._answer(lambda: self._parts.worker.submit(work), deadline, prefix, late_code=late_code)
 
     def _answer(
         self,
@@ -72,8 +76,10 @@ class ConsumerBase:
         prefix: str,
         *,
         unless: type[TxnStoreError] | tuple[()] = (),
+        late_code: int = KafkaError._TIMED_OUT,
     ) -> Result:
         """Return what the worker found, as long as the caller waits for it."""
+        began = time.monotonic()
         try:
             future = submit()
         except RuntimeError:
@@ -84,6 +90,9 @@ class ConsumerBase:
         except FutureTimeoutError:
             # Nobody needs it any more.
             future.cancel()
+            connection = self._parts.connection
+            if late_code != KafkaError._TIMED_OUT or connection.trouble_since(began) is not None:
+                raise unreachable(connection, prefix, began, code=late_code) from None
             raise failure(KafkaError._TIMED_OUT, prefix) from None
         except CancelledError:
             raise RuntimeError("Consumer closed") from None

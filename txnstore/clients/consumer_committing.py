@@ -51,6 +51,7 @@ class CommittingCalls(ConsumerBase):
                 (assigned, partition.offset)
                 for partition in chosen
                 if (assigned := self._parts.subscription.find(partition.topic, partition.partition)) is not None
+                and not assigned.is_unread
             ]
             if chosen and not found:
                 raise failure(KafkaError._UNKNOWN_PARTITION, "StoreOffsets failed")

@@ -40,13 +40,17 @@ class ConsumerLookups:
             KafkaException: `_UNKNOWN_PARTITION`: there is no such partition.
             TxnStoreError: the database cannot be asked.
         """
-        partition_id = self._partition_id(partition)
 
-        def work(connection: Connection) -> Bounds:
-            return read_bounds(connection, [partition_id])[partition_id]
+        def look() -> Bounds:
+            partition_id = self._partition_id(partition)
+
+            def work(connection: Connection) -> Bounds:
+                return read_bounds(connection, [partition_id])[partition_id]
+
+            return at_partition(self._connection.store(), partition_id, lambda home: home.read(work))
 
         try:
-            bounds = at_partition(self._connection.store(), partition_id, lambda home: home.read(work))
+            bounds = self._directory.again_if_unknown([partition.topic], look)
         except UnknownTopicOrPartition:
             self._directory.forget(partition.topic)
             raise _unknown_partition() from None
@@ -61,6 +65,10 @@ class ConsumerLookups:
             KafkaException: `_UNKNOWN_PARTITION`: one of the partitions is not there.
             TxnStoreError: the database cannot be asked.
         """
+        names = {partition.topic for partition in partitions}
+        return self._directory.again_if_unknown(names, lambda: self._offsets_for_times(partitions))
+
+    def _offsets_for_times(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         ids = [self._partition_id(partition) for partition in partitions]
 
         def find(wanted: Sequence[tuple[int, int, TopicPartition]], connection: Connection) -> list[tuple[int, int]]:

@@ -37,12 +37,17 @@ class ConsumerOptions:
     says_end: bool
     stores_offsets: bool
     commits_by_itself: bool
+    commits_unowned: bool
+    """Whether it may commit partitions that it does not own."""
     commit_interval_seconds: float
     """0: only when partitions are given back."""
     read_ahead_records: int
     read_ahead_bytes: int
     page_bytes_max: int
     look_again_seconds: float
+    fetch_min_bytes: int
+    """With less to read, what there is is held back for so long:"""
+    fetch_wait_seconds: float
     metadata_refresh_ms: int
     creates_topics: bool
     request_timeout_seconds: float
@@ -69,11 +74,14 @@ def consumer_options(configuration: Configuration) -> ConsumerOptions:
         says_end=configuration["enable.partition.eof"],
         stores_offsets=configuration["enable.auto.offset.store"],
         commits_by_itself=configuration["enable.auto.commit"],
+        commits_unowned=configuration["txnstore.commit.ownership"] == "member",
         commit_interval_seconds=configuration["auto.commit.interval.ms"] / 1000,
         read_ahead_records=min(configuration["queued.min.messages"], READ_AHEAD_RECORDS),
         read_ahead_bytes=min(configuration["queued.max.messages.kbytes"] * 1024, READ_AHEAD_BYTES),
         page_bytes_max=min(configuration["fetch.max.bytes"], PAGE_BYTES_MAX),
         look_again_seconds=max(configuration["fetch.wait.max.ms"], LOOK_AGAIN_MS_MIN) / 1000,
+        fetch_min_bytes=configuration["fetch.min.bytes"],
+        fetch_wait_seconds=configuration["fetch.wait.max.ms"] / 1000,
         metadata_refresh_ms=configuration["topic.metadata.refresh.interval.ms"],
         creates_topics=bool(configuration["allow.auto.create.topics"]),
         request_timeout_seconds=configuration["socket.timeout.ms"] / 1000,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -33,11 +34,13 @@ from txnstore.clients.home_fetchers import HomeFetchers
 from txnstore.clients.homes import all_stores
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.offset_commits import CommitResult, OffsetCommits
+from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
 from txnstore.clients.partition_reader import PartitionReader
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.subscription import Subscription
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.topic_partition import TopicPartition
+from txnstore.clients.unreachable import DatabaseLook
 from txnstore.clients.worker import Worker
 from txnstore.db.backend import Limits
 from txnstore.db.store import Store
@@ -83,6 +86,8 @@ class ConsumerParts:
             says_end=options.says_end,
             records_low=options.read_ahead_records,
             bytes_low=options.read_ahead_bytes,
+            # A broker that is asked for no bytes at all answers at once.
+            end_wait_seconds=options.fetch_wait_seconds if options.fetch_min_bytes else 0.0,
         )
         self.group = GroupMember(
             lock=self.arrived,
@@ -109,7 +114,13 @@ class ConsumerParts:
         self.fetcher = HomeFetchers(
             wanted=self.wanted, subscription=self.subscription, connection=self.connection, make=self._make_fetcher
         )
-        self._helped_at = 0.0
+        self.look = (
+            None
+            if callbacks["error_cb"] is None
+            else DatabaseLook(self.connection, self.worker.submit, self.background_error)
+        )
+        """What tells an idle application of a database that is away, if it wants to hear of it."""
+        self._helped_at = self._ended_overdue_at = -math.inf
         self._commit_under_way: Future[CommitResult] | None = None
 
     def _make_fetcher(self, home: int | None, located: Callable[[], None]) -> Fetcher:
@@ -124,6 +135,8 @@ class ConsumerParts:
             duties=self._duties() if is_first else Duties(),
             group=self.group if is_first else NoGroup(),
             look_again_seconds=self.options.look_again_seconds,
+            min_bytes=self.options.fetch_min_bytes,
+            wait_seconds=self.options.fetch_wait_seconds,
             on_error=self.background_error,
             logger=self.logger,
             located=located,
@@ -179,6 +192,10 @@ class ConsumerParts:
         with self.arrived:
             if self.fetcher.held_back_since is None:
                 self.fetcher.held_back_since = time.monotonic()
+        now = time.monotonic()
+        if now - self._ended_overdue_at >= ASK_SECONDS_MIN:
+            self._ended_overdue_at = now
+            self._submit_quietly(lambda: end_overdue(self.connection.store, ()))
         self._help()
 
     def close(self, deadline: float) -> bool:
@@ -224,6 +241,7 @@ class ConsumerParts:
             callback=self._on_statistics,
             add_event=lambda call: self.inbox.put(StatisticsEvent(call)),
             collect=collect,
+            connection=self.connection,
         )
 
     def _commit_by_itself(self) -> None:
@@ -238,7 +256,7 @@ class ConsumerParts:
         self._helped_at = now
         self._submit_quietly(self._recover)
 
-    def _submit_quietly(self, work: Callable[[], None]) -> None:
+    def _submit_quietly(self, work: Callable[[], object]) -> None:
         # Where the worker takes no more, the consumer has been closed.
         with contextlib.suppress(RuntimeError):
             self.worker.submit(work)

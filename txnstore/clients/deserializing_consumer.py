@@ -8,7 +8,7 @@ from typing import Any, Generic
 from txnstore.clients.client_errors import ConsumeError, KeyDeserializationError, ValueDeserializationError
 from txnstore.clients.consumer import Consumer
 from txnstore.clients.message import Message
-from txnstore.clients.serializer_settings import offer_cluster_id, take_converters
+from txnstore.clients.serializer_settings import close_converters, offer_cluster_id, take_converters
 from txnstore.clients.serializers import MessageField, SerializationContext
 from txnstore.clients.type_variables import Key, Value
 
@@ -18,23 +18,34 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
 
     Beside the keys of `Consumer` the configuration takes `key.deserializer` and `value.deserializer`: callables with
     bytes or None and a `SerializationContext`, which return an object.  Without one, bytes are left as they are.  The
-    deserializers stay the caller's: closing the consumer does not close them.
+    deserializers stay the caller's: closing the consumer does not close them.  In their place it takes
+    `key.deserializer.builder` and `value.deserializer.builder`; what these make is closed with the consumer.
 
     Args:
         conf: the configuration; it is not changed.
 
     Raises:
         TypeError: the configuration is no dictionary, or a deserializer is not callable.
-        ValueError: there is no `group.id`.
+        ValueError: there is no `group.id`, or both a deserializer and its builder are given.
         KafkaException: as of `Consumer`.
     """
 
     def __init__(self, conf: Mapping[str, Any]) -> None:
-        rest, (self._key_deserializer, self._value_deserializer) = take_converters(
-            conf, "key.deserializer", "value.deserializer"
-        )
-        super().__init__(rest)
+        taken = take_converters(conf, "key.deserializer", "value.deserializer")
+        self._key_deserializer, self._value_deserializer = taken.converters
+        try:
+            super().__init__(taken.rest)
+        except BaseException:
+            close_converters(taken.owned)
+            raise
+        self._owned_deserializers = taken.owned
         offer_cluster_id(self.cluster_id, self._key_deserializer, self._value_deserializer)
+
+    def close(self) -> None:
+        """Close as `Consumer.close` does, then the deserializers that builders have made."""
+        super().close()
+        owned, self._owned_deserializers = self._owned_deserializers, []
+        close_converters(owned)
 
     def poll(self, timeout: float = -1) -> Message | None:
         """Return the next message, its key and value deserialized, or None if none came in time.

@@ -7,6 +7,7 @@ rows in it are not ours; so it is asked what became of it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Collection
@@ -137,6 +138,10 @@ class EnlistedTransactions(ProducerTransactions):
             try:
                 hook_error = self._commit_enlisted(time.monotonic() + bounded, writers)
                 is_done = True
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    self._interrupted()
+                raise
             finally:
                 try:
                     self._serve_reports()
@@ -209,11 +214,12 @@ class EnlistedTransactions(ProducerTransactions):
         try:
             self._wait(hold, timeout_seconds, self._timeout_ms / 1000, resumable=False)
             taken.take()
+            self._enlisted = _Enlisted(taken, store)
         except BaseException:
             hold.cancel()
+            taken.let_go()
             self._let_send()
             raise
-        self._enlisted = _Enlisted(taken, store)
 
     def _keep_work(self, kept_bytes: float) -> None:
         self._delayed.forget()
@@ -236,33 +242,24 @@ class EnlistedTransactions(ProducerTransactions):
 
     def _commit_enlisted(self, deadline: float, writers: Collection[int] | None) -> Exception | None:
         """Take the commit as far as it goes until the deadline; return what a hook of the application's raised."""
+        enlisted = self._enlisted
         ending = self._ending
         if ending is None:
-            ending = self._begin_ending(writers)
+            assert enlisted is not None
+            ending = self._begin_ending(enlisted, writers)
         if ending.requests is None:
-            assert self._work is not None
-            gathering: Any = self._work
-            try:
-                ending.requests = self._wait_until(gathering, deadline)
-            except KafkaException:
-                if gathering.done():
-                    self._ending = None
-                    self._roll_back_if_fatal()
-                raise
-            self._work = None
+            self._gather(ending, deadline)
         if not ending.was_asked:
             self._ask(ending, deadline)
+        if self._work is None:
             self._work = self._submit(partial(self._settle_work, ending))
-        assert self._work is not None
         self._wait_until(self._work, deadline)
         return ending.hook_error
 
     def _wait_until(self, work: Any, deadline: float) -> Any:
         return self._wait(work, max(0.0, deadline - time.monotonic()), self._timeout_ms / 1000, resumable=True)
 
-    def _begin_ending(self, writers: Collection[int] | None) -> _Ending:
-        enlisted = self._enlisted
-        assert enlisted is not None
+    def _begin_ending(self, enlisted: _Enlisted, writers: Collection[int] | None) -> _Ending:
         try:
             enlisted.taken.callers.check_thread()
         except TxnStoreError as error:
@@ -273,12 +270,45 @@ class EnlistedTransactions(ProducerTransactions):
         except TxnStoreError as error:
             # Nothing is decided yet.
             self._fail_and_raise(_abortable(error))
+        self._ending = ending = _Ending(writers)
         with self._changed:
             self._enter(_S.BEGIN_COMMIT)
-        self._ending = _Ending(writers)
-        gathering: Any = self._submit(self._gather_work)
-        self._work = gathering
-        return self._ending
+        return ending
+
+    def _gather(self, ending: _Ending, deadline: float) -> None:
+        if self._work is None:
+            self._work = self._submit(partial(self._gather_work, ending))
+        gathering = self._work
+        try:
+            self._wait_until(gathering, deadline)
+        except KafkaException:
+            if gathering.done():
+                self._ending = None
+                self._roll_back_if_fatal()
+            raise
+        self._work = None
+
+    def _interrupted(self) -> None:
+        """Let what was interrupted be something that the next call can end: an abort, or the commit again.
+
+        Before the COMMIT nothing is decided, and it is given up.  From then on the commit is asked for again.
+        """
+        ending, enlisted = self._ending, self._enlisted
+        if ending is None or enlisted is None:
+            return
+        taken = enlisted.taken
+        if ending.was_asked or taken.is_committed or taken.outcome_unknown:
+            ending.was_asked = True
+            ending.ended = ending.ended or taken.result
+            taken.let_go()
+            if self._work is None and self.state is _S.COMMITTING:
+                self._work = self._submit(partial(self._settle_work, ending))
+            return
+        self._ending = self._work = None
+        with contextlib.suppress(RuntimeError):
+            self._submit(partial(self._give_up_work, ending))
+        reason = "the commit was interrupted before the enlisted connection was committed; nothing was committed"
+        self._fail(KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True))
 
     def _create_topics(self, enlisted: _Enlisted) -> None:
         """Create topics that are used for the first time: no other connection could while SQLite's lock is held."""
@@ -310,8 +340,8 @@ class EnlistedTransactions(ProducerTransactions):
             ending.writers,
         )
         with self._changed:
-            self._enter(_S.COMMITTING)
             self._is_written = True
+            self._enter(_S.COMMITTING)
         taken = enlisted.taken
         seconds = max(COMMIT_SECONDS_MIN, deadline - time.monotonic())
         try:
@@ -337,7 +367,6 @@ class EnlistedTransactions(ProducerTransactions):
             elif isinstance(error, Exception):
                 ending.hook_error = error
             if is_interrupt:
-                self._work = self._submit(partial(self._settle_work, ending))
                 raise error
             return
         self._give_up(ending, KafkaError(KafkaError._PURGE_QUEUE))
@@ -365,17 +394,32 @@ class EnlistedTransactions(ProducerTransactions):
 
     # --- on the sender's thread ---------------------------------------------------------------------------------------
 
-    def _gather_work(self) -> list[ProduceRequest]:
+    def _gather_work(self, ending: _Ending) -> None:
         self._delayed.forget()
         requests = self._sender.take_everything()
-        if self._failed_count or self._error is not None:
+        if requests:
+            # Their sequence numbers are used up: an abort has to bring a new epoch.
+            self._is_written = True
+        try:
+            self._check_delivered(None)
+        except KafkaException:
+            # Also what an interrupt has failed just now: it knows of no requests yet.
             for request in requests:
                 self._sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
-        self._check_delivered(None)
-        return requests
+            raise
+        ending.requests = requests
+
+    def _give_up_work(self, ending: _Ending) -> None:
+        """Report what was gathered for a commit that was interrupted; it comes behind the gathering."""
+        self._give_up(ending, KafkaError(KafkaError._PURGE_QUEUE))
 
     def _settle_work(self, ending: _Ending) -> None:
         """Find out what became of the commit if that is not known, and go on from it."""
+        if self.state is not _S.COMMITTING:
+            # An interrupted call had queued it before.
+            if self._error is not None:
+                raise KafkaException(self._error)
+            return
         if ending.ended is None:
             ending.ended = self._resolve(ending)
         self._sender.session.become(ending.ended.identity)

@@ -27,6 +27,7 @@ _OUTCOME_UNKNOWN: Final = "the outcome is unknown"
 _OWN_ROWS: Final[dict[type[TxnStoreError], ErrorRow]] = {
     errors.StoreUnavailable: ErrorRow(KafkaError._TRANSPORT, retriable=True),
     errors.OutcomeUnknown: ErrorRow(KafkaError._TIMED_OUT, retriable=False, suffix=_OUTCOME_UNKNOWN),
+    errors.OutcomeForgotten: ErrorRow(KafkaError._TIMED_OUT, retriable=False, suffix=_OUTCOME_UNKNOWN),
     errors.StoreBusy: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
     errors.StatementTimedOut: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
     errors.WriteConflict: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
@@ -39,6 +40,7 @@ _OWN_ROWS: Final[dict[type[TxnStoreError], ErrorRow]] = {
     errors.SchemaOutdated: ErrorRow(KafkaError.UNSUPPORTED_VERSION, retriable=False),
     errors.SchemaTooNew: ErrorRow(KafkaError.UNSUPPORTED_VERSION, retriable=False),
     errors.ForeignSchema: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
+    errors.StoreCopied: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
     errors.WrongCluster: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
     errors.MissingMember: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
     errors.StatementFailed: ErrorRow(KafkaError.UNKNOWN, retriable=False),

@@ -18,7 +18,7 @@ from txnstore.clients.assigned_partition import Ticket
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.duties import Duties
 from txnstore.clients.outbox_help import LOOK_SECONDS, OutboxHelp
-from txnstore.clients.partition_reader import Delivered, Failed, Moved, Outcome, PartitionReader, Resolved
+from txnstore.clients.partition_reader import Delivered, Failed, MadeAnew, Moved, Outcome, PartitionReader, Resolved
 from txnstore.clients.subscription import Subscription, Wanted
 from txnstore.db.waiting import Waiter
 from txnstore.errors import StoreClosed, TxnStoreError
@@ -71,12 +71,16 @@ class Fetcher:
         duties: Duties,
         group: GroupNews,
         look_again_seconds: float,
+        min_bytes: int,
+        wait_seconds: float,
         on_error: Callable[[BaseException], None],
         logger: logging.Logger,
         located: Callable[[], None],
         takes_unlocated: bool = True,
     ) -> None:
         """Notify `arrived` when there is something to hand out; be woken by `wanted`. Both have the same lock.
+
+        Records of fewer than `min_bytes` are held back until more have come, for `wait_seconds` at most.
 
         Of several fetchers one takes the partitions of which nobody knows yet where they live, and finds out; `located`
         is called when it is known of some, or when it has turned out to be wrong.
@@ -96,6 +100,9 @@ class Fetcher:
         self._news_looked_at = -math.inf
         self._news_due_at = math.inf
         self._look_again_seconds = look_again_seconds
+        self._min_bytes = min_bytes
+        self._wait_seconds = wait_seconds
+        self._held_until = math.inf
         self._on_error = on_error
         self._logger = logger
         self._thread: threading.Thread | None = None
@@ -162,7 +169,7 @@ class Fetcher:
 
     def _turn(self) -> None:
         """Do what is due, read what is wanted, or wait."""
-        due_seconds = min(self._duties.run_due(), self._look_for_news())
+        due_seconds = min(self._duties.run_due(), self._look_for_news(), self._reader.help())
         with self._wanted:
             now = time.monotonic()
             is_wanted = self._is_wanted()
@@ -183,10 +190,11 @@ class Fetcher:
         elif not tickets:
             self._listen_for_group(due_seconds)
         elif self._has_news(tickets, due_seconds):
-            outcomes = self._reader.read(tickets)
-            self._apply(outcomes)
-            if not any(isinstance(outcome, Delivered) and outcome.page.chunks for outcome in outcomes):
-                self._outbox.look()
+            is_at_end = all(ticket.partition.is_at_end for ticket in tickets)
+            outcomes = self._reader.read(tickets, asks_outbox=is_at_end and self._outbox.asks())
+            self._apply(self._without_held(outcomes))
+            if self._reader.outbox_waits:
+                self._outbox.move()
         self._pause_seconds = PAUSE_FIRST_SECONDS
 
     def _is_wanted(self) -> Wanted | None:
@@ -245,8 +253,11 @@ class Fetcher:
             # What was committed before it began to listen would never be heard of.
             return True
         now = time.monotonic()
+        answer_seconds = min(self._held_until, *(ticket.partition.end_due_at for ticket in tickets)) - now
+        if answer_seconds <= 0:
+            return True
         look_again_seconds = self._look_again_seconds * self._look_again_factor - (now - self._read_at)
-        if self._listen(self._waiter, min(due_seconds, max(0.0, look_again_seconds))):
+        if self._listen(self._waiter, min(due_seconds, max(0.0, look_again_seconds), answer_seconds)):
             self._look_again_factor = 1.0
             self._expect_news()
             return True
@@ -277,8 +288,27 @@ class Fetcher:
                 ticket.partition.is_at_end for ticket in subscription.to_read(now, is_wanted)
             )
 
+    def _without_held(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Return the outcomes without records that are too few to be handed out yet."""
+        pages = [outcome for outcome in outcomes if isinstance(outcome, Delivered)]
+        size_bytes = sum(chunk.size_bytes for outcome in pages for chunk in outcome.page.chunks)
+        is_small = 0 < size_bytes < self._min_bytes and all(
+            outcome.page.next_offset >= outcome.page.end_offset for outcome in pages
+        )
+        now = time.monotonic()
+        if not is_small or now >= self._held_until:
+            self._held_until = math.inf
+            return outcomes
+        self._held_until = min(self._held_until, now + self._wait_seconds)
+        held = [outcome for outcome in pages if outcome.page.chunks]
+        with self._wanted:
+            for outcome in held:
+                self._subscription.hold(outcome.ticket)
+        return [outcome for outcome in outcomes if outcome not in held]
+
     def _apply(self, outcomes: list[Outcome]) -> None:
         now = self._read_at = time.monotonic()
+        is_held = not any(isinstance(outcome, Delivered) and outcome.page.chunks for outcome in outcomes)
         held_back = self._reader.take_held_back()
         with self._arrived:
             if not held_back:
@@ -286,23 +316,25 @@ class Fetcher:
             elif self.held_back_since is None:
                 self.held_back_since = now
             for outcome in outcomes:
-                self._apply_one(outcome, now)
+                self._apply_one(outcome, now, is_held=is_held)
             if self._subscription.has_messages:
                 self._arrived.notify_all()
         if any(isinstance(outcome, Moved) for outcome in outcomes):
             self._located()
 
-    def _apply_one(self, outcome: Outcome, now: float) -> None:
+    def _apply_one(self, outcome: Outcome, now: float, *, is_held: bool) -> None:
         subscription, ticket = self._subscription, outcome.ticket
         if isinstance(outcome, Delivered):
-            subscription.deliver(ticket, outcome.page)
+            subscription.deliver(ticket, outcome.page, now, is_held=is_held)
         elif isinstance(outcome, Resolved):
             if outcome.committed is not None:
                 subscription.committed(ticket, outcome.committed)
-            subscription.resolved(ticket, outcome.offset)
+            subscription.resolved(ticket, outcome.offset, outcome.partition_id)
         elif isinstance(outcome, Moved):
             ticket.partition.home = None
             subscription.fail(ticket, None, now)
+        elif isinstance(outcome, MadeAnew):
+            subscription.made_anew(ticket)
         elif not isinstance(outcome, Failed):
             subscription.out_of_range(ticket)
         elif outcome.for_good and outcome.error is not None:

@@ -223,8 +223,8 @@ class GroupConversation(GroupState):
             if life != self._place.life:
                 return
             if isinstance(error, FencedInstance):
-                self._lose(Stage.FENCED)
                 self._say(KafkaError(error.code, self._fenced_text(), fatal=True))
+                self._lose(Stage.FENCED)
             elif self.stage is Stage.LEAVING and not self._topics:
                 # It had only to go, and it is gone.
                 self._lose(Stage.OUT)

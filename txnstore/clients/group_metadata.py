@@ -2,7 +2,7 @@
 
 The layout is the one that confluent-kafka's users pickle and send to other processes: a magic word, the generation as
 a little-endian 32-bit number, then group, member and instance as text that ends with NUL; one byte before the instance
-says whether there is none.
+says whether there is none.  One that confluent-kafka does not have follows if the member commits what it does not own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ MAGIC: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("<i")
 _HAS_INSTANCE: Final = b"\x00"
 _HAS_NO_INSTANCE: Final = b"\x01"
+_COMMITS_UNOWNED: Final = b"\x01"
 _INSTANCES: Final = {_HAS_INSTANCE: True, _HAS_NO_INSTANCE: False}
 
 
@@ -34,6 +35,8 @@ def format_group_metadata(membership: GroupMembership) -> bytes:
         parts.append(_HAS_NO_INSTANCE)
     else:
         parts += [_HAS_INSTANCE, _text(membership.group_instance_id)]
+    if membership.commits_unowned:
+        parts.append(_COMMITS_UNOWNED)
     return b"".join(parts)
 
 
@@ -56,9 +59,10 @@ def parse_group_metadata(metadata: bytes) -> GroupMembership:
     except (struct.error, KeyError, ValueError):
         # Not with the bytes: they may be anything.
         raise ValueError("the consumer group metadata is damaged or cut short") from None
-    if rest or not group_id:
+    commits_unowned = rest == _COMMITS_UNOWNED
+    if (rest and not commits_unowned) or not group_id:
         raise ValueError("the consumer group metadata is damaged: it names no group, or holds more than one")
-    return GroupMembership(group_id, generation, member_id, instance_id)
+    return GroupMembership(group_id, generation, member_id, instance_id, commits_unowned)
 
 
 def _text(name: str) -> bytes:

@@ -38,7 +38,13 @@ class GroupRequests:
     def new_seat(self) -> GroupMembership:
         """Return a membership that nobody had before, to join with."""
         member_id = f"{self._options.client_id}-{uuid.uuid4()}"
-        return GroupMembership(self._options.group_id, NO_GENERATION, member_id, self._options.group_instance_id)
+        return GroupMembership(
+            self._options.group_id,
+            NO_GENERATION,
+            member_id,
+            self._options.group_instance_id,
+            self._options.commits_unowned,
+        )
 
     def find(self, topics: Sequence[str]) -> SubscribedTopics:
         """Return the partitions that the subscription comes to now."""

@@ -121,8 +121,9 @@ class GroupState:
         interval_ms = int(self._options.max_poll_seconds * 1000)
         late_ms = int((now - self._polled_at) * 1000) - interval_ms
         text = f"Application maximum poll interval ({interval_ms}ms) exceeded by {late_ms}ms"
-        self._lose(Stage.LAPSED)
+        # The error comes from the poll that is too late, the loss with the one after it: as librdkafka does.
         self._say(KafkaError(KafkaError._MAX_POLL_EXCEEDED, text))
+        self._lose(Stage.LAPSED)
         self._depart(seat)
 
     def _lose(self, stage: Stage) -> None:

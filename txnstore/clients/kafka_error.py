@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import builtins
 import operator
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 from txnstore.clients.error_codes import ErrorCodes, error_code
 
 _CODE_MAX = 2**31 - 1
+#: What the calls that all clients have say once their client is closed, as in confluent-kafka.
+HANDLE_CLOSED_TEXT: Final = "Handle has been closed"
 
 
 class KafkaError(ErrorCodes):

@@ -31,6 +31,7 @@ RecordTuple = tuple[int, int, bytes | None, bytes | None, Sequence[Header]]
 _Details = tuple[KafkaError | None, float, int, int]
 
 _NO_DETAILS: Final[_Details] = (None, -1.0, -1, -1)
+_INT32_MAX: Final = 2**31 - 1
 _NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, 0)
 
 _new = object.__new__
@@ -58,6 +59,7 @@ class Message:
 
     Raises:
         TypeError: a number is no number, or the timestamp is not a tuple of two.
+        OverflowError: the partition's number does not fit into 32 bits.
     """
 
     __slots__ = ("_details", "_record", "_source")
@@ -83,7 +85,11 @@ class Message:
         delivery_count: SupportsIndex = -1,
     ) -> None:
         kind, milliseconds = _checked_timestamp(timestamp)
-        self._source = (topic, operator.index(partition), kind)
+        number = operator.index(partition)
+        if number > _INT32_MAX:
+            raise OverflowError("signed integer is greater than maximum")
+        # There is one number that says that there is none.
+        self._source = (topic, max(number, -1), kind)
         self._record = (operator.index(offset), milliseconds, key, value, headers)
         self._details = (error, float(latency), operator.index(leader_epoch), operator.index(delivery_count))
 

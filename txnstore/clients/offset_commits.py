@@ -26,7 +26,13 @@ from txnstore.db.joined import run_joined
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError, UnknownMember, UnknownTopicOrPartition
 from txnstore.groups.coordinator import expire_members
-from txnstore.groups.offsets import CommittedOffsets, commit_offsets, read_offsets, read_stable_offsets
+from txnstore.groups.offsets import (
+    CommittedOffsets,
+    check_partitions,
+    commit_offsets,
+    read_offsets,
+    read_stable_offsets,
+)
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata
 
 
@@ -105,6 +111,8 @@ class OffsetCommits:
             store = self._connection.cluster().coordinator_of(membership.group_id)
             run_joined(store, callers, partial(_commit_for_caller, membership, wanted))
         except TxnStoreError as error:
+            if isinstance(error, UnknownTopicOrPartition):
+                self._directory.forget_all()
             self._on_error(error, membership)
             raise
         return list(offsets)
@@ -120,10 +128,15 @@ class OffsetCommits:
         if newest.member_id and newest.member_id == membership.member_id:
             # It has joined again since, and nobody came in between.
             membership = newest
-        try:
+
+        def write() -> tuple[dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
             wanted, ids, errors = self._wanted(offsets)
             if wanted:
                 self._write(membership, wanted)
+            return ids, errors
+
+        try:
+            ids, errors = self._directory.again_if_unknown({partition.topic for partition in offsets}, write)
         except TxnStoreError as error:
             self._on_error(error, membership)
             kafka_error = kafka_error_of(error)
@@ -141,11 +154,17 @@ class OffsetCommits:
     ) -> tuple[dict[int, OffsetAndMetadata], dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
         """Return what is to be committed by partition id, whose it is, and the errors of partitions that are not."""
         ids, errors = self._ids([partition for partition in offsets if partition.offset >= 0])
+        with self._lock:
+            for partition_id, partition in list(ids.items()):
+                assigned = self._subscription.find(partition.topic, partition.partition)
+                if assigned is not None and (assigned.is_unread or assigned.partition_id not in (None, partition_id)):
+                    # An offset of the topic that was read is none of the one that was made anew under its name.
+                    errors[ids.pop(partition_id)] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
         wanted = {
             partition_id: OffsetAndMetadata(
                 partition.offset,
                 -1 if partition.leader_epoch is None else partition.leader_epoch,
-                partition.metadata or "",
+                partition.metadata,
             )
             for partition_id, partition in ids.items()
         }
@@ -172,18 +191,30 @@ class OffsetCommits:
         self._connection.cluster().at_coordinator(membership.group_id, write)
 
     def _read(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-        ids, errors = self._ids(partitions)
         is_stable = self._options.isolation is IsolationLevel.READ_COMMITTED
         read = read_stable_offsets if is_stable else read_offsets
+        timeout_ms = int(self._options.request_timeout_seconds * 1000)
+        ids: dict[int, TopicPartition] = {}
+        errors: dict[TopicPartition, KafkaError] = {}
+        found: CommittedOffsets | None = None
 
         def work(connection: Connection) -> CommittedOffsets:
-            return read(connection, self._options.group_id, ids)
+            found = read(connection, self._options.group_id, ids)
+            # Nothing is committed in a partition that was deleted, also where its topic was made anew; the rows of one
+            # are there for a while.
+            check_partitions(connection, ids.keys())
+            return found
 
-        timeout_ms = int(self._options.request_timeout_seconds * 1000)
-        found = None
-        if ids:
-            store = self._connection.cluster().coordinator_of(self._options.group_id)
-            found = store.read(work, retry_timeout_ms=timeout_ms)
+        def ask() -> None:
+            nonlocal ids, errors, found
+            ids, errors = self._ids(partitions)
+            if ids:
+                cluster = self._connection.cluster()
+                found = cluster.at_coordinator(
+                    self._options.group_id, lambda store: store.read(work, retry_timeout_ms=timeout_ms)
+                )
+
+        self._directory.again_if_unknown({partition.topic for partition in partitions}, ask)
         committed = {partition: found.offsets.get(key) for key, partition in ids.items()} if found else {}
         answered = []
         for partition in partitions:
@@ -192,7 +223,7 @@ class OffsetCommits:
                 answer = TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
             else:
                 answer = TopicPartition(
-                    partition.topic, partition.partition, offset.offset, offset.metadata or None, offset.leader_epoch
+                    partition.topic, partition.partition, offset.offset, offset.metadata, offset.leader_epoch
                 )
             answered.append(answer.with_error(errors.get(partition)))
         return answered

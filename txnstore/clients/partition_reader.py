@@ -23,6 +23,7 @@ from txnstore.clients.consumer_options import ConsumerOptions
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
 from txnstore.clients.message import RecordSource
+from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.clients.start_positions import start_position
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.cluster import repaired
@@ -63,6 +64,7 @@ class Resolved:
 
     ticket: Ticket
     offset: int
+    partition_id: int
     committed: int | None
     """What the group has committed there, if that was asked for."""
 
@@ -102,7 +104,17 @@ class Moved:
     ticket: Ticket
 
 
-Outcome = Resolved | Delivered | Failed | OutOfRange | Moved
+@dataclass(frozen=True, slots=True)
+class MadeAnew:
+    """The ticket's offset is one of a partition that was deleted; there is another one by its name (KIP-516)."""
+
+    ticket: Ticket
+
+
+Outcome = Resolved | Delivered | Failed | OutOfRange | Moved | MadeAnew
+
+#: What a partition is held back at whose committed offset an open transaction may still move.
+_BY_ITS_OFFSETS: Final = -1
 
 _UNKNOWN_PARTITION: Final = KafkaError(
     KafkaError._UNKNOWN_PARTITION, "the topic has no such partition: Local: Unknown partition"
@@ -125,11 +137,20 @@ class PartitionReader:
         self._directory = directory
         self._options = options
         self._is_held_back = False
+        self._overdue = OverdueHelp(self.store)
+        #: What holds back where to begin stands where the group is, and names the partitions there.
+        self._overdue_offsets = OverdueHelp(self._group_store)
+        self.outbox_waits = False
+        """Whether the last reading that asked has found rows of the outbox that wait to become records."""
 
     def take_held_back(self) -> bool:
         """Return whether an open transaction has kept records or offsets from being read since the last call."""
         held_back, self._is_held_back = self._is_held_back, False
         return held_back
+
+    def help(self) -> float:
+        """End what holds it back too long; return in how many seconds to call again."""
+        return min(self._overdue.help(), self._overdue_offsets.help())
 
     @property
     def home(self) -> int:
@@ -196,13 +217,22 @@ class PartitionReader:
             outcomes.append(self._start(ticket, bounds[partition_id], committed, partition_id))
         return outcomes
 
-    def read(self, tickets: Sequence[Ticket], *, records_max: int = PAGE_RECORDS_MAX) -> list[Outcome]:
-        """Read a page that is shared by the tickets' partitions.
+    def read(
+        self, tickets: Sequence[Ticket], *, records_max: int = PAGE_RECORDS_MAX, asks_outbox: bool = False
+    ) -> list[Outcome]:
+        """Read a page that is shared by the tickets' partitions; set `outbox_waits`.
 
         Raises:
             TxnStoreError: the database cannot be read at all.
         """
-        known, outcomes = self._known(tickets)
+        self.outbox_waits = False
+        found, outcomes = self._known(tickets)
+        known: dict[int, Ticket] = {}
+        for partition_id, ticket in found.items():
+            if ticket.partition.partition_id in (None, partition_id):
+                known[partition_id] = ticket
+            else:
+                outcomes.append(MadeAnew(ticket))
         if not known:
             return outcomes
         positions = {partition_id: ticket.offset for partition_id, ticket in known.items()}
@@ -214,6 +244,7 @@ class PartitionReader:
                 isolation=self._options.isolation,
                 records_max=records_max,
                 bytes_max=self._options.page_bytes_max,
+                asks_outbox=asks_outbox,
             )
 
         try:
@@ -221,7 +252,9 @@ class PartitionReader:
         except _OF_ONE_PARTITION as error:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
         for partition_id, ticket in known.items():
-            outcomes.append(self._delivered(ticket, pages[partition_id]))
+            page = pages[partition_id]
+            self.outbox_waits = page.bounds.outbox_waits
+            outcomes.append(self._delivered(ticket, page))
         return outcomes
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -285,7 +318,9 @@ class PartitionReader:
         if partition_id in committed.unstable and self._options.isolation is IsolationLevel.READ_COMMITTED:
             # KIP-447: an open transaction may still move it.
             self._is_held_back = True
+            self._overdue_offsets.held_back(partition_id, _BY_ITS_OFFSETS)
             return Failed(ticket, None)
+        self._overdue_offsets.let_go(partition_id)
         offset = committed.offsets.get(partition_id)
         end_offset = bounds.end(self._options.isolation)
         start = start_position(
@@ -294,13 +329,16 @@ class PartitionReader:
         if start.offset is None:
             error = KafkaError(KafkaError._AUTO_OFFSET_RESET, start.why)
             return Failed(ticket, error, ticket.offset if ticket.offset >= 0 else None, for_good=True)
-        return Resolved(ticket, start.offset, offset.offset if offset else None)
+        return Resolved(ticket, start.offset, partition_id, offset.offset if offset else None)
 
     def _delivered(self, ticket: Ticket, page: Page) -> Outcome:
         """Return the page as it goes to the subscription."""
         end_offset = page.bounds.end(self._options.isolation)
         if end_offset < page.bounds.high_watermark and page.next_offset >= end_offset:
             self._is_held_back = True
+            self._overdue.held_back(page.bounds.partition_id, end_offset)
+        else:
+            self._overdue.let_go(page.bounds.partition_id)
         behind = [batch.base_offset for batch in page.batches[1:]] + [page.next_offset]
         chunks = [_chunk(ticket, batch, next_offset) for batch, next_offset in zip(page.batches, behind, strict=False)]
         return Delivered(ticket, PageRead(chunks, page.next_offset, page.bounds, end_offset))
@@ -315,10 +353,12 @@ class PartitionReader:
 
     def _read_offsets_elsewhere(self, partition_ids: Sequence[int]) -> CommittedOffsets:
         group_id = self._options.group_id
-        store = self._connection.cluster().coordinator_of(group_id)
-        return store.read(
+        return self._group_store().read(
             lambda connection: read_offsets(connection, group_id, partition_ids), retry_timeout_ms=RETRY_TIMEOUT_MS
         )
+
+    def _group_store(self) -> Store:
+        return self._connection.cluster().coordinator_of(self._options.group_id)
 
 
 def unknown_topic(name: str) -> KafkaError:

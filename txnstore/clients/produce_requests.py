@@ -6,7 +6,9 @@ the sequence numbers are given once, so the log recognises what it has.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -38,6 +40,10 @@ class AddedPartitions:
     """What is about to be written to: added together with the first of it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
+    has_begun: bool = False
+    """Whether the transaction is known to be open in the store."""
+    asked_from: float = math.inf
+    """From when on, by the monotonic clock, the coordinator is asked before each write: the time may be up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,8 @@ class ProducerSession:
         self._codec = codec
         self._sequences: dict[int, int] = {}
         self._added = AddedPartitions()
+        self.transaction_timeout_seconds = math.inf
+        """How long a transaction may stay open."""
 
     @property
     def coordinator_home(self) -> int:
@@ -93,9 +101,19 @@ class ProducerSession:
         """The partitions in other databases that the open transaction has, for what is sent with its end."""
         return self._added.known
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the transaction is known to be open in the store."""
+        return self._added.has_begun
+
+    @has_begun.setter
+    def has_begun(self, has_begun: bool) -> None:
+        self._added.has_begun = has_begun
+
     def begin_transaction(self) -> None:
         """Take note that nothing has been added to the transaction that begins."""
-        self._added = AddedPartitions()
+        # In the store it begins later: who asks from then on asks in time.
+        self._added = AddedPartitions(asked_from=time.monotonic() + self.transaction_timeout_seconds)
 
     def become(self, identity: ProducerIdentity) -> None:
         """Take an identity; with a new one sequence numbers begin at 0."""
@@ -155,9 +173,12 @@ class ProducerSession:
         """
         cluster = self.connection.cluster()
         if cluster.is_alone:
-            return self._write(cluster, cluster.controller, request)
-        home = cluster.home_of_partition(request.appends[0].partition_id)
-        return repaired(cluster, home, lambda store: self._write(cluster, store, request))
+            appended = self._write(cluster, cluster.controller, request)
+        else:
+            home = cluster.home_of_partition(request.appends[0].partition_id)
+            appended = repaired(cluster, home, lambda store: self._write(cluster, store, request))
+        request.added.has_begun = True
+        return appended
 
     def _write(self, cluster: Cluster, home: Store, request: ProduceRequest) -> list[Appended]:
         if self.writer is not None:
@@ -190,6 +211,8 @@ class ProducerSession:
         # Of several databases that are written to at once, one asks for all of them.
         with added.lock:
             if request.partition_ids <= added.known:
+                if time.monotonic() > added.asked_from:
+                    coordinator.check_in_time(transactional_id, request.producer, retry_timeout_ms=TRY_TIMEOUT_MS)
                 return
             wanted = sorted(added.expected | request.partition_ids)
             coordinator.add_partitions(

@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import getpid
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -18,7 +18,7 @@ from txnstore.clients.connection import StoreConnection
 from txnstore.clients.enlisted_transactions import EnlistedTransactions
 from txnstore.clients.error_mapping import kafka_exception_of
 from txnstore.clients.joined_transaction import JoinedTransaction
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
 from txnstore.clients.producer_parts import make_producer_parts
 from txnstore.clients.producer_transactions import CLOSED_TEXT
 from txnstore.clients.record_arguments import (
@@ -36,8 +36,9 @@ from txnstore.clients.record_arguments import (
 from txnstore.clients.sender_thread import SenderStopped, SenderThread
 from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.transaction_states import ProducerState
+from txnstore.clients.unreachable import unreachable
 from txnstore.clock import Clock
-from txnstore.errors import TxnStoreError
+from txnstore.errors import StoreUnavailable, TxnStoreError
 from txnstore.model import Header
 from txnstore.transactions.metadata import PreparedTxnState
 
@@ -89,6 +90,7 @@ class Producer:
         self._sender = parts.sender
         self._transactions = parts.transactions
         self._callbacks = parts.callbacks
+        self._look = parts.look
         self._clock: Clock | None = parts.configuration["txnstore.clock"]
         self._process_id = parts.connection.process_id
         self._record_bytes_max: int = parts.configuration["message.max.bytes"]
@@ -243,6 +245,9 @@ class Producer:
         """
         self._check_open()
         timeout_seconds = timeout_seconds_of(timeout)
+        if self._look is not None and self._thread.is_idle:
+            with suppress(SenderStopped):  # closed by another thread since the call began
+                self._look.polled()
         served = self._reports.serve()
         if served or timeout_seconds == 0:
             return served
@@ -514,24 +519,31 @@ class Producer:
         Raises:
             KafkaException: `_TRANSPORT`: the database did not answer in time.
         """
-        self._check_open()
+        self._check_open(HANDLE_CLOSED_TEXT)
         if topic is not None and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str, not {type(topic).__name__}")
         check_topic_text(topic or "")
-        return self._ask(lambda: self._directory.cluster_metadata(topic), timeout_seconds_of(timeout))
+        return self._ask(
+            lambda: self._directory.cluster_metadata(topic), timeout_seconds_of(timeout), "Failed to get metadata"
+        )
 
     def cluster_id(self, timeout: float = -1) -> str:
         """Return the store's uuid.
 
         Raises:
-            KafkaException: `_TRANSPORT`: the database did not answer in time.
+            KafkaException: `_TIMED_OUT`: the database did not answer in time.
         """
-        self._check_open()
-        return self._ask(lambda: self._connection.store().store_uuid, timeout_seconds_of(timeout))
+        self._check_open(HANDLE_CLOSED_TEXT)
+        return self._ask(
+            lambda: self._connection.store().store_uuid,
+            timeout_seconds_of(timeout),
+            "Failed to retrieve cluster id",
+            code=KafkaError._TIMED_OUT,
+        )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Do nothing: who may do what is the database's business, and its URL says who asks."""
-        self._check_open()
+        self._check_open(HANDLE_CLOSED_TEXT)
         if not (isinstance(username, str) and isinstance(password, str)):
             raise TypeError("the user's name and password are text")
 
@@ -565,8 +577,9 @@ class Producer:
         return True
 
     def __enter__(self) -> Self:
-        """Return the producer."""
-        self._check_open()
+        """Return the producer, also a closed one."""
+        if not self._is_closed:
+            self._check_process()
         return self
 
     def __exit__(
@@ -585,9 +598,9 @@ class Producer:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
+    def _check_open(self, closed_text: str = CLOSED_TEXT) -> None:
         if self._is_closed:
-            raise RuntimeError(CLOSED_TEXT)
+            raise RuntimeError(closed_text)
         self._check_process()
 
     def _is_ours(self) -> bool:
@@ -628,18 +641,27 @@ class Producer:
         finally:
             self._sender.end_flush()
 
-    def _ask(self, question: Callable[[], Answer], timeout_seconds: float) -> Answer:
+    def _ask(
+        self,
+        question: Callable[[], Answer],
+        timeout_seconds: float,
+        prefix: str,
+        *,
+        code: int = KafkaError._TRANSPORT,
+    ) -> Answer:
         """Return the answer of a question that the sender's thread puts to the database."""
         if timeout_seconds < 0:
             timeout_seconds = self._configuration["socket.timeout.ms"] / 1000
-        deadline = time.monotonic() + timeout_seconds
+        began = time.monotonic()
+        deadline = began + timeout_seconds
         try:
             return self._thread.submit(lambda: self._thread.until_answered(question, deadline)).result(timeout_seconds)
         except TimeoutError:
-            reason = "the database did not answer in time; nothing was changed"
-            raise KafkaException(KafkaError(KafkaError._TRANSPORT, reason, retriable=True)) from None
+            raise unreachable(self._connection, prefix, began, code=code) from None
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
+        except StoreUnavailable as error:
+            raise unreachable(self._connection, prefix, began, code=code) from error
         except TxnStoreError as error:
             raise kafka_exception_of(error) from error
 

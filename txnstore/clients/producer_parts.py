@@ -13,6 +13,7 @@ from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration import Configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.delivery_reports import DeliveryReports
+from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.joined_transaction import JoinedTransaction
 from txnstore.clients.partition_choice import PartitionChoice
 from txnstore.clients.produce_requests import TRY_TIMEOUT_MS, ProducerSession
@@ -23,6 +24,7 @@ from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.trouble import Trouble
 from txnstore.clients.unassigned_topics import UnassignedTopics
+from txnstore.clients.unreachable import DatabaseLook
 from txnstore.db.backend import Limits
 from txnstore.errors import UnsupportedCompression
 from txnstore.log.compression import Codec, require_codec
@@ -47,6 +49,8 @@ class ProducerParts:
     has_statistics: bool
     callbacks: Callbacks
     """For the producer to hold: its parts know them weakly."""
+    look: DatabaseLook | None
+    """What tells an idle application of a database that is away, if it wants to hear of it."""
 
 
 def make_producer_parts(configuration: Configuration) -> ProducerParts:
@@ -82,12 +86,13 @@ def make_producer_parts(configuration: Configuration) -> ProducerParts:
         allow_create=configuration["allow.auto.create.topics"],
     )
     name = f"producer-{next(_numbers)}"
+    trouble = Trouble(callbacks.weakly("error_cb"), reports.add_event, lambda: connection.is_alone)
     thread = SenderThread(
         f"txnstore-{name}",
         changed,
         backoff_seconds=configuration["retry.backoff.ms"] / 1000,
         backoff_max_seconds=configuration["retry.backoff.max.ms"] / 1000,
-        report_trouble=Trouble(callbacks.weakly("error_cb"), reports.add_event, lambda: connection.is_alone).report,
+        report_trouble=trouble.report,
     )
     sender = _make_sender(configuration, connection, thread, accumulator, reports, directory, choice)
     statistics = Statistics(
@@ -98,6 +103,7 @@ def make_producer_parts(configuration: Configuration) -> ProducerParts:
         callback=callbacks.weakly("stats_cb"),
         add_event=reports.add_event,
         collect=sender.facts,
+        connection=connection,
     )
     thread.timed_work.append(statistics)
     return ProducerParts(
@@ -113,6 +119,9 @@ def make_producer_parts(configuration: Configuration) -> ProducerParts:
         _make_transactions(configuration, changed, sender, directory, reports),
         has_statistics=statistics.due_seconds(0.0) is not None,
         callbacks=callbacks,
+        look=None
+        if callbacks["error_cb"] is None
+        else DatabaseLook(connection, thread.submit, lambda error: trouble.report(kafka_error_of(error))),
     )
 
 

@@ -24,11 +24,14 @@ from txnstore.clients.topic_partition import TopicPartition
 from txnstore.clients.transaction_errors import transaction_error_of
 from txnstore.clients.transaction_states import (
     ALLOWED_IN,
+    BETWEEN_CALLS,
     ENTERED_FROM,
     RESUMABLE,
+    WORKS_BETWEEN,
     ProducerState,
     TransactionCall,
 )
+from txnstore.db.cluster import repaired
 from txnstore.db.store import Store
 from txnstore.errors import TransactionAbortable, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import check_committer
@@ -75,6 +78,8 @@ class ProducerTransactions:
         self.transactional_id = transactional_id
         self.state = _S.INIT
         self._timeout_ms = timeout_ms
+        if not two_phase_commit:
+            sender.session.transaction_timeout_seconds = timeout_ms / 1000
         self._changed = changed
         self._sender = sender
         self._error: KafkaError | None = None
@@ -106,7 +111,7 @@ class ProducerTransactions:
             raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST, f"keep_prepared_txn {NEEDS_TWO_PHASE_COMMIT}"))
         longest_seconds = 2 * self._timeout_ms / 1000
         work = partial(self._init_work, keep_prepared=keep_prepared)
-        self._call(_C.INIT, timeout_seconds, longest_seconds, work, _S.WAIT_PRODUCER_ID)
+        self._call(_C.INIT, timeout_seconds, longest_seconds, work)
 
     def begin(self) -> None:
         """Begin a transaction; nothing is written before its first record.
@@ -216,7 +221,7 @@ class ProducerTransactions:
             return
         self._check_writers(writers)
         work = partial(self._commit_work, writers)
-        self._call(_C.COMMIT, timeout_seconds, self._timeout_ms / 1000, work, _S.BEGIN_COMMIT)
+        self._call(_C.COMMIT, timeout_seconds, self._timeout_ms / 1000, work)
 
     def abort(self, timeout_seconds: float) -> None:
         """Abort the transaction: nobody will see its records as committed.
@@ -227,7 +232,7 @@ class ProducerTransactions:
         if self._has_kept_nothing and self.state is _S.READY:
             return
         longest_seconds = 2 * self._timeout_ms / 1000
-        self._call(_C.ABORT, timeout_seconds, longest_seconds, self._abort_work, _S.BEGIN_ABORT)
+        self._call(_C.ABORT, timeout_seconds, longest_seconds, self._abort_work)
 
     def finish(self, timeout_seconds: float) -> None:
         """Let the call that is not done come to its end, and abort what is open then: the producer is being closed.
@@ -276,25 +281,24 @@ class ProducerTransactions:
     # --- entering and leaving a call ----------------------------------------------------------------------------------
 
     def _call(
-        self,
-        call: TransactionCall,
-        timeout_seconds: float,
-        longest_seconds: float,
-        work: Callable[[], None],
-        first_state: ProducerState,
+        self, call: TransactionCall, timeout_seconds: float, longest_seconds: float, work: Callable[[], None]
     ) -> None:
+        first_state, last_state = WORKS_BETWEEN[call]
         with self._in_call(call):
-            if self._work is None:
+            # What an interrupt has left is taken up where it is: in the first state, under way, or done.
+            if self._work is None and self.state is not last_state:
                 with self._changed:
-                    self._enter(first_state)
+                    if self.state in ALLOWED_IN[call]:
+                        self._enter(first_state)
                 if call is _C.ABORT:
                     # Nothing of it is wanted any more; what is on its way is dropped as well.
                     self._delayed.forget()
                     self._sender.purge(in_queue=True, in_flight=False)
-                self._work = self._submit(work)
+                self._work = self._submit(partial(self._work_once, first_state, work))
             is_done = False
             try:
-                self._wait(self._work, timeout_seconds, longest_seconds, resumable=True)
+                if self._work is not None:
+                    self._wait(self._work, timeout_seconds, longest_seconds, resumable=True)
                 is_done = True
             finally:
                 try:
@@ -306,20 +310,44 @@ class ProducerTransactions:
                             is_prepared = call is _C.INIT and self._prepared is not None
                             self._enter(_S.PREPARED if is_prepared else _S.READY)
 
+    def _work_once(self, first_state: ProducerState, work: Callable[[], None]) -> None:
+        """Do the work of a call, on the sender's thread; an interrupted call may have queued it before."""
+        if self.state is first_state:
+            work()
+        elif self._error is not None and self.state in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
+            raise KafkaException(self._error)
+
     @contextmanager
     def _in_call(self, call: TransactionCall) -> Iterator[None]:
-        with self._changed:
-            self._check_call(call)
-            self._current = call
-            self._is_called = True
-            self._is_left = False
+        is_entered = is_interrupted = False
         try:
-            yield
-        finally:
             with self._changed:
-                self._is_called = False
-                if call not in RESUMABLE or self._work is None or (self._work.done() and not self._is_left):
-                    self._current = self._work = None
+                self._check_call(call)
+                is_entered = True
+                self._current = call
+                self._is_called = True
+                self._is_left = False
+            yield
+        except BaseException as error:
+            is_interrupted = not isinstance(error, Exception)
+            raise
+        finally:
+            if is_entered:
+                try:
+                    self._leave(call, is_interrupted=is_interrupted)
+                except BaseException:
+                    # A second interrupt, or the first one right here: nobody else would ever leave it.
+                    self._leave(call, is_interrupted=True)
+                    raise
+
+    def _leave(self, call: TransactionCall, *, is_interrupted: bool) -> None:
+        with self._changed:
+            self._is_called = False
+            if call in RESUMABLE:
+                is_left = self._work is not None and (self._is_left or not self._work.done())
+                if is_left or (is_interrupted and self.state not in BETWEEN_CALLS):
+                    return
+            self._current = self._work = None
 
     def _check_conflict(self, call: TransactionCall) -> None:
         if self._current is not None and self._current is not call:
@@ -375,6 +403,9 @@ class ProducerTransactions:
                 return
             self._error = error
             self._enter(target)
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            # Of a topic that was deleted and made anew, the next transaction is to know the partitions that it has now.
+            self._directory.forget_all()
         self._delayed.forget()
         self._sender.purge(in_queue=True, in_flight=False)
         self._sender.give_up_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
@@ -389,6 +420,12 @@ class ProducerTransactions:
 
     def _coordinator(self) -> TransactionCoordinator:
         return TransactionCoordinator(self._store())
+
+    def _at_coordinator(self, call: Callable[[TransactionCoordinator], Result]) -> Result:
+        """Make a call; again if the coordinator's database had not heard of a partition that there is."""
+        cluster = self._sender.session.connection.cluster()
+        home = cluster.coordinator_id_of(self.transactional_id)
+        return repaired(cluster, home, lambda store: call(TransactionCoordinator(store)))
 
     def _store(self) -> Store:
         """Return the store that coordinates the transactions."""
@@ -444,6 +481,7 @@ class ProducerTransactions:
                     del self._offsets[group_id]
             except TxnStoreError as error:
                 self._fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
+            self._give_name(is_cancelled)
             with self._changed:
                 if self._sender.has_something and not is_cancelled.is_set():
                     continue
@@ -453,6 +491,24 @@ class ProducerTransactions:
                 if self.state is _S.IN_TRANSACTION and not is_cancelled.is_set():
                     self._enter(_S.PREPARED)
                 return self._prepared
+
+    def _give_name(self, is_cancelled: threading.Event) -> None:
+        """Let the transaction be open in the store, empty or not, so that its name is never another one's."""
+        session = self._sender.session
+        if self.state is _S.PREPARED or session.has_begun:
+            return
+
+        def begin() -> None:
+            if not is_cancelled.is_set():
+                self._is_written = True
+                store = self._store()
+                begin_transaction(store, self.transactional_id, session.identity, retry_timeout_ms=TRY_TIMEOUT_MS)
+                session.has_begun = True
+
+        try:
+            self._sender.thread.until_answered(begin)
+        except TxnStoreError as error:
+            self._fail_and_raise(transaction_error_of(error, _C.PREPARE))
 
     def _send_offsets_work(
         self, committer: GroupMembership, positions: Sequence[TopicPartition], is_cancelled: threading.Event
@@ -485,7 +541,7 @@ class ProducerTransactions:
                 raise UnknownTopicOrPartition(f"there is no topic {position.topic[:80]!r} to commit an offset of")
             epoch = position.leader_epoch
             offsets[topic.partition_id(position.partition)] = OffsetAndMetadata(
-                position.offset, -1 if epoch is None else epoch, position.metadata or ""
+                position.offset, -1 if epoch is None else epoch, position.metadata
             )
         return offsets
 
@@ -512,9 +568,12 @@ class ProducerTransactions:
 
     def _write_offsets(self, sent: SentOffsets) -> None:
         self._is_written = True
-        self._coordinator().send_offsets(
-            self.transactional_id, self._sender.session.identity, sent, retry_timeout_ms=TRY_TIMEOUT_MS
+        self._at_coordinator(
+            lambda coordinator: coordinator.send_offsets(
+                self.transactional_id, self._sender.session.identity, sent, retry_timeout_ms=TRY_TIMEOUT_MS
+            )
         )
+        self._sender.session.has_begun = True
 
     def _commit_work(self, writers: Collection[int] | None) -> None:
         self._delayed.forget()
@@ -531,6 +590,8 @@ class ProducerTransactions:
     def _check_delivered(self, request: ProduceRequest | None) -> None:
         """Refuse to commit if records are missing; what was to go with the commit is dropped then."""
         if request is not None and (self._failed_count or self._error is not None):
+            # Its sequence numbers are used up: the abort has to bring a new epoch.
+            self._is_written = True
             self._sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
         if self._error is not None:
             raise KafkaException(self._error)
@@ -545,14 +606,17 @@ class ProducerTransactions:
             nonlocal is_uncertain
             self._is_written = True
             try:
-                return self._coordinator().end_transaction(
-                    self.transactional_id,
-                    self._sender.session.identity,
-                    commit=True,
-                    appends=request.appends if request is not None else (),
-                    offsets=list(self._offsets.values()),
-                    writers=writers,
-                    retry_timeout_ms=TRY_TIMEOUT_MS,
+                return self._at_coordinator(
+                    lambda coordinator: coordinator.end_transaction(
+                        self.transactional_id,
+                        self._sender.session.identity,
+                        commit=True,
+                        appends=request.appends if request is not None else (),
+                        offsets=list(self._offsets.values()),
+                        writers=writers,
+                        is_repeated=is_uncertain,
+                        retry_timeout_ms=TRY_TIMEOUT_MS,
+                    )
                 )
             except TxnStoreError as error:
                 is_uncertain |= error.outcome_unknown

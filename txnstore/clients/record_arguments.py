@@ -36,10 +36,10 @@ def as_bytes(content: object) -> bytes:
 
 
 def packed_headers(headers: object) -> Iterator[Header]:
-    """Yield headers as pairs of text and bytes, in order.
+    """Yield headers as pairs of text and bytes, in order; of a name that is no text, its text.
 
     Raises:
-        TypeError: they are no dict or list of pairs, or a pair holds something else.
+        TypeError: they are no dict or list of pairs, or a value is neither text, bytes nor None.
         UnicodeEncodeError: a name or a text holds half of a surrogate pair.
     """
     pairs: Iterable[Any]
@@ -56,7 +56,10 @@ def packed_headers(headers: object) -> Iterator[Header]:
         if isinstance(name, bytes):
             name = name.decode()
         if not isinstance(name, str):
-            raise TypeError(f"expected header name to be unicode string, not {type(name).__name__}")
+            try:
+                name = str(name)
+            except Exception as error:
+                raise TypeError("expected header key to be unicode string") from error
         if not name.isascii():
             # Now, not when a whole batch is to be written.
             name.encode()

@@ -23,6 +23,7 @@ from txnstore.clients.accumulator import (
 from txnstore.clients.delivery_reports import NOWHERE, DeliveryReport, DeliveryReports
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.overdue_help import WriterHelp
 from txnstore.clients.produce_requests import ProduceRequest, ProducerSession
 from txnstore.clients.sender_lanes import InFlight, Lane, Lanes
 from txnstore.clients.sender_thread import SenderThread
@@ -132,7 +133,8 @@ class Sender:
         self._held: int | None = None
         #: How much waits for the commit of an enlisted connection; None: nothing waits for it.
         self._kept_bytes: float | None = None
-        thread.timed_work.append(self)
+        self._help = WriterHelp(session.connection.cluster, thread.new_helper)
+        thread.timed_work += [self, self._help]
 
     # --- for every thread -------------------------------------------------------------------------------------------
 
@@ -320,7 +322,12 @@ class Sender:
     def _last_request(self) -> ProduceRequest | None:
         while True:
             while self._has_more_than_held:
-                self.run()
+                if self._is_alone() and self._lanes.is_empty:
+                    # Looked up and not sent: what has waited for its topic goes with the commit as well.
+                    self._expire()
+                    self._look_up_topics()
+                else:
+                    self.run()
                 if self._has_more_than_held:
                     self._pause()
             is_alone = self._held is None
@@ -572,6 +579,7 @@ class Sender:
         After a lost answer some of them may have been deleted since: where those were is not known any more.
         """
         self.thread.succeeded()
+        self._help.wrote(request.partition_ids)
         if len(appended) != len(request.batches):
             for batch in request.batches:
                 self._reports.add(DeliveryReport(batch.topic, batch.partition, batch.records, base_offset=NOWHERE))

@@ -142,6 +142,11 @@ class SenderThread(Pace):
     # --- for every thread -------------------------------------------------------------------------------------------
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no job waits; one may be running."""
+        return not self._jobs
+
+    @property
     def is_new(self) -> bool:
         """Whether it has never been started."""
         return self._thread is None

@@ -90,6 +90,35 @@ class Deserializer:
         """Release what the deserializer holds; nothing, by default."""
 
 
+class SerializerBuilder:
+    """The base of what makes a serializer of a client's configuration; any object with `build` does as well.
+
+    It goes into the configuration of a serializing producer, as `key.serializer.builder` or
+    `value.serializer.builder`.
+    """
+
+    __slots__ = ()
+
+    def build(self, conf: dict[str, Any], is_key: bool) -> tuple[Serializer, dict[str, Any]]:
+        """Return the serializer, and the configuration without the keys that are its own.
+
+        Args:
+            conf: the client's configuration.
+            is_key: whether it is for keys, not for values.
+        """
+        raise NotImplementedError
+
+
+class DeserializerBuilder:
+    """The base of what makes a deserializer of a client's configuration; see `SerializerBuilder`."""
+
+    __slots__ = ()
+
+    def build(self, conf: dict[str, Any], is_key: bool) -> tuple[Deserializer, dict[str, Any]]:
+        """Return the deserializer, and the configuration without the keys that are its own; see `SerializerBuilder`."""
+        raise NotImplementedError
+
+
 class StringSerializer(Serializer):
     """Text to bytes in an encoding of Python's, by default UTF-8."""
 

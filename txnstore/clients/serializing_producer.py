@@ -7,7 +7,7 @@ from typing import Any, Generic
 
 from txnstore.clients.client_errors import KeySerializationError, ValueSerializationError
 from txnstore.clients.producer import Producer
-from txnstore.clients.serializer_settings import offer_cluster_id, take_converters
+from txnstore.clients.serializer_settings import close_converters, offer_cluster_id, take_converters
 from txnstore.clients.serializers import MessageField, SerializationContext
 from txnstore.clients.type_variables import Key, Value
 
@@ -17,22 +17,35 @@ class SerializingProducer(Producer, Generic[Key, Value]):
 
     Beside the keys of `Producer` the configuration takes `key.serializer` and `value.serializer`: callables with an
     object and a `SerializationContext`, which return bytes or None.  Without one, bytes and text are taken as they
-    are.  The serializers stay the caller's: closing the producer does not close them.
+    are.  The serializers stay the caller's: closing the producer does not close them.  In their place it takes
+    `key.serializer.builder` and `value.serializer.builder`; what these make is closed with the producer.
 
     Args:
         conf: the configuration; it is not changed.
 
     Raises:
         TypeError: the configuration is no dictionary, or a serializer is not callable.
+        ValueError: both a serializer and its builder are given.
         KafkaException: as of `Producer`.
     """
 
     def __init__(self, conf: Mapping[str, Any]) -> None:
-        rest, (self._key_serializer, self._value_serializer) = take_converters(
-            conf, "key.serializer", "value.serializer"
-        )
-        super().__init__(rest)
+        taken = take_converters(conf, "key.serializer", "value.serializer")
+        self._key_serializer, self._value_serializer = taken.converters
+        try:
+            super().__init__(taken.rest)
+        except BaseException:
+            close_converters(taken.owned)
+            raise
+        self._owned_serializers = taken.owned
         offer_cluster_id(self.cluster_id, self._key_serializer, self._value_serializer)
+
+    def close(self) -> bool:
+        """Close as `Producer.close` does, then the serializers that builders have made."""
+        closed = super().close()
+        owned, self._owned_serializers = self._owned_serializers, []
+        close_converters(owned)
+        return closed
 
     def produce(  # type: ignore[override]  # noqa: PLR0917 - confluent-kafka's signature: the key is first here
         self,

@@ -10,7 +10,36 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from txnstore.clients.broker import broker_address, broker_nodes
+from txnstore.clients.cluster_metadata import Node
+from txnstore.clients.connection import StoreConnection
+
+#: As of a thing that was never measured: there are no requests to brokers here.
+_NOT_MEASURED: Final = dict.fromkeys(
+    (
+        *("min", "max", "avg", "sum", "stddev", "hdrsize", "cnt", "outofrange"),
+        *("p50", "p75", "p90", "p95", "p99", "p99_99"),
+    ),
+    0,
+)
+_COUNTS: Final = dict.fromkeys(
+    (
+        *(
+            "outbuf_cnt",
+            "outbuf_msg_cnt",
+            "waitresp_cnt",
+            "waitresp_msg_cnt",
+            "req_timeouts",
+            "connects",
+            "disconnects",
+        ),
+        *("tx", "txbytes", "txerrs", "txretries", "rx", "rxbytes", "rxerrs", "rxcorriderrs", "rxpartial"),
+    ),
+    0,
+)
 _MICROSECONDS: Final = 1_000_000
+#: A database that could not be reached so long ago counts as away.
+_RECENT_SECONDS: Final = 5.0
 
 
 class Statistics:
@@ -26,8 +55,10 @@ class Statistics:
         callback: Callable[[str], object] | None,
         add_event: Callable[[Callable[[], object]], None],
         collect: Callable[[], Mapping[str, Any]],
+        connection: StoreConnection,
     ) -> None:
         """Tell `callback`, served as an event, what `collect` returns, beside what every client has."""
+        self._connection = connection
         self._head = {"name": f"{client_id}#{name}", "client_id": client_id, "type": kind}
         self._interval_seconds = interval_seconds
         self._callback = callback
@@ -53,7 +84,40 @@ class Statistics:
                 "ts": int(now_seconds * _MICROSECONDS),
                 "time": int(time.time()),
                 "age": int((now_seconds - self._began_seconds) * _MICROSECONDS),
+                "brokers": broker_facts(self._connection),
                 **self._collect(),
             }
         )
         self._add_event(lambda: callback(text))
+
+
+def broker_facts(connection: StoreConnection) -> dict[str, Any]:
+    """Return the databases as librdkafka shows brokers; before the first was opened, the one of the configuration."""
+    store = connection.opened
+    if store is None:
+        nodes, source = [Node(-1, *broker_address(connection.url))], "configured"
+    else:
+        nodes, source = broker_nodes(store), "learned"
+    windows = {name: dict(_NOT_MEASURED) for name in ("int_latency", "outbuf_latency", "rtt", "throttle")}
+    facts: dict[str, Any] = {}
+    for node in nodes:
+        address = f"{node.host}:{node.port}"
+        name = f"{address}/{'bootstrap' if node.id < 0 else node.id}"
+        facts[name] = {
+            "name": name,
+            "nodeid": node.id,
+            "nodename": address,
+            "source": source,
+            "state": _state(connection),
+            **_COUNTS,
+            **windows,
+            "req": {},
+            "toppars": {},
+        }
+    return facts
+
+
+def _state(connection: StoreConnection) -> str:
+    if connection.trouble_since(time.monotonic() - _RECENT_SECONDS) is not None:
+        return "DOWN"
+    return "INIT" if connection.opened is None else "UP"

@@ -21,7 +21,7 @@ from txnstore.clients.assigned_partition import (
     PageRead,
     Ticket,
 )
-from txnstore.clients.constants import OFFSET_INVALID
+from txnstore.clients.constants import OFFSET_INVALID, OFFSET_STORED
 from txnstore.clients.error_mapping import kafka_error_of
 from txnstore.clients.error_messages import end_of_partition, error_message
 from txnstore.clients.kafka_error import KafkaError
@@ -38,8 +38,20 @@ SAY_AGAIN_SECONDS: Final = 30.0
 class Subscription:
     """The assigned partitions of one consumer."""
 
-    def __init__(self, *, stores_offsets: bool, says_end: bool, records_low: int, bytes_low: int) -> None:
-        """Read ahead while fewer than `records_low` records and `bytes_low` bytes are buffered."""
+    def __init__(
+        self,
+        *,
+        stores_offsets: bool,
+        says_end: bool,
+        records_low: int,
+        bytes_low: int,
+        end_wait_seconds: float = 0.0,
+    ) -> None:
+        """Read ahead while fewer than `records_low` records and `bytes_low` bytes are buffered.
+
+        The end of a partition is said when nothing has come for `end_wait_seconds`.
+        """
+        self._end_wait_seconds = end_wait_seconds
         self._stores_offsets = stores_offsets
         self._says_end = says_end
         self._records_low = records_low
@@ -89,6 +101,7 @@ class Subscription:
         partition.start = offset
         partition.position = OFFSET_INVALID
         partition.end_said_at = None
+        partition.is_anew = False
         self._forgive(partition)
 
     def pause(self, partition: AssignedPartition) -> None:
@@ -201,11 +214,12 @@ class Subscription:
         )
         return min(later, default=math.inf)
 
-    def resolved(self, ticket: Ticket, offset: int) -> None:
-        """Read from `offset` on from now on."""
+    def resolved(self, ticket: Ticket, offset: int, partition_id: int | None = None) -> None:
+        """Read from `offset` on from now on; the partition has this id."""
         partition = ticket.partition
         if partition.is_current(ticket) and partition.start is not None:
             partition.start = None
+            partition.partition_id = partition_id
             partition.fetch_offset = offset
             partition.is_hungry = partition.is_at_end = False
 
@@ -220,8 +234,20 @@ class Subscription:
         if partition.is_current(ticket) and partition.start is None:
             partition.start = partition.fetch_offset
 
-    def deliver(self, ticket: Ticket, page: PageRead) -> None:
-        """Buffer what was read, unless the reader is elsewhere by now."""
+    def made_anew(self, ticket: Ticket) -> None:
+        """Begin as after an assignment: the partition is another one, and what is known is of one that was deleted."""
+        partition = ticket.partition
+        if partition.is_current(ticket) and partition.start is None:
+            self.seek(partition, OFFSET_STORED)
+            partition.partition_id = partition.bounds = None
+            partition.is_anew = True
+            partition.stored = partition.committed = OFFSET_INVALID
+
+    def deliver(self, ticket: Ticket, page: PageRead, now: float = 0.0, *, is_held: bool = False) -> None:
+        """Buffer what was read, unless the reader is elsewhere by now.
+
+        A reading that brought nothing of any partition is `is_held`: a broker would wait before it answers.
+        """
         partition = ticket.partition
         if not partition.is_current(ticket) or partition.start is not None or partition.fetch_offset != ticket.offset:
             return
@@ -239,12 +265,31 @@ class Subscription:
             self.buffered_bytes += chunk.size_bytes
         if moved and not page.chunks:
             self._step_over(partition, page.next_offset)
-        if self._says_end and page.next_offset >= page.end_offset and partition.end_said_at != page.next_offset:
-            partition.end_said_at = page.next_offset
-            partition.waiting.append(
-                end_of_partition(partition.topic, partition.number, page.next_offset, page.bounds.high_watermark)
-            )
+        if self._says_end:
+            self._note_end(partition, page, now, moved=moved, is_held=is_held)
         self._make_ready(partition)
+
+    def _note_end(
+        self, partition: AssignedPartition, page: PageRead, now: float, *, moved: bool, is_held: bool
+    ) -> None:
+        """Say once that the partition has ended: as with a broker, by the empty answer that follows its records."""
+        if page.next_offset < page.end_offset or partition.end_said_at == page.next_offset:
+            partition.end_due_at = math.inf
+            return
+        if moved or partition.end_due_at == math.inf:
+            partition.end_due_at = now + self._end_wait_seconds
+        if now < partition.end_due_at and (moved or is_held):
+            return
+        partition.end_due_at = math.inf
+        partition.end_said_at = page.next_offset
+        partition.waiting.append(
+            end_of_partition(partition.topic, partition.number, page.next_offset, page.bounds.high_watermark)
+        )
+
+    def hold(self, ticket: Ticket) -> None:
+        """Note that what was read is not enough, and that there is no more until somebody commits something."""
+        if ticket.partition.is_current(ticket):
+            ticket.partition.is_at_end = True
 
     def fail(self, ticket: Ticket, error: KafkaError | None, now: float, *, offset: int | None = None) -> None:
         """Say the error if there is one to say, but not all the time, and try again after a while."""
@@ -351,6 +396,7 @@ class Subscription:
         self.buffered_bytes -= partition.buffered_bytes
         partition.buffered_records = partition.buffered_bytes = 0
         partition.is_hungry = partition.is_at_end = False
+        partition.end_due_at = math.inf
 
 
 def _no_records() -> Iterator[RecordTuple]:

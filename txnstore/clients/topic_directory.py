@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
@@ -20,6 +20,8 @@ from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, InvalidTopic, TxnStoreError, UnknownTopicOrPartition
 from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topics, list_topics
+
+Result = TypeVar("Result")
 
 #: How many names one statement asks for; databases limit its parameters.
 _NAMES_MAX: Final = 1_000
@@ -65,6 +67,22 @@ class TopicDirectory:
     def forget(self, name: str) -> None:
         """Read the topic again when it is next needed: something said that it is no longer as it was."""
         self._entries.pop(name, None)
+
+    def forget_all(self) -> None:
+        """Read every topic again when it is next needed."""
+        self._entries.clear()
+
+    def again_if_unknown(self, names: Iterable[str], call: Callable[[], Result]) -> Result:
+        """Make a call; once more, the topics read anew, if the store says that a partition is not there.
+
+        One that was deleted and made anew has other partitions than those that are remembered of its name.
+        """
+        try:
+            return call()
+        except UnknownTopicOrPartition:
+            for name in names:
+                self.forget(name)
+            return call()
 
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
         """Return those of the topics that there are; the database is asked for what is unknown or was read long ago."""

@@ -15,6 +15,7 @@ from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTransactionState,
+    OutcomeForgotten,
     PermissionDenied,
     ProducerFenced,
     TransactionalIdAuthorizationFailed,
@@ -25,7 +26,12 @@ from txnstore.errors import (
 #: A newer producer has taken over; librdkafka has one code for what Kafka has two for.
 FENCED: Final = (ProducerFenced, InvalidProducerEpoch)
 #: Fatal whatever was asked for.
-_FATAL: Final = (InvalidProducerIdMapping, TransactionalIdAuthorizationFailed, TransactionCoordinatorFenced)
+_FATAL: Final = (
+    InvalidProducerIdMapping,
+    OutcomeForgotten,
+    TransactionalIdAuthorizationFailed,
+    TransactionCoordinatorFenced,
+)
 #: Fatal where the transaction itself was asked about; for records alone it is abortable.
 _FATAL_FOR_CALLS: Final = (InvalidTransactionState, PermissionDenied)
 

@@ -13,12 +13,12 @@ from txnstore.clients.record_arguments import prepared_state_of
 from txnstore.errors import TxnStoreError
 from txnstore.model import ProducerIdentity
 from txnstore.transactions.metadata import PreparedTxnState
-from txnstore.transactions.outcome import Outcome, read_outcome
+from txnstore.transactions.outcome import Outcome, owner_of, read_outcome, resolve_outcome
 
 __all__ = ["Outcome", "PreparedTxnState", "outcome"]
 
 
-def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | str) -> Outcome:
+def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | str, *, fence: bool = False) -> Outcome:
     """Return whether the transaction that `state` names was committed, was aborted, or is still open.
 
     Nothing is changed, and nobody is fenced.  COMMITTED and ABORTED are final; OPEN may be something else the next
@@ -27,6 +27,7 @@ def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | st
     Args:
         state: what `prepare_transaction()` returned, or its text "producer id:epoch".
         configuration: what an `AdminClient` takes, or the database URL.
+        fence: make the answer final: what is open is aborted, its producer is fenced, and OPEN is never returned.
 
     Raises:
         TypeError, ValueError: the state is none, or is the empty one, which names no transaction.
@@ -41,6 +42,8 @@ def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | st
     with contextlib.closing(StoreConnection(admin_configuration((given,), {}))) as connection:
         try:
             store = connection.cluster().coordinator_of_producer(producer.producer_id)
-            return store.read(lambda opened: read_outcome(opened, producer))
+            if not fence:
+                return store.read(lambda opened: read_outcome(opened, producer))
+            return resolve_outcome(store, store.read(lambda opened: owner_of(opened, producer)), producer)
         except TxnStoreError as error:
             raise kafka_exception_of(error) from error

@@ -91,3 +91,17 @@ ALLOWED_IN: Final[Mapping[TransactionCall, frozenset[ProducerState]]] = MappingP
 
 #: The calls that go on in the background after their time is up, until they are made again.
 RESUMABLE: Final = frozenset({_C.INIT, _C.COMMIT, _C.ABORT})
+
+#: By resumable call: the state in which its work begins, and the one in which its answer waits to be taken.
+WORKS_BETWEEN: Final[Mapping[TransactionCall, tuple[ProducerState, ProducerState]]] = MappingProxyType(
+    {
+        _C.INIT: (_S.WAIT_PRODUCER_ID, _S.READY_NOT_ACKED),
+        _C.COMMIT: (_S.BEGIN_COMMIT, _S.COMMIT_NOT_ACKED),
+        _C.ABORT: (_S.BEGIN_ABORT, _S.ABORT_NOT_ACKED),
+    }
+)
+
+#: The states between the calls; in all others a call is not done.
+BETWEEN_CALLS: Final = frozenset(
+    {_S.INIT, _S.READY, _S.IN_TRANSACTION, _S.PREPARED, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}
+)

@@ -7,7 +7,8 @@ statement for all of them.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sqlalchemy import Connection, Engine
@@ -16,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from txnstore.clock import Clock
 from txnstore.db.url import DatabaseUrl
 from txnstore.db.waiting import Announcer, Waiter
-from txnstore.errors import TxnStoreError
+from txnstore.errors import StoreUnavailable, TxnStoreError
 
 
 class Access(enum.Enum):
@@ -37,9 +38,19 @@ class Stage(enum.Enum):
     COMMIT = "committing"
 
 
+class Durability(enum.Enum):
+    """What a commit of the store's has outlived when it returns."""
+
+    FULL = "full"
+    """The loss of power, whatever else the role or the database has set."""
+
+    DATABASE = "database"
+    """What the role or the database has set; with PostgreSQL's `synchronous_commit = off`, only the client's end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of every database transaction of a store, in milliseconds."""
+    """Bounds of every database transaction of a store, in milliseconds, and how lasting its commit is."""
 
     statement_timeout_ms: int = 30_000
     """How long one statement may run (PostgreSQL)."""
@@ -59,6 +70,12 @@ class Limits:
 
     retry_timeout_ms: int = 30_000
     """How long a unit of work waits for a free connection, and is tried again after conflicts and lost connections."""
+
+    durability: Durability = Durability.FULL
+    """What a commit has outlived when it returns, also one on a connection that a producer has enlisted."""
+
+    on_unavailable: Callable[[StoreUnavailable], None] | None = field(default=None, compare=False)
+    """Hears of each try for which the database was away, while it is still being tried again."""
 
 
 class Backend(Protocol):
@@ -112,6 +129,14 @@ class Backend(Protocol):
 
     def exists(self, url: DatabaseUrl) -> bool:
         """Return whether there is something to connect to; a connection would make what is not there."""
+        ...
+
+    def identity(self, connection: Connection) -> str | None:
+        """Return which database the connection is to: the number that its server or file system gives it.
+
+        A dump that is restored elsewhere and a copied file have another one; a standby, a physical copy of a whole
+        server and a copied disk have the same.  None: this role may not ask.
+        """
         ...
 
     def check_database(self, connection: Connection) -> None:

@@ -41,8 +41,9 @@ class CallerGuards:
             for ending in ENDINGS if holder is not None else ():
                 # SQLite's own type takes no attributes, nor do SQLAlchemy's asynchronous ones.
                 with contextlib.suppress(AttributeError):
-                    setattr(holder, ending, self._refusing(ending))
+                    # Noted first, and struck off last below: an interrupt in between leaves none behind.
                     self._guarded.append((holder, ending))
+                    setattr(holder, ending, self._refusing(ending))
         if callers.owner is not None:
             # Whichever of SQLAlchemy's objects was asked, it comes by here.
             event.listen(callers.owner, "commit", self._on_commit)
@@ -51,9 +52,10 @@ class CallerGuards:
     def open_methods(self) -> None:
         """Let the methods work again; SQLAlchemy's events are still guarded."""
         while self._guarded:
-            holder, ending = self._guarded.pop()
+            holder, ending = self._guarded[-1]
             with contextlib.suppress(AttributeError):
                 delattr(holder, ending)
+            self._guarded.pop()
 
     def remove(self) -> None:
         """Refuse nothing any more; a second call does nothing."""

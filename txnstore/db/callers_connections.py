@@ -7,8 +7,9 @@ for what his own next statement would have begun.
 from __future__ import annotations
 
 import sqlite3
+import sys
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -16,10 +17,12 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql.psycopg import AsyncAdapt_psycopg_connection
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session, scoped_session
 
 from txnstore.db.joined_cursors import AdaptedPsycopgCursor, PsycopgCursor, SQLiteCursor
 from txnstore.errors import InvalidRequest, TransactionPoisoned
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 WANTED: Final = (
     "a Connection or Session of SQLAlchemy, a psycopg.Connection or a sqlite3.Connection (from asynchronous"
@@ -216,8 +219,8 @@ def callers_connection(given: object) -> CallersConnection:
         TypeError: it is no connection of a kind that can be used.
         InvalidRequest: it is closed, or a session that does not know which connection is meant.
     """
-    session = given() if isinstance(given, scoped_session) else given
-    if isinstance(session, Session):
+    session = session_of(given)
+    if session is not None:
         try:
             owner = session.connection()
         except SQLAlchemyError as error:
@@ -229,6 +232,17 @@ def callers_connection(given: object) -> CallersConnection:
     if isinstance(given, Connection):
         return _recognized(given, _driver_behind(given), given, None)
     return _recognized(given, given, None, None)
+
+
+def session_of(given: object) -> Session | None:
+    """Return the ORM session that was handed over, or that a scoped_session stands for; None: it is something else."""
+    # The ORM takes a quarter of a second to import; a program that has not done so has no session to give.
+    if "sqlalchemy.orm" not in sys.modules:
+        return None
+    from sqlalchemy.orm import Session, scoped_session
+
+    session = given() if isinstance(given, scoped_session) else given
+    return session if isinstance(session, Session) else None
 
 
 def _driver_behind(owner: Connection) -> Any:

@@ -6,24 +6,24 @@ snapshot, and never back to an older one.  So a copy may be made by anybody, at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, Table, and_, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, bindparam, delete, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.membership import CONTROLLER_ID, PRODUCER_ID_BITS, Database, claim, read_databases
+from txnstore.db.portions import chunks
+from txnstore.db.row_counts import must_hit_each
 from txnstore.db.schema import (
     databases,
-    finished_transactions,
-    group_offsets,
+    deleted_partitions,
     marker_outbox,
     partition_heads,
     partitions,
     pending_group_offsets,
     producer_states,
-    record_batches,
     store_configs,
     stores,
     topic_configs,
@@ -40,13 +40,10 @@ COPIED: Final[tuple[tuple[Table, tuple[str, ...]], ...]] = (
     (topic_configs, ("topic_id", "name")),
     (partitions, ("partition_id",)),
 )
-#: What a database has of a partition, and what its coordinator still wanted of it; heads come last, so that whoever
-#: waits for one finds nothing behind it.
+#: What goes with a partition at once: that it is there, and what open transactions still wanted of it.  Heads come
+#: last, so that whoever waits for one finds nothing behind it.  Its log, and what groups have committed of it, nobody
+#: finds any more: `log.deleting` deletes that in portions.
 OF_PARTITIONS: Final = (
-    record_batches,
-    producer_states,
-    finished_transactions,
-    group_offsets,
     pending_group_offsets,
     transaction_partitions,
     transaction_writer_partitions,
@@ -54,21 +51,17 @@ OF_PARTITIONS: Final = (
     partition_heads,
     partitions,
 )
-#: How many rows one statement names: SQLite takes 32,766 parameters.
-_ROWS_MAX: Final = 10_000
 
-_IDS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
-_LOCK_HEADS: Final = (
-    select(partition_heads.c.partition_id)
-    .where(partition_heads.c.partition_id.in_(_IDS))
-    .order_by(partition_heads.c.partition_id)
-    .with_for_update()
-)
+_GONE: Final = select(deleted_partitions.c.partition_id)
 # Whoever copies at the same time waits here.
 _LOCK_COPY: Final = (
     select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID).with_for_update()
 )
 _HEADS: Final = select(partition_heads.c.partition_id)
+# Or they would be taken for transactions that hang.
+_DELETE_OPEN: Final = delete(producer_states).where(
+    producer_states.c.partition_id.in_(_GONE), producer_states.c.transaction_first_offset >= 0
+)
 _INSERT_HEADS: Final = upsert(partition_heads).on_conflict_do_nothing(index_elements=[partition_heads.c.partition_id])
 
 _Key = tuple[Any, ...]
@@ -123,13 +116,28 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
     return changed
 
 
-def forget_partitions(connection: Connection, partition_ids: Sequence[int]) -> None:
-    """Delete partitions with everything that this database has of them."""
-    for ids in _chunks(sorted(partition_ids)):
-        # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
-        connection.execute(_LOCK_HEADS, {"partition_ids": ids})
-        for table in OF_PARTITIONS:
-            connection.execute(delete(table).where(table.c.partition_id.in_(_IDS)), {"partition_ids": ids})
+def forget_partitions(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Let the partitions be gone that a condition on their table names; what they held is deleted in portions later."""
+    # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
+    lock_heads_of(connection, which)
+    connection.execute(insert(deleted_partitions).from_select(["partition_id"], _ids(which)))
+    connection.execute(_DELETE_OPEN)
+    for table in OF_PARTITIONS:
+        connection.execute(delete(table).where(table.c.partition_id.in_(_GONE)))
+
+
+def lock_heads_of(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Lock those heads of such partitions that are here."""
+    connection.execute(
+        select(partition_heads.c.partition_id)
+        .where(partition_heads.c.partition_id.in_(_ids(which)))
+        .order_by(partition_heads.c.partition_id)
+        .with_for_update()
+    )
+
+
+def _ids(which: ColumnElement[bool]) -> Select[int]:
+    return select(partitions.c.partition_id).where(which)
 
 
 def _read(connection: Connection, table: Table, key: Sequence[str]) -> dict[_Key, dict[str, Any]]:
@@ -141,21 +149,24 @@ def _bring(connection: Connection, table: Table, key: Sequence[str], wanted: _Ro
     present = _read(connection, table, key)
     gone = [found for found in present if found not in wanted] if removes else []
     if gone and table is partitions:
-        forget_partitions(connection, [number for (number,) in gone])
+        for numbers in chunks([number for (number,) in gone]):
+            forget_partitions(connection, partitions.c.partition_id.in_(numbers))
     elif gone:
-        connection.execute(
+        must_hit_each(
+            connection,
             delete(table).where(_this(table, key)),
             [{f"of_{name}": value for name, value in zip(key, found, strict=True)} for found in gone],
         )
     new = [dict(row) for found, row in wanted.items() if found not in present]
-    for rows in _chunks(new):
+    for rows in chunks(new):
         connection.execute(insert(table), rows)
     changed = [row for found, row in wanted.items() if found in present and present[found] != row]
     if changed:
         values: dict[str, Any] = {
             column.name: bindparam(f"new_{column.name}") for column in table.c if column.name not in key
         }
-        connection.execute(
+        must_hit_each(
+            connection,
             update(table).where(_this(table, key)).values(values),
             [
                 {
@@ -177,7 +188,7 @@ def _make_heads(connection: Connection, catalogue: Catalogue, database_id: int) 
         row["partition_id"] for row in catalogue.rows["partitions"].values() if row["home_database_id"] == database_id
     }
     missing = sorted(own - set(connection.execute(_HEADS).scalars())) if own else []
-    for ids in _chunks(missing):
+    for ids in chunks(missing):
         connection.execute(_INSERT_HEADS, [new_head(partition_id) for partition_id in ids])
     return bool(missing)
 
@@ -185,7 +196,3 @@ def _make_heads(connection: Connection, catalogue: Catalogue, database_id: int) 
 def new_head(partition_id: int) -> dict[str, int]:
     """Return the row of a partition that nothing was written to."""
     return {"partition_id": partition_id, "log_start_offset": 0, "next_offset": 0, "running_max_timestamp_ms": -1}
-
-
-def _chunks(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (items[start : start + _ROWS_MAX] for start in range(0, len(items), _ROWS_MAX))

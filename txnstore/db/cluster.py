@@ -29,6 +29,7 @@ from txnstore.db.cluster_list import Address, addresses_of, split_urls
 from txnstore.db.cluster_members import Members
 from txnstore.db.membership import CONTROLLER_ID, Database, coordinator_of_name, coordinator_of_producer
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.portions import chunks
 from txnstore.db.schema import partitions
 from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store, open_store
 from txnstore.errors import (
@@ -247,8 +248,11 @@ class Cluster:
 
     def read_homes(self, partition_ids: Collection[int], connection: Connection) -> dict[int, int]:
         """Return the homes of those of the partitions that stand in the tables there."""
-        rows = connection.execute(_HOMES, {"partition_ids": list(partition_ids)})
-        return {row.partition_id: row.home_database_id for row in rows}
+        return {
+            row.partition_id: row.home_database_id
+            for some in chunks(list(partition_ids))
+            for row in connection.execute(_HOMES, {"partition_ids": some})
+        }
 
     def homes_of(self, partition_ids: Collection[int]) -> dict[int, int]:
         """Return the homes of those of the partitions that the controller knows; it is asked for what is new."""
@@ -314,7 +318,8 @@ class Cluster:
     def at_coordinator(self, name: str | None, call: Callable[[Store], Result]) -> Result:
         """Make a call on the store that coordinates a transactional id or group; of None, on the controller.
 
-        It is made again, elsewhere, if there is a database by now that this client had not heard of.
+        It is made again, elsewhere, if there is a database by now that this client had not heard of; and if the store
+        had not heard of a partition that the controller has.
 
         Raises:
             TxnStoreError: see `own`, and what the call raises.
@@ -323,6 +328,10 @@ class Cluster:
             return call(self.coordinator_of(name))
         except NotCoordinator:
             self.refresh()
+            return call(self.coordinator_of(name))
+        except UnknownTopicOrPartition:
+            if self.is_alone or not self.reconcile(self.coordinator_id_of(name)):
+                raise
             return call(self.coordinator_of(name))
 
     def coordinator_of_producer(self, producer_id: int) -> Store:
@@ -415,6 +424,7 @@ def open_cluster(
     Raises:
         InvalidUrl: a URL cannot be understood or names no database.
         WrongCluster: a database is not one of this cluster, is named twice, or the first is not the controller.
+        StoreCopied: of several databases one is a copy of a member.
         TxnStoreError: the controller cannot be reached or refuses.
     """
     addresses = addresses_of(split_urls(urls) if isinstance(urls, str) else urls)

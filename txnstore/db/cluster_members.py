@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from txnstore.db.catalogue import apply_catalogue, read_catalogue
 from txnstore.db.cluster_list import Address, check_not_listed, open_address
+from txnstore.db.identity import check_original_once
 from txnstore.db.membership import (
     CLAIMED_ID,
     CONTROLLER_ID,
@@ -74,6 +75,7 @@ class Members:
         self._monotonic_seconds = monotonic_seconds
         self._pauses: dict[int, _Pause] = {}
         self._closed = False
+        controller.look_for_others = self.refresh
         self.make_locks()
 
     def refresh(self) -> None:
@@ -160,6 +162,9 @@ class Members:
     def take_in(self, *, create: bool) -> bool:
         """Look at the databases of the list whose names tell nothing, and let fresh ones join; whether any did."""
         self.refresh()
+        if len(self.databases) > 1:
+            # Its members may be the original's.
+            check_original_once(self.controller)
         labels = {member.label: member for member in self.databases.values()}
         rest = self._addresses[1:]
         for address in rest:
@@ -229,6 +234,7 @@ class Members:
         """Let the store be the member's; its copies are made if it has none.
 
         Raises:
+            StoreCopied: it is a copy of the member.
             WrongCluster: another URL of the list leads to the same database, or it belongs to another cluster.
         """
         claimant = next((other for other in self._addresses if other.database_id == member.database_id), None)
@@ -238,6 +244,7 @@ class Members:
         if claimant is not None and claimant is not address:
             # It was taken for the member by its name only.
             claimant.database_id = None
+        check_original_once(store)
         store.home = self._make_home(member.database_id)
         found = store.read(read_databases)
         if not any(entry.is_own and entry.database_id == member.database_id for entry in found):

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txnstore.db.backend import Stage
 from txnstore.db.callers_connections import CallersConnection
+from txnstore.db.identity import is_own_database
 from txnstore.db.joined_cursors import unprepared
 from txnstore.db.names import SQLITE_PREFIX
 from txnstore.db.schema import stores
@@ -77,7 +78,8 @@ def is_same_store(store: Store, callers: CallersConnection) -> bool:
     if is_lasting and this in _known.get(driver, ()):
         return True
     found = _run(store, callers, lambda connection: _read_store_uuid(connection, store.schema))
-    if found != store.store_uuid:
+    # A copy of the database has the same uuid.
+    if found != store.store_uuid or not _run(store, callers, lambda connection: is_own_database(store, connection)):
         return False
     if is_lasting:
         _known.setdefault(driver, set()).add(this)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,17 +23,21 @@ _DIALECTS: Final = {"sqlite": "sqlite+txnstore", "postgresql": "postgresql+txnst
 #: Alembic hands a migration its context in variables of a module: one at a time in a process.
 _ONE_AT_A_TIME: Final = threading.Lock()
 
+_log: Final = logging.getLogger(__name__)
+#: Where Alembic tells of each plugin and each step.
+_ALEMBICS_LOGGERS: Final = ("alembic.runtime.plugins", "alembic.runtime.migration")
+
 #: Alembic's table; it makes it by itself.
 version_table: Final = Table(StoreName(VERSION_TABLE), MetaData(schema=CODE_SCHEMA), Column("version_num", Text))
 
 
 def upgrade(connection: Connection, *, kind: str, schema: str) -> None:
     """Bring the tables to the newest version, within the database transaction that is open on `connection`."""
-    from alembic import command  # slow to import, and rarely needed
+    with _alone_and_quiet():
+        from alembic import command  # slow to import, and rarely needed
 
-    config = _config(kind, schema)
-    config.attributes["connection"] = connection
-    with _ONE_AT_A_TIME:
+        config = _config(kind, schema)
+        config.attributes["connection"] = connection
         command.upgrade(config, "head")
 
 
@@ -39,11 +46,11 @@ def downgrade(connection: Connection, *, kind: str, schema: str, to_version: int
 
     What the older version has no place for is lost.
     """
-    from alembic import command
+    with _alone_and_quiet():
+        from alembic import command
 
-    config = _config(kind, schema)
-    config.attributes["connection"] = connection
-    with _ONE_AT_A_TIME:
+        config = _config(kind, schema)
+        config.attributes["connection"] = connection
         command.downgrade(config, _revision(to_version))
     if to_version == 0:
         version_table.drop(connection)
@@ -51,19 +58,20 @@ def downgrade(connection: Connection, *, kind: str, schema: str, to_version: int
 
 def upgrade_sql(*, kind: str, schema: str = DEFAULT_SCHEMA, from_version: int = 0) -> str:
     """Return the SQL that brings the tables from `from_version` to the newest one, as one database transaction."""
-    from alembic import command
-
     printed = io.StringIO()
-    config = _config(kind, schema, output=printed)
-    config.attributes["dialect_name"] = _DIALECTS[kind]
-    with _ONE_AT_A_TIME:
+    with _alone_and_quiet():
+        from alembic import command
+
+        config = _config(kind, schema, output=printed)
+        config.attributes["dialect_name"] = _DIALECTS[kind]
         command.upgrade(config, f"{_revision(from_version)}:head", sql=True)
     return printed.getvalue()
 
 
 def newest_version() -> int:
     """Return the number of the newest migration."""
-    from alembic.script import ScriptDirectory
+    with _alone_and_quiet():
+        from alembic.script import ScriptDirectory
 
     head = ScriptDirectory(str(migrations_folder())).get_current_head()
     assert head is not None
@@ -90,6 +98,32 @@ def migrations_folder() -> Path:
     """Return the folder of migrations: in the installed package, or at the top of a checkout."""
     installed = Path(__file__).resolve().parent.parent / "migrations"
     return installed if installed.is_dir() else installed.parent.parent / "migrations"
+
+
+@contextmanager
+def _alone_and_quiet() -> Iterator[None]:
+    """Let no other thread migrate, and make debug lines of ours of what Alembic tells of itself.
+
+    Programs that show INFO would hear of our tables at the first use of each store. What another thread does with
+    Alembic is logged as ever.
+    """
+    thread_id = threading.get_ident()
+
+    def is_for_others(record: logging.LogRecord) -> bool:
+        if threading.get_ident() != thread_id or record.levelno >= logging.WARNING:
+            return True
+        _log.debug("%s", record.getMessage())
+        return False
+
+    loggers = [logging.getLogger(name) for name in _ALEMBICS_LOGGERS]
+    with _ONE_AT_A_TIME:
+        for logger in loggers:
+            logger.addFilter(is_for_others)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeFilter(is_for_others)
 
 
 def _revision(version: int) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, Select, literal_column, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db import migrating
+from txnstore.db.identity import record_identity
 from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE
 from txnstore.db.schema import (
     OLDEST_WRITER_VERSION,
@@ -110,7 +111,7 @@ def ensure_tables(store: Store, *, create: bool) -> str:
         finding = _create(store)
     _check(store, finding)
     if finding.found is Found.TABLES:
-        return store.write(_enter_store)
+        return store.write(lambda connection: _enter_store(store, connection))
     return finding.store_uuid
 
 
@@ -224,12 +225,13 @@ def _create_if_empty(store: Store, connection: Connection) -> Finding:
     else:
         _mark_file(connection)
     migrating.upgrade(connection, kind=store.backend.name, schema=store.schema)
-    return Finding(Found.STORE, SCHEMA_VERSION, _enter_store(connection))
+    return Finding(Found.STORE, SCHEMA_VERSION, _enter_store(store, connection))
 
 
-def _enter_store(connection: Connection) -> str:
+def _enter_store(store: Store, connection: Connection) -> str:
     """Give the tables their store, unless somebody else just did; return its uuid."""
     connection.execute(_INSERT_STORE, {"store_uuid": str(uuid.uuid4())})
+    record_identity(store, connection)
     store_uuid: str = connection.execute(_STORE_UUID).scalar_one()
     connection.execute(_INSERT_DATABASE, {"store_uuid": store_uuid})
     return store_uuid
@@ -239,6 +241,7 @@ def _upgrade(store: Store, connection: Connection) -> None:
     connection.execute(_LOCK_VERSION)
     if _look(store, connection).schema_version < SCHEMA_VERSION:
         migrating.upgrade(connection, kind=store.backend.name, schema=store.schema)
+        record_identity(store, connection)
 
 
 def _create_schema_if_absent(connection: Connection, schema: str) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGIdentifi
 from sqlalchemy.exc import DBAPIError
 
 from txnstore.clock import Clock
-from txnstore.db.backend import Access, Limits, Stage
+from txnstore.db.backend import Access, Durability, Limits, Stage
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
 from txnstore.db.postgresql_connection import StoreConnection
 from txnstore.db.postgresql_wakeup import Announcer, ListenWaiter
@@ -108,8 +108,22 @@ DATA_EXCEPTION: Final = "22"
 #: As PostgreSQL counts: 14.0.
 OLDEST_SERVER_VERSION: Final = 140_000
 
+#: Commits wait for the disk although the role or the database says that they need not; `local` waits for it, too, and
+#: what waits for standbys besides is left as it is.  For the database transaction that is open.
+MAKE_DURABLE: Final = (
+    "SELECT pg_catalog.set_config('synchronous_commit', 'on', true)"
+    " WHERE pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'"
+)
+
 #: The first version with transaction_timeout; before it, the server asks the network whether the client is there.
 _HAS_TRANSACTION_TIMEOUT: Final = 170_000
+
+_MAY_IDENTIFY: Final = text("SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'execute')")
+# The number of the cluster is the same after a failover to its standby, and another one after a dump is restored.
+IDENTIFY: Final = (
+    "SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()), oid::text"
+    " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
+)
 
 _UNREACHABLE: Final = "no connection to PostgreSQL could be made: is the server there and the address right?"
 
@@ -181,6 +195,7 @@ class PostgreSQLBackend:
         )
         driver = _driver_connection(connection)
         driver.expect_answers_within(limits)
+        is_lasting = access is Access.WRITE and limits.durability is Durability.FULL
         connection.exec_driver_sql(
             f"BEGIN {mode};"
             f"SET LOCAL statement_timeout = {int(limits.statement_timeout_ms)};"
@@ -188,6 +203,7 @@ class PostgreSQLBackend:
             f"SET LOCAL idle_in_transaction_session_timeout = {int(limits.idle_timeout_ms)};"
             f"{_bound_of_silence(driver, limits)};"
             "SET LOCAL search_path = pg_catalog, pg_temp"
+            f"{f';{MAKE_DURABLE}' if is_lasting else ''}"
         )
 
     def commit(self, connection: Connection) -> None:
@@ -242,6 +258,12 @@ class PostgreSQLBackend:
         """Return True: what is not there shows when connecting."""
         del url
         return True
+
+    def identity(self, connection: Connection) -> str | None:
+        """Return system identifier:oid."""
+        if not connection.execute(_MAY_IDENTIFY).scalar_one():
+            return None
+        return ":".join(connection.exec_driver_sql(IDENTIFY).one())
 
     def check_database(self, connection: Connection) -> None:
         """Refuse an old server, and a database whose encoding has no place for some text; the server told both."""

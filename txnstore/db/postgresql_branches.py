@@ -17,7 +17,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
 
-from txnstore.db.postgresql import connect_driver, connecting_error
+from txnstore.db.postgresql import IDENTIFY, MAKE_DURABLE, connect_driver, connecting_error
 from txnstore.db.postgresql_connection import StoreConnection
 from txnstore.db.postgresql_exchange import Answer, AnswerKind, Statement, exchange
 from txnstore.db.url import DatabaseUrl
@@ -46,11 +46,6 @@ OUTBOX_INSTEAD: Final = "write the records to an outbox in that database instead
 _LOOK_AT_SERVER: Final = (
     "SELECT pg_catalog.current_setting('max_prepared_transactions')::int, pg_catalog.pg_is_in_recovery(),"
     " pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'execute')"
-)
-# The number of the cluster is the same after a failover to its standby, and another one after a dump is restored.
-_IDENTIFY: Final = (
-    "SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()), oid::text"
-    " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
 _TRANSACTION: Final = "SELECT pg_catalog.pg_current_xact_id()::text"
 _PREPARED: Final = (
@@ -134,11 +129,14 @@ def begin_branch(driver: Driver) -> str:
 
 
 def prepare_statement(driver: Driver, gid: str, transaction_id: str) -> Statement:
-    """Return what prepares the database transaction of this id; another one, or none, is refused (22012)."""
+    """Return what prepares the database transaction of this id; another one, or none, is refused (22012).
+
+    PostgreSQL writes a vote to its disk whatever the setting is; where it waits for standbys, the vote does, too.
+    """
     assert _TRANSACTION_ID.fullmatch(transaction_id)
     text = (
         "SELECT 1 / COALESCE((pg_catalog.pg_current_xact_id_if_assigned() OPERATOR(pg_catalog.=)"
-        f" '{transaction_id}'::pg_catalog.xid8)::int, 0); PREPARE TRANSACTION '{_checked(gid)}'"
+        f" '{transaction_id}'::pg_catalog.xid8)::int, 0); {MAKE_DURABLE}; PREPARE TRANSACTION '{_checked(gid)}'"
     )
     return Statement(driver, text, "PREPARE TRANSACTION")
 
@@ -255,7 +253,7 @@ def _look(driver: Driver) -> ParticipatingDatabase:
             f"the role of the connection to {label} may not call pg_control_system(), which tells which database it"
             " is: GRANT EXECUTE ON FUNCTION pg_control_system() to it"
         )
-    system_identifier, oid = _ask(driver, _IDENTIFY)
+    system_identifier, oid = _ask(driver, IDENTIFY)
     return ParticipatingDatabase(label, f"{system_identifier}:{oid}")
 
 

@@ -29,13 +29,17 @@ from txnstore.db.names import CODE_SCHEMA, StoreName
 from txnstore.db.types import Bytes, Flag, Int16, Int32, Int64, String, UuidText
 
 #: The version of the tables that this code reads and writes; the number of the newest migration.
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 #: The oldest version of the code that may write to tables of SCHEMA_VERSION.
-OLDEST_WRITER_VERSION: Final = 3
+OLDEST_WRITER_VERSION: Final = 4
 #: "TXNS": marks an SQLite file that txnstore created (PRAGMA application_id).
 SQLITE_APPLICATION_ID: Final = 0x54584E53
 
 metadata: Final = MetaData(schema=CODE_SCHEMA)
+
+#: What is forgotten with age is found by minutes, members of groups that are silent by ten seconds.
+MINUTE_MS: Final = 60_000
+TEN_SECONDS_MS: Final = 10_000
 
 #: Rows that are updated all the time stay on their page (heap-only tuples) and leave no index entries behind.
 _HOT: Final = {"fillfactor": 50}
@@ -58,6 +62,17 @@ def _identity(name: str, about: str) -> Column[Any]:
     return Column(name, Int64, Identity(), primary_key=True, nullable=False, comment=about)
 
 
+def _coarse_time(name: str, column: str, span_ms: int) -> Column[Any]:
+    """Return a column that an index finds old rows by; it stands last in its table."""
+    return Column(
+        name,
+        Int64,
+        ddl.CoarseTime(column, span_ms),
+        nullable=False,
+        comment=f"{column} / {span_ms}, by itself: finds what is old, and changes seldom.",
+    )
+
+
 def _check(name: str, condition: str) -> CheckConstraint:
     return CheckConstraint(condition, name=name)
 
@@ -67,11 +82,17 @@ def _check(name: str, condition: str) -> CheckConstraint:
 stores: Final = _table(
     "stores",
     _column("singleton", Int16, "Always 1: the table has one row."),
-    _column("store_uuid", UuidText, "The identity of this database as a store; given once, never changed."),
+    _column("store_uuid", UuidText, "The identity of this database as a store; only `txnstore adopt` changes it."),
     _column("schema_version", Int32, "The version of the tables: the number of the newest migration applied."),
     _column("oldest_writer_version", Int32, "The oldest version of the code that may write to these tables."),
     _column("next_producer_id", Int64, "The next producer id to give out."),
     _column("created_ms", Int64, "When the tables were created, in milliseconds since 1970."),
+    _column(
+        "database_identity",
+        String,
+        "Where that was: system identifier:oid, or file system:file. NULL: not known.",
+        null=True,
+    ),
     PrimaryKeyConstraint("singleton", name="stores_pk"),
     _check("stores_one_row", "singleton = 1"),
     _check("stores_next_producer_id", "next_producer_id >= 0"),
@@ -135,6 +156,14 @@ partitions: Final = _table(
     _check("partitions_number_known", "partition_number >= 0"),
     comment="Partitions of topics; kept by the controller.",
     sqlite_autoincrement=True,
+)
+
+deleted_partitions: Final = _table(
+    "deleted_partitions",
+    _column("partition_id", Int64, "A partition whose topic was deleted; its number is never used again."),
+    PrimaryKeyConstraint("partition_id", name="deleted_partitions_pk"),
+    comment="Partitions that are gone for everybody, of which rows are left to be deleted in portions.",
+    sqlite_with_rowid=False,
 )
 
 # --- the log ---------------------------------------------------------------------------------------------------------
@@ -202,7 +231,9 @@ producer_states: Final = _table(
     _column("coordinator_epoch", Int32, "Of the last marker; -1 if there was none."),
     _column("last_timestamp_ms", Int64, "When it last wrote here, by the store's clock."),
     _column("transaction_first_offset", Int64, "Where its open transaction begins here; NULL: none open.", null=True),
+    _coarse_time("last_minute", "last_timestamp_ms", MINUTE_MS),
     PrimaryKeyConstraint("partition_id", "producer_id", name="producer_states_pk"),
+    Index(StoreName("producer_states_age"), "last_minute"),
     comment="What each producer did last in each partition: idempotence, and the last stable offset.",
     sqlite_with_rowid=False,
     postgresql_with=_HOT,
@@ -251,7 +282,9 @@ transactions: Final = _table(
     _column("begin_epoch", Int32, "The epoch of the open or decided transaction's records; -1 if there is none."),
     _column("fence_reason", String, "Why the epoch was raised from outside: timeout, init or admin.", null=True),
     _column("fence_detail", String, "What happened then, for people.", null=True),
+    _coarse_time("last_update_minute", "last_update_ms", MINUTE_MS),
     PrimaryKeyConstraint("transactional_id", name="transactions_pk"),
+    Index(StoreName("transactions_age"), "last_update_minute"),
     _check("transactions_state", "state BETWEEN 0 AND 5"),
     _check("transactions_epoch", "producer_epoch BETWEEN -1 AND 32767"),
     _check("transactions_start", "(state = 0) = (start_ms = -1)"),
@@ -265,6 +298,14 @@ Index(
     transactions.c.deadline_ms,
     postgresql_where=transactions.c.deadline_ms.is_not(None),
     sqlite_where=transactions.c.deadline_ms.is_not(None),
+)
+# Producer ids hardly ever change: these cost next to nothing, and updates stay on their page.
+Index(StoreName("transactions_producer"), transactions.c.producer_id)
+Index(
+    StoreName("transactions_previous_producer"),
+    transactions.c.previous_producer_id,
+    postgresql_where=transactions.c.previous_producer_id >= 0,
+    sqlite_where=transactions.c.previous_producer_id >= 0,
 )
 Index(
     StoreName("transactions_decided"),
@@ -289,6 +330,7 @@ transaction_writers: Final = _table(
     _column("producer_epoch", Int32, "The epoch of the transaction that the writer joined."),
     _column("reported", Flag, "Whether the writer said that it wrote everything."),
     PrimaryKeyConstraint("transactional_id", "writer_producer_id", name="transaction_writers_pk"),
+    Index(StoreName("transaction_writers_producer"), "writer_producer_id"),
     comment="Further writers of a transaction, in other processes.",
     sqlite_with_rowid=False,
 )
@@ -343,7 +385,7 @@ transaction_log: Final = _table(
     _column("start_ms", Int64, "When the transaction became Ongoing; -1."),
     _column("update_ms", Int64, "When the change was made."),
     _column("reason", String, "What made the change: the request, the reaper, recovery."),
-    Index(StoreName("transaction_log_transaction"), "transactional_id", "producer_id", "producer_epoch"),
+    Index(StoreName("transaction_log_producer"), "producer_id", "producer_epoch"),
     comment="The journal: every change of every transaction's state, in order.",
     sqlite_autoincrement=True,
 )
@@ -387,7 +429,9 @@ group_members: Final = _table(
     _column("deadline_ms", Int64, "When it is taken for dead."),
     _column("subscription", String, "JSON: what it subscribed to and owns."),
     _column("assignment", String, "JSON: the partitions it was given."),
+    _coarse_time("deadline_ten_seconds", "deadline_ms", TEN_SECONDS_MS),
     PrimaryKeyConstraint("group_id", "member_id", name="group_members_pk"),
+    Index(StoreName("group_members_deadline"), "deadline_ten_seconds"),
     comment="The members of consumer groups.",
     sqlite_with_rowid=False,
     postgresql_with=_HOT,
@@ -399,7 +443,7 @@ group_offsets: Final = _table(
     _column("partition_id", Int64, "The partition."),
     _column("committed_offset", Int64, "The offset of the next record to read."),
     _column("leader_epoch", Int32, "As the client sent it; -1."),
-    _column("offset_metadata", String, "Text that the client keeps beside it."),
+    _column("offset_metadata", String, "Text that the client keeps beside it; NULL: it gave none.", null=True),
     _column("commit_ms", Int64, "When it was committed."),
     _column("commit_number", Int64, "The place of this commit in the order of the group's commits."),
     _column("producer_id", Int64, "Of the transaction that committed it; -1: committed by itself."),
@@ -419,7 +463,7 @@ pending_group_offsets: Final = _table(
     _column("producer_epoch", Int32, "Its epoch."),
     _column("pending_offset", Int64, "What will be the committed offset if the transaction commits."),
     _column("leader_epoch", Int32, "As the client sent it; -1."),
-    _column("offset_metadata", String, "Text that the client keeps beside it."),
+    _column("offset_metadata", String, "Text that the client keeps beside it; NULL: it gave none.", null=True),
     _column("commit_ms", Int64, "When it was sent."),
     _column("commit_number", Int64, "Its place in the order of the group's commits: a later plain commit wins."),
     PrimaryKeyConstraint("group_id", "partition_id", "producer_id", name="pending_group_offsets_pk"),
@@ -434,7 +478,9 @@ offset_producers: Final = _table(
     _column("producer_id", Int64, "A producer whose transactions are coordinated in another database."),
     _column("producer_epoch", Int32, "Its epoch since offsets of it were finished here: older ones are refused."),
     _column("last_update_ms", Int64, "When that was."),
+    _coarse_time("last_update_minute", "last_update_ms", MINUTE_MS),
     PrimaryKeyConstraint("producer_id", name="offset_producers_pk"),
+    Index(StoreName("offset_producers_age"), "last_update_minute"),
     comment="Producers of other databases that have committed offsets of groups here: what of theirs is late.",
     sqlite_with_rowid=False,
 )
@@ -461,6 +507,12 @@ outbox: Final = _table(
     _column("refusal", String, "Why the row cannot become a record; NULL: it waits to be one.", null=True),
     comment="Records that applications insert in database transactions of their own, not yet in a partition.",
     sqlite_autoincrement=True,
+)
+Index(
+    StoreName("outbox_waiting"),
+    outbox.c.outbox_id,
+    postgresql_where=outbox.c.refusal.is_(None),
+    sqlite_where=outbox.c.refusal.is_(None),
 )
 
 outbox_sequencers: Final = _table(

@@ -188,6 +188,18 @@ class SQLiteBackend:
         """Return whether the file is there."""
         return Path(_path_of(url)).exists()
 
+    def identity(self, connection: Connection) -> str | None:
+        """Return file system:file, by their numbers: the same after a move within one and VACUUM.
+
+        Most file systems make their number of their uuid (ext4, Btrfs), so it outlives a new mount. XFS and those over
+        a network make it of the device's number, which may be another one after a start: the store seems moved then.
+        """
+        files = connection.exec_driver_sql("PRAGMA database_list").all()
+        path = next(path for _, name, path in files if name == "main")
+        file = os.stat(path)  # noqa: PTH116 - as everywhere here
+        file_system = os.statvfs(path).f_fsid if hasattr(os, "statvfs") else file.st_dev
+        return f"{file_system or file.st_dev:x}:{file.st_ino}"
+
     def check_database(self, connection: Connection) -> None:
         """Refuse an SQLite without STRICT tables."""
         del connection

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -30,7 +30,16 @@ from txnstore.db.postgresql import PostgreSQLBackend
 from txnstore.db.sqlite import SQLiteBackend
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.db.waiting import Announcer, Waiter
-from txnstore.errors import StoreBusy, StoreClosed, StoreReadOnly, StoreUnavailable, TxnStoreError, WriteConflict
+from txnstore.errors import (
+    NotCoordinator,
+    StoreBusy,
+    StoreClosed,
+    StoreReadOnly,
+    StoreUnavailable,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+    WriteConflict,
+)
 
 if TYPE_CHECKING:
     from txnstore.db.cluster import Cluster, Home
@@ -66,12 +75,21 @@ class Store:
         self.limits = limits
         self.clock = clock
         self.store_uuid = ""
+        self.is_original = False
+        """Whether its tables were found to be no copy, see `db.identity`; a new connection may lead elsewhere."""
+
+        self.identity: str | None = None
+        """Which database it is in, once somebody has asked; as long."""
+
         self.home: Home | None = None
         """Its place in a cluster of several databases; None while it is alone."""
+        self.look_for_others: Callable[[], object] | None = None
+        """Gives it a `home` if other databases have joined since its cluster was opened."""
         self._announcer: Announcer | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._random = random.Random()
+        event.listen(engine, "connect", _doubting(self))
         _opened.add(self)
 
     @property
@@ -183,13 +201,26 @@ class Store:
             self._refuse_if_closed()
             try:
                 return self._run_once(work, access, deadline)
-            except (WriteConflict, StoreUnavailable, StoreBusy):
+            except (WriteConflict, StoreUnavailable, StoreBusy) as error:
+                if isinstance(error, StoreUnavailable) and self.limits.on_unavailable is not None:
+                    self.limits.on_unavailable(error)
                 left_seconds = deadline - time.monotonic()
                 if left_seconds <= 0:
                     raise
+            except (UnknownTopicOrPartition, NotCoordinator):
+                if not self._has_learned_of_others():
+                    raise
+                continue
             # Half of the pause is random, so that clients that met once do not meet again.
             time.sleep(min(left_seconds, pause_seconds * self._random.uniform(0.5, 1)))
             pause_seconds = min(pause_seconds * 2, RETRY_LAST_SECONDS)
+
+    def _has_learned_of_others(self) -> bool:
+        """Return whether what is not here may live elsewhere, which was not known before."""
+        if self.home is None and self.look_for_others is not None:
+            self.look_for_others()
+            return self.home is not None
+        return False
 
     def _run_once(self, work: Callable[[Connection], Result], access: Access, deadline: float) -> Result:
         """Run one database transaction, whatever comes: at the end none is open."""
@@ -265,6 +296,16 @@ class Store:
                 connection.invalidate()
         except (SQLAlchemyError, TxnStoreError):
             connection.invalidate()
+
+
+def _doubting(store: Store) -> Callable[..., None]:
+    known = weakref.ref(store)
+
+    def doubt(*_: object) -> None:
+        if (found := known()) is not None:
+            found.is_original, found.identity = False, None
+
+    return doubt
 
 
 def connect_store(

@@ -23,7 +23,7 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, TwoPhaseTransaction, false, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from txnstore.db.backend import Stage
+from txnstore.db.backend import Durability, Stage
 from txnstore.db.caller_guards import CallerGuards, Refuse
 from txnstore.db.callers_connections import CallersConnection
 from txnstore.db.joined import joined_connection
@@ -35,12 +35,17 @@ Result = TypeVar("Result")
 
 # The number is given out now, if the caller has written nothing yet: by it his database transaction is known again.
 _NAME_OF_TRANSACTION: Final = text("SELECT CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)")
-# In the same message: nobody waits for a lock for ever, unless the caller has set a bound of his own.
+# In the same message: nobody waits for a lock for ever, unless the caller has set a bound of his own; and the commit,
+# which is the producer's, is as lasting as all of his.
 _SAME_TRANSACTION: Final = text(
     "SELECT CAST(pg_catalog.pg_current_xact_id_if_assigned() AS pg_catalog.text),"
     " CASE WHEN pg_catalog.current_setting('lock_timeout') = '0'"
-    " THEN pg_catalog.set_config('lock_timeout', :lock_timeout_ms, true) END"
+    " THEN pg_catalog.set_config('lock_timeout', :lock_timeout_ms, true) END,"
+    " CASE WHEN :is_lasting AND pg_catalog.current_setting('synchronous_commit') = 'off'"
+    " THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
 )
+#: https://www.sqlite.org/pragma.html#pragma_synchronous
+_SYNCHRONOUS_FULL: Final = 2
 # Changes nothing and takes SQLite's write lock.
 _TAKE_WRITE_LOCK: Final = update(stores).values(singleton=1).where(false())
 
@@ -59,6 +64,7 @@ class TakenTransaction:
         """What the last statements returned, once it is committed."""
 
         self._store = store
+        self._is_lasting = store.limits.durability is Durability.FULL
         self._guards = CallerGuards(callers, refuse)
         self._name = ""
         # Whoever lets go may be another thread than the one that commits.
@@ -125,13 +131,14 @@ class TakenTransaction:
         def commit_now() -> None:
             self._commit_now(last, time.monotonic() + timeout_seconds)
 
-        with self._lock:
-            if self._is_let_go:
-                raise InvalidRequest("the producer has given the enlisted connection back to its owner: roll it back")
-            self._is_committing = True
-        self._guards.open_methods()
-        self._guards.at_commit = commit_now
         try:
+            with self._lock:
+                if self._is_let_go:
+                    reason = "the producer has given the enlisted connection back to its owner: roll it back"
+                    raise InvalidRequest(reason)
+                self._is_committing = True
+            self._guards.open_methods()
+            self._guards.at_commit = commit_now
             if self.callers.session is not None:
                 self.callers.session.commit()
             if not self.is_committed and self.callers.owner is not None:
@@ -196,6 +203,13 @@ class TakenTransaction:
 
     def _mark_sqlite(self, connection: Connection) -> None:
         """Begin if need be, take the write lock, and leave a savepoint: with the transaction, it is gone."""
+        if self._is_lasting and connection.exec_driver_sql("PRAGMA main.synchronous").scalar_one() < _SYNCHRONOUS_FULL:
+            # Within a database transaction it cannot be changed any more, and without one it is not ours to change.
+            raise InvalidRequest(
+                "this SQLite connection does not wait for the disk (PRAGMA synchronous is NORMAL or OFF), so a commit"
+                " on it may be lost with the power: set it to FULL before the database transaction begins, or set"
+                " txnstore.durability=database to take the risk"
+            )
         if not self.callers.is_in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         try:
@@ -232,7 +246,8 @@ class TakenTransaction:
     def _check_same(self, connection: Connection) -> None:
         if self.callers.backend_name == "postgresql":
             timeout_ms = str(self._store.limits.lock_timeout_ms)
-            (name, _) = connection.execute(_SAME_TRANSACTION, {"lock_timeout_ms": timeout_ms}).one()
+            parameters = {"lock_timeout_ms": timeout_ms, "is_lasting": self._is_lasting}
+            (name, *_) = connection.execute(_SAME_TRANSACTION, parameters).one()
             if name != self._name:
                 raise self._ended()
             return

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from sqlalchemy import BindParameter, Connection, bindparam, delete, select, update
 
+from txnstore.db.portions import chunks
+from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
 from txnstore.db.server_time import server_now_ms
 from txnstore.errors import GroupIdNotFound, GroupNotEmpty
@@ -64,7 +66,7 @@ def delete_group(connection: Connection, group_id: str) -> None:
             " delete the group"
         )
     connection.execute(_FORGET_OFFSETS, {"of_group_id": group_id})
-    connection.execute(_FORGET_GROUP, {"of_group_id": group_id})
+    must_hit(connection, _FORGET_GROUP, {"of_group_id": group_id})
 
 
 def alter_offsets(connection: Connection, group_id: str, offsets: Mapping[int, OffsetAndMetadata]) -> None:
@@ -99,8 +101,8 @@ def delete_offsets(
     )
     unused = sorted({number for topic in partition_ids.keys() - subscribed for number in partition_ids[topic]})
     for statement in (_FORGET_SOME, _FORGET_PENDING):
-        if unused:
-            connection.execute(statement, {"of_group_id": group_id, "partition_ids": unused})
+        for some in chunks(unused):
+            connection.execute(statement, {"of_group_id": group_id, "partition_ids": some})
     return subscribed
 
 
@@ -114,7 +116,7 @@ def _locked_group(connection: Connection, group_id: str) -> ListedGroup:
     if not group.members or not all(member.is_expired for member in group.members):
         return group
     connection.execute(_REMOVE_EXPIRED, of_group)
-    connection.execute(_RAISE_GENERATION, of_group)
+    must_hit(connection, _RAISE_GENERATION, of_group)
     found = find_group(connection, group_id)
     assert found is not None, "its lock is held"
     return found

@@ -85,7 +85,7 @@ def check_offsets(offsets: Sequence[OffsetAndMetadata], metadata_bytes_max: int)
         OffsetMetadataTooLarge: it has more bytes of UTF-8 than offset.metadata.max.bytes.
     """
     for offset in offsets:
-        size = len(offset.metadata.encode())
+        size = len((offset.metadata or "").encode())
         if size > metadata_bytes_max:
             raise OffsetMetadataTooLarge(
                 f"the metadata of an offset has {size} bytes; offset.metadata.max.bytes is {metadata_bytes_max}"

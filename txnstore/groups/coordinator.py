@@ -33,7 +33,8 @@ counts up with every request but `renew`.  It has ONE request under way at a tim
 Commits: a member may commit what it owns, in any generation from the one that it has confirmed (with a heartbeat, or
 by joining with nothing) to the group's: that others rebalance disturbs nobody who loses nothing.  An older generation,
 or a partition not owned: ILLEGAL_GENERATION; removed: UNKNOWN_MEMBER_ID; replaced: FENCED_INSTANCE_ID; in a transaction
-all three are abortable.  `groups/member_commits.py` is that check.
+all three are abortable.  One that `commits_unowned` may, in the group's own generation, commit what others own, too.
+`groups/member_commits.py` is that check.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This file is what groups lose with time: members that are silent, then offsets that nobody uses (KIP-211), then all.
+"""What groups lose with time: members that are silent, then offsets that nobody uses (KIP-211), then all.
 
 A group without members keeps its offsets for offsets.retention.minutes, counted from when it last changed: its last
 member went or was removed, or offsets were committed for it.  In a group that never had members, a simple one, each
@@ -9,27 +9,36 @@ is to find what it has read up to.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, delete, exists, or_, select
 
-from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
+from txnstore.db.portions import ROWS_AT_ONCE, write_portion
+from txnstore.db.schema import TEN_SECONDS_MS, group_members, group_offsets, groups, pending_group_offsets
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.groups import coordinator, group_rows
 
 #: How many offsets one database transaction deletes at most: commits of the group wait for it.
-OFFSETS_AT_ONCE: Final = 1_000
+OFFSETS_AT_ONCE: Final = ROWS_AT_ONCE
 
 _MS_PER_MINUTE: Final = 60_000
-_SILENT: Final = (
+_MEMBERS_LOOKED_AT: Final = 10_000
+#: How many groups one statement looks at, whether or not something of them has expired.
+_GROUPS_LOOKED_AT: Final = 100
+_NOW: Final = select(server_now_ms())
+_LONGEST_SILENT: Final = (
     select(group_members.c.group_id)
-    .where(group_members.c.deadline_ms <= server_now_ms())
-    .distinct()
-    .order_by(group_members.c.group_id)
-    .limit(bindparam("groups_max"))
+    .where(
+        group_members.c.deadline_ten_seconds <= bindparam("now_ten_seconds"),
+        group_members.c.deadline_ms <= bindparam("now_ms"),
+    )
+    .order_by(group_members.c.deadline_ten_seconds)
+    .limit(_MEMBERS_LOOKED_AT)
+    .subquery()
 )
+_SILENT: Final = select(_LONGEST_SILENT.c.group_id).distinct().order_by(_LONGEST_SILENT.c.group_id)
 _EXPIRY_MS: Final = server_now_ms() - bindparam("retention_ms")
 
 
@@ -51,12 +60,37 @@ _HAS_EXPIRED: Final = and_(
     group_offsets.c.commit_ms <= _EXPIRY_MS,
     or_(groups.c.generation == 0, groups.c.last_update_ms <= _EXPIRY_MS),
 )
-_FOUND: Final = (
-    select(groups.c.group_id)
-    .where(_is_unused(groups.c.group_id), or_(~_has_offsets(groups.c.group_id), exists().where(_HAS_EXPIRED)))
-    .order_by(groups.c.last_update_ms)
-    .limit(bindparam("groups_max"))
+_PAGE: Final = (
+    select(groups.c.group_id, groups.c.generation, groups.c.last_update_ms)
+    .where(groups.c.group_id > bindparam("after_group_id"))
+    .order_by(groups.c.group_id)
+    .limit(_GROUPS_LOOKED_AT)
+    .subquery("page")
 )
+_BEFORE_MS: Final[BindParameter[int]] = bindparam("before_ms")
+
+
+def _has(column: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return whether a group of the page has such a row: by a look for each, where EXISTS may read the whole table."""
+    of_group = column.table.c.group_id == _PAGE.c.group_id
+    return select(column).where(of_group, *conditions).correlate(_PAGE).limit(1).scalar_subquery().is_not(None)
+
+
+_FOUND: Final = select(
+    _PAGE.c.group_id,
+    _PAGE.c.last_update_ms,
+    and_(
+        ~_has(group_members.c.member_id),
+        ~_has(pending_group_offsets.c.partition_id),
+        or_(
+            ~_has(group_offsets.c.partition_id),
+            and_(
+                or_(_PAGE.c.generation == 0, _PAGE.c.last_update_ms <= _BEFORE_MS),
+                _has(group_offsets.c.partition_id, group_offsets.c.commit_ms <= _BEFORE_MS),
+            ),
+        ),
+    ).label("is_due"),
+).order_by(_PAGE.c.group_id)
 _OF_GROUP: Final[BindParameter[str]] = bindparam("of_group_id")
 # Under the group's lock all of it is asked again: whoever joined, committed or sent offsets meanwhile keeps them.
 _FORGET_OFFSETS: Final = delete(group_offsets).where(
@@ -79,27 +113,41 @@ def expire_silent_members(store: Store, *, groups_max: int) -> int:
 
     Members that are alive do that for their own group; here it is done for groups in which everybody is silent.
     """
-    found = store.read(lambda connection: list(connection.execute(_SILENT, {"groups_max": groups_max}).scalars()))
+
+    def find(connection: Connection) -> list[str]:
+        now_ms: int = connection.execute(_NOW).scalar_one()
+        of = {"now_ms": now_ms, "now_ten_seconds": now_ms // TEN_SECONDS_MS}
+        return list(connection.execute(_SILENT.limit(groups_max), of).scalars())
+
     return sum(
         len(store.write(partial(coordinator.expire_members, group_id=group_id), wakes_readers=True))
-        for group_id in found
+        for group_id in store.read(find)
     )
 
 
 def expire_offsets(store: Store, *, groups_max: int) -> int:
     """Delete offsets whose retention has passed, and groups that have none left; return of how many groups.
 
-    By the clock of the database server.  At most `groups_max` groups are looked at, each in database transactions of
-    its own that hold its lock; what is found in use then is left as it is.
+    By the clock of the database server.  At most `groups_max` groups, each in database transactions of its own that
+    hold its lock, those first that are unused for longest among their neighbours by name; what is found in use then is
+    left as it is.
     """
 
-    def find(connection: Connection) -> tuple[int, list[str]]:
+    def age(connection: Connection) -> tuple[int, int]:
         retention_ms = read_store_settings(connection)["offsets.retention.minutes"] * _MS_PER_MINUTE
-        found = connection.execute(_FOUND, {"retention_ms": retention_ms, "groups_max": groups_max})
-        return retention_ms, list(found.scalars())
+        return retention_ms, connection.execute(_NOW).scalar_one() - retention_ms
 
-    retention_ms, found = store.read(find)
-    return sum(_expire_group(store, group_id, retention_ms) for group_id in found)
+    retention_ms, before_ms = store.read(age)
+    changed, after_group_id = 0, ""
+    while changed < groups_max:
+        of = {"after_group_id": after_group_id, "before_ms": before_ms}
+        page = store.read(lambda connection, of=of: connection.execute(_FOUND, of).all())  # type: ignore[misc]
+        due = sorted((row for row in page if row.is_due), key=lambda row: row.last_update_ms)[: groups_max - changed]
+        changed += sum(_expire_group(store, row.group_id, retention_ms) for row in due)
+        if len(page) < _GROUPS_LOOKED_AT:
+            break
+        after_group_id = page[-1].group_id
+    return changed
 
 
 def _expire_group(store: Store, group_id: str, retention_ms: int) -> bool:
@@ -114,7 +162,7 @@ def _expire_group(store: Store, group_id: str, retention_ms: int) -> bool:
 
     changed = False
     while True:
-        forgotten, is_gone = store.write(work)
+        forgotten, is_gone = write_portion(store, work)
         changed = changed or forgotten > 0 or is_gone
         if forgotten < OFFSETS_AT_ONCE or is_gone:
             return changed

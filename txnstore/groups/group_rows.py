@@ -11,6 +11,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, sel
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.membership import check_lives_here
+from txnstore.db.row_counts import must_hit, must_hit_each
 from txnstore.db.schema import group_members, groups, partitions, topics
 from txnstore.db.server_time import server_now_ms
 from txnstore.groups.group_image import Group, GroupMember, MemberDetails, Partitions
@@ -153,22 +154,23 @@ def save_group(
     """Write what has changed, and move on the deadline of the member that is speaking."""
     group_id = after.group_id
     if before is None or (before.generation, before.assignor) != (after.generation, after.assignor):
-        connection.execute(
+        must_hit(
+            connection,
             _SAVE_GROUP,
             {"of_group_id": group_id, "new_generation": after.generation, "new_assignor": after.assignor},
         )
     former = before.members if before else {}
     gone = [{"of_group_id": group_id, "of_member_id": name} for name in former if name not in after.members]
     if gone:
-        connection.execute(_REMOVE, gone)
+        must_hit_each(connection, _REMOVE, gone)
     changed = [member for name, member in after.members.items() if name in former and former[name] != member]
     if changed:
-        connection.execute(_SAVE, [_changes(group_id, member, catalogue) for member in changed])
+        must_hit_each(connection, _SAVE, [_changes(group_id, member, catalogue) for member in changed])
     for name, member in after.members.items():
         if name not in former:
             connection.execute(_ADD, _row(group_id, member, catalogue))
     if speaker in former:
-        connection.execute(_RENEW, {"of_group_id": group_id, "of_member_id": speaker})
+        must_hit(connection, _RENEW, {"of_group_id": group_id, "of_member_id": speaker})
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from txnstore.errors import IllegalGeneration
 from txnstore.groups.commit_rules import GroupView, Member, check_commit
@@ -38,18 +38,25 @@ def check_member_commit(
     what it owns before it has given it back.
 
     Raises:
-        IllegalGeneration: the generation is none of these, or the member does not own one of the partitions.
+        IllegalGeneration: the generation is none of these, or the member does not own one of the partitions, which
+            one that `commits_unowned` need not in the group's generation.
         UnknownMember, FencedInstance: see `commit_rules.check_commit`.
     """
     own = next((member for member in members if member.member_id == committer.member_id), None)
-    if own is not None and max(own.generation, 0) <= committer.generation <= generation:
-        generation = committer.generation
     view = GroupView(generation, [Member(member.member_id, member.group_instance_id) for member in members])
+    if own is not None and max(own.generation, 0) <= committer.generation <= generation:
+        view = replace(view, generation=committer.generation)
     check_commit(view, committer, is_transactional=is_transactional)
     if own is None or own.subscription is None:
         return
     owned = frozenset(json.loads(own.subscription)["owned_ids"])
-    if not owned.issuperset(partition_ids):
+    if owned.issuperset(partition_ids):
+        return
+    if committer.commits_unowned:
+        # Kafka's own rule, which knows no owners: only in the generation that the group is in, for another member may
+        # have got the partition with it (GroupCoordinator, validateOffsetCommit).
+        check_commit(replace(view, generation=generation), committer, is_transactional=is_transactional)
+    else:
         raise IllegalGeneration(
             f"the member does not own {len(set(partition_ids) - owned)} of the {len(partition_ids)} partitions that it"
             " commits offsets of: the group has given them to others, or nobody has given them to it"

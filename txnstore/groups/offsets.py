@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, bindparam, case, delete, exists, select, update
+from sqlalchemy import BindParameter, Connection, Executable, Table, bindparam, case, delete, select, update
+from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.membership import check_lives_here
-from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
+from txnstore.db.portions import chunks
+from txnstore.db.schema import group_members, group_offsets, groups, partitions, pending_group_offsets, topics
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
-from txnstore.errors import InvalidRequest, UnstableOffsetCommit
+from txnstore.errors import IllegalGeneration, InvalidRequest, UnknownTopicOrPartition, UnstableOffsetCommit
 from txnstore.groups.commit_rules import (
     check_commit,
     check_group_id,
@@ -28,7 +32,8 @@ LEADER_EPOCH_MAX: Final = 2**31 - 1
 # The row lock is the group's coordinator: commits of one group follow each other, and a transaction's offsets are
 # counted in at one moment. It is taken after the heads of partitions, never before.
 _LOCK: Final = select(groups.c.group_id).where(groups.c.group_id == bindparam("of_group_id")).with_for_update()
-# The same lock, taken by counting one more commit.
+# The same lock, taken by counting one more commit. It returns columns of the locked row alone: PostgreSQL reads those
+# anew after a wait for the lock, but a subquery would still see the members from before it.
 _COUNT: Final = (
     update(groups)
     .where(groups.c.group_id == bindparam("of_group_id"))
@@ -37,8 +42,6 @@ _COUNT: Final = (
         groups.c.generation,
         groups.c.commit_number,
         groups.c.last_update_ms,
-        # By the parameter: within RETURNING nothing would tie it to the row.
-        exists().where(group_members.c.group_id == bindparam("of_group_id")).label("has_members"),
     )
 )
 _INSERT_GROUP: Final = (
@@ -63,29 +66,39 @@ _OFFSET_COLUMNS: Final = (
     "producer_id",
     "producer_epoch",
 )
-_INSERT_OFFSET: Final = upsert(group_offsets)
+
+
+def _of_partition(table: Table, columns: Iterable[str]) -> Insert:
+    """Return an INSERT of one row whose partition there is; of one that was deleted it inserts nothing."""
+    values = [bindparam(f"new_{name}", type_=table.c[name].type) for name in columns]
+    # By itself, not as a statement before: whoever made the topic anew has another partition of the same name.
+    source = select(*values).where(partitions.c.partition_id == bindparam("new_partition_id"))
+    return upsert(table).from_select(list(columns), source)
+
+
+_INSERT_OFFSET: Final = _of_partition(group_offsets, ("group_id", "partition_id", *_OFFSET_COLUMNS))
 _COMMIT: Final = _INSERT_OFFSET.on_conflict_do_update(
     index_elements=[group_offsets.c.group_id, group_offsets.c.partition_id],
     set_={name: _INSERT_OFFSET.excluded[name] for name in _OFFSET_COLUMNS},
 )
-_INSERT_PENDING: Final = upsert(pending_group_offsets)
+_PENDING_COLUMNS: Final = (
+    "producer_epoch",
+    "pending_offset",
+    "leader_epoch",
+    "offset_metadata",
+    "commit_ms",
+    "commit_number",
+)
+_INSERT_PENDING: Final = _of_partition(
+    pending_group_offsets, ("group_id", "partition_id", "producer_id", *_PENDING_COLUMNS)
+)
 _PEND: Final = _INSERT_PENDING.on_conflict_do_update(
     index_elements=[
         pending_group_offsets.c.group_id,
         pending_group_offsets.c.partition_id,
         pending_group_offsets.c.producer_id,
     ],
-    set_={
-        name: _INSERT_PENDING.excluded[name]
-        for name in (
-            "producer_epoch",
-            "pending_offset",
-            "leader_epoch",
-            "offset_metadata",
-            "commit_ms",
-            "commit_number",
-        )
-    },
+    set_={name: _INSERT_PENDING.excluded[name] for name in _PENDING_COLUMNS},
 )
 _THESE_PENDING: Final = (pending_group_offsets.c.group_id == bindparam("of_group_id")) & (
     pending_group_offsets.c.producer_id == bindparam("of_producer_id")
@@ -123,6 +136,12 @@ _COUNT_IN: Final = _COUNT_IN_SOURCE.on_conflict_do_update(
 )
 _DROP_PENDING: Final = delete(pending_group_offsets).where(_THESE_PENDING)
 _IN_PARTITIONS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
+_PARTITIONS: Final = select(partitions.c.partition_id).where(partitions.c.partition_id.in_(_IN_PARTITIONS))
+_NAMES: Final = (
+    select(partitions.c.partition_id, topics.c.name, partitions.c.partition_number)
+    .join(topics, topics.c.topic_id == partitions.c.topic_id)
+    .where(partitions.c.partition_id.in_(_IN_PARTITIONS))
+)
 _READ: Final = (
     select(
         group_offsets.c.partition_id,
@@ -164,11 +183,12 @@ def commit_offsets(
     Raises:
         InvalidGroupId, InvalidRequest, OffsetMetadataTooLarge: the group or an offset is not of the documented form.
         IllegalGeneration, UnknownMember, FencedInstance: see `member_commits.check_member_commit`.
+        UnknownTopicOrPartition: a partition is not there (any more): the caller has to roll back.
     """
     _check_request(connection, committer, offsets)
     lock = _lock_for_commit(connection, committer, offsets, is_transactional=producer != NO_PRODUCER)
     if offsets:
-        connection.execute(_COMMIT, _rows(committer.group_id, offsets, lock, producer, "committed_offset"))
+        _write(connection, _COMMIT, _rows(committer.group_id, offsets, lock, producer, "committed_offset"))
 
 
 def add_pending_offsets(
@@ -186,7 +206,7 @@ def add_pending_offsets(
     _check_request(connection, committer, offsets)
     lock = _lock_for_commit(connection, committer, offsets, is_transactional=True)
     if offsets:
-        connection.execute(_PEND, _rows(committer.group_id, offsets, lock, producer, "pending_offset"))
+        _write(connection, _PEND, _rows(committer.group_id, offsets, lock, producer, "pending_offset"))
 
 
 def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], producer_id: int, *, commit: bool) -> None:
@@ -212,10 +232,13 @@ def lock_group(connection: Connection, group_id: str) -> bool:
 
 def read_offsets(connection: Connection, group_id: str, partition_ids: Iterable[int]) -> CommittedOffsets:
     """Return what the group has committed in these partitions, and where an open transaction holds offsets."""
-    of = {"of_group_id": group_id, "partition_ids": list(partition_ids)}
-    rows = connection.execute(_READ, of)
-    offsets = {row[0]: OffsetAndMetadata(*row[1:]) for row in rows}
-    return CommittedOffsets(offsets, frozenset(connection.execute(_READ_PENDING, of).scalars()))
+    offsets: dict[int, OffsetAndMetadata] = {}
+    unstable: set[int] = set()
+    for some in chunks(list(partition_ids)):
+        of = {"of_group_id": group_id, "partition_ids": some}
+        offsets.update((row[0], OffsetAndMetadata(*row[1:])) for row in connection.execute(_READ, of))
+        unstable.update(connection.execute(_READ_PENDING, of).scalars())
+    return CommittedOffsets(offsets, frozenset(unstable))
 
 
 def read_stable_offsets(connection: Connection, group_id: str, partition_ids: Iterable[int]) -> CommittedOffsets:
@@ -248,6 +271,18 @@ def check_committer(connection: Connection, committer: GroupMembership) -> None:
     check_member_commit(generation, _read_members(connection, committer), committer, (), is_transactional=True)
 
 
+def check_partitions(connection: Connection, partition_ids: Collection[int]) -> None:
+    """Return if these partitions are there.
+
+    Raises:
+        UnknownTopicOrPartition: one is not (any more).
+    """
+    for some in chunks(sorted(partition_ids)):
+        found = connection.execute(_PARTITIONS, {"partition_ids": some}).scalars()
+        for missing in sorted(set(some) - set(found)):
+            raise _deleted(missing)
+
+
 @dataclass(frozen=True, slots=True)
 class _LockedGroup:
     commit_number: int
@@ -267,7 +302,7 @@ def _check_request(
             raise InvalidRequest(f"a committed offset is a number from 0 to {OFFSET_MAX}, not {offset.offset!r}")
         if type(offset.leader_epoch) is not int or not -1 <= offset.leader_epoch <= LEADER_EPOCH_MAX:
             raise InvalidRequest(f"a leader epoch is a number from -1 to {LEADER_EPOCH_MAX}")
-        if not isinstance(offset.metadata, str) or not is_storable_text(offset.metadata):
+        if offset.metadata is not None and not (isinstance(offset.metadata, str) and is_storable_text(offset.metadata)):
             raise InvalidRequest("the metadata of an offset is text without NUL and half surrogate pairs")
     if any(offset.metadata for offset in offsets.values()):
         # The setting is only asked for when there is something to measure.
@@ -285,14 +320,48 @@ def _lock_for_commit(
         check_lives_here(connection, committer.group_id)
         connection.execute(_INSERT_GROUP, {"group_id": committer.group_id})
         row = connection.execute(_COUNT, of).one()
-    members = _read_members(connection, committer) if row.has_members else []
-    check_member_commit(row.generation, members, committer, partition_ids, is_transactional=is_transactional)
+    # A group's first member moves it to generation 1: what only simple consumers use is not asked for members.
+    members = _read_members(connection, committer) if row.generation > 0 else []
+    check = partial(check_member_commit, row.generation, members, committer, is_transactional=is_transactional)
+    try:
+        check(partition_ids)
+    except IllegalGeneration:
+        anew = _owned_anew(connection, members, committer, partition_ids)
+        if not anew:
+            raise
+        check(set(partition_ids) - anew)
     return _LockedGroup(row.commit_number, row.last_update_ms)
+
+
+def _owned_anew(
+    connection: Connection, members: Iterable[CommittingMember], committer: GroupMembership, ids: Collection[int]
+) -> set[int]:
+    """Return those of the partitions that the member owns under their names: their topics were made anew since."""
+    own = next((member.subscription for member in members if member.member_id == committer.member_id), None)
+    if own is None:
+        return set()
+    owned: Mapping[str, list[int]] = json.loads(own).get("owned", {})
+    rows = [row for some in chunks(sorted(ids)) for row in connection.execute(_NAMES, {"partition_ids": some})]
+    return {partition_id for partition_id, name, number in rows if number in owned.get(name, ())}
 
 
 def _read_members(connection: Connection, committer: GroupMembership) -> list[CommittingMember]:
     of = {"of_group_id": committer.group_id, "of_member_id": committer.member_id}
     return [CommittingMember(*member) for member in connection.execute(_MEMBERS, of)]
+
+
+def _write(connection: Connection, statement: Executable, rows: list[dict[str, Any]]) -> None:
+    written = connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
+    if written != len(rows):
+        check_partitions(connection, {row["new_partition_id"] for row in rows})
+        # It was deleted, and its deletion was committed, between the two statements, or the driver cannot count.
+        raise _deleted(rows[0]["new_partition_id"])
+
+
+def _deleted(partition_id: int) -> UnknownTopicOrPartition:
+    return UnknownTopicOrPartition(
+        f"there is no partition with id {partition_id} to commit an offset of; was its topic deleted?"
+    )
 
 
 def _rows(
@@ -304,15 +373,15 @@ def _rows(
 ) -> list[dict[str, Any]]:
     return [
         {
-            "group_id": group_id,
-            "partition_id": partition_id,
-            offset_column: offset.offset,
-            "leader_epoch": offset.leader_epoch,
-            "offset_metadata": offset.metadata,
-            "commit_ms": lock.now_ms,
-            "commit_number": lock.commit_number,
-            "producer_id": producer.producer_id,
-            "producer_epoch": producer.epoch,
+            "new_group_id": group_id,
+            "new_partition_id": partition_id,
+            f"new_{offset_column}": offset.offset,
+            "new_leader_epoch": offset.leader_epoch,
+            "new_offset_metadata": offset.metadata,
+            "new_commit_ms": lock.now_ms,
+            "new_commit_number": lock.commit_number,
+            "new_producer_id": producer.producer_id,
+            "new_producer_epoch": producer.epoch,
         }
         for partition_id, offset in sorted(offsets.items())
     ]

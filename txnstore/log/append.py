@@ -18,7 +18,7 @@ from txnstore.log.partition_work import PartitionWork, identity_of
 from txnstore.log.producers import ProducerKey
 from txnstore.log.sequences import check_append, find_duplicate, last_sequence_of
 from txnstore.log.topics import DEFAULT_TOPIC_SETTINGS
-from txnstore.model import NO_PRODUCER_ID, NO_TIMESTAMP_MS
+from txnstore.model import NO_PRODUCER_ID, NO_TIMESTAMP_MS, ProducerIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,18 @@ class Appended:
     """Whether the batch is the first of its transaction in this partition."""
 
 
-def append(connection: Connection, appends: Sequence[Append], *, coordinated: bool = False) -> list[Appended]:
+class UnannouncedProducerError(Exception):
+    """A partition does not know the producer whose transaction is coordinated in another database; see `announce`."""
+
+
+def append(
+    connection: Connection, appends: Sequence[Append], *, coordinated: bool = False, from_elsewhere: bool = False
+) -> list[Appended]:
     """Append batches, at least one, within the database transaction that is open; they are there once it commits.
 
     `coordinated` says that the caller holds the coordinator's row and has the partitions in its transaction: without
-    it, nobody would ever end a transaction that a batch begins.
+    it, nobody would ever end a transaction that a batch begins.  `from_elsewhere` says that the coordinator has the
+    partitions in the transaction, but that its row is in another database and not locked.
 
     The heads of all partitions are locked, in the order of their ids.  Several batches for one partition are
     appended in the order given.  All or nothing: an error leaves the database transaction to be rolled back.
@@ -64,12 +71,34 @@ def append(connection: Connection, appends: Sequence[Append], *, coordinated: bo
         InvalidTimestamp: a timestamp is too far from the store's time for its topic (KIP-937).
         InvalidTransactionState: a transactional batch is not part of an open transaction (KIP-890).
         InvalidProducerEpoch, OutOfOrderSequence, InvalidTransactionState: see `log.sequences.check_append`.
+        UnannouncedProducerError: a batch comes from elsewhere, and its partition does not know the producer.
     """
     check_sizes(appends)
     work = PartitionWork.lock(connection, (item.partition_id for item in appends), producers_of(appends))
+    if from_elsewhere:
+        for key in producers_of(appends):
+            if work.producer_state(key) is None:
+                raise UnannouncedProducerError
     appended = place_all(work, appends, coordinated=coordinated)
     work.save()
     return appended
+
+
+def announce(connection: Connection, producer: ProducerIdentity, partition_ids: Iterable[int]) -> None:
+    """Let partitions know a producer whose transactions are coordinated in another database.
+
+    What its transaction has there is ended by a marker that raises the epoch.  Were the producer forgotten after that,
+    one that was asleep could append to a transaction that is over, and nobody would end it.  So an append from
+    elsewhere is taken only where the producer is known; it is made known first, then asks its coordinator whether the
+    transaction is still open, then appends.  Whoever has slept over any of it is unknown again, or finds a newer epoch.
+    (The verification guard of KIP-890, Kafka's VerificationStateEntry.)
+
+    Raises:
+        UnknownTopicOrPartition: a partition is not in this database.
+    """
+    wanted = list(partition_ids)
+    work = PartitionWork.lock(connection, wanted, [(partition_id, producer.producer_id) for partition_id in wanted])
+    work.announce(producer)
 
 
 def producers_of(appends: Iterable[Append]) -> Iterable[ProducerKey]:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, func, select
 from txnstore.db.schema import partition_heads, producer_states, record_batches
 from txnstore.errors import InvalidTimestamp, UnknownTopicOrPartition
 from txnstore.log.codec import TIMESTAMP_MS_MAX, decode
+from txnstore.log.outbox_rows import OUTBOX_WAITS
 from txnstore.model import IsolationLevel
 
 
@@ -31,16 +32,20 @@ class Bounds:
     Never below the log start: the first records of an open transaction may have been deleted.
     """
 
+    outbox_waits: bool = False
+    """Whether rows of the database's outbox wait to become records, if that was asked for."""
+
     def end(self, isolation: IsolationLevel) -> int:
         """Return the offset that a reader of this isolation level does not reach."""
         return self.last_stable_offset if isolation is IsolationLevel.READ_COMMITTED else self.high_watermark
 
 
-# The partial index on open transactions answers the inner query with one look, however long the log is.
+# The partial index on open transactions answers the inner query with one look, however long the log is. SQLite takes
+# it for a comparison, and prefers the primary key for IS NOT NULL.
 _FIRST_OPEN: Final = (
     select(func.min(producer_states.c.transaction_first_offset))
     .where(producer_states.c.partition_id == partition_heads.c.partition_id)
-    .where(producer_states.c.transaction_first_offset.is_not(None))
+    .where(producer_states.c.transaction_first_offset >= 0)
     .correlate(partition_heads)
     .scalar_subquery()
 )
@@ -55,17 +60,27 @@ _BOUNDS: Final = (
     .where(partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
     .order_by(partition_heads.c.partition_id)
 )
-# The first batch whose running maximum reaches a time is the first one with a timestamp that does. After retention
-# or compaction the maximum may come from a batch that is gone, so the batch's own is asked as well.
+# Who reads asks for both in one: a look at the outbox costs an idle consumer nothing of its own.
+_BOUNDS_AND_OUTBOX: Final = _BOUNDS.add_columns(OUTBOX_WAITS)
+# The first batch whose running maximum reaches a time is the first one with a timestamp that does.
+_REACHES: Final = (
+    select(record_batches.c.last_offset)
+    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
+    .where(record_batches.c.running_max_timestamp_ms >= bindparam("at_ms"))
+    .order_by(record_batches.c.running_max_timestamp_ms, record_batches.c.last_offset)
+    .limit(1)
+)
+# After retention or compaction the maximum may come from a batch that is gone, and markers raise it, too: so the
+# batches' own are asked from there on, one batch at a time, for each comes with what it carries.
 _AT_TIME: Final = (
     select(record_batches)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))
-    .where(record_batches.c.running_max_timestamp_ms >= bindparam("at_ms"))
+    .where(record_batches.c.last_offset >= bindparam("from_offset"))
+    .where(record_batches.c.last_offset < bindparam("end_offset"))
     .where(record_batches.c.max_timestamp_ms >= bindparam("at_ms"))
     .where(record_batches.c.control_type.is_(None))
-    .where(record_batches.c.base_offset < bindparam("end_offset"))
-    .where(record_batches.c.last_offset >= bindparam("start_offset"))
-    .order_by(record_batches.c.running_max_timestamp_ms, record_batches.c.last_offset)
+    .order_by(record_batches.c.last_offset)
+    .limit(1)
 )
 
 
@@ -77,15 +92,17 @@ class OffsetAndTimestamp:
     timestamp_ms: int
 
 
-def read_bounds(connection: Connection, partition_ids: Iterable[int]) -> dict[int, Bounds]:
+def read_bounds(
+    connection: Connection, partition_ids: Iterable[int], *, asks_outbox: bool = False
+) -> dict[int, Bounds]:
     """Return the bounds of these partitions, all of one snapshot.
 
     Raises:
         UnknownTopicOrPartition: one of them is not in this database.
     """
     wanted = list(dict.fromkeys(partition_ids))
-    rows = connection.execute(_BOUNDS, {"partition_ids": wanted})
-    bounds = {row[0]: Bounds(row[0], row[1], row[2], max(row[1], row[3])) for row in rows}
+    rows = connection.execute(_BOUNDS_AND_OUTBOX if asks_outbox else _BOUNDS, {"partition_ids": wanted})
+    bounds = {row[0]: Bounds(row[0], row[1], row[2], max(row[1], row[3]), *map(bool, row[4:])) for row in rows}
     for partition_id in wanted:
         if partition_id not in bounds:
             raise UnknownTopicOrPartition(
@@ -97,6 +114,14 @@ def read_bounds(connection: Connection, partition_ids: Iterable[int]) -> dict[in
 def last_stable_offset(connection: Connection, partition_id: int) -> int:
     """Return the partition's last stable offset."""
     return read_bounds(connection, [partition_id])[partition_id].last_stable_offset
+
+
+def first_reaching(connection: Connection, bounds: Bounds, at_ms: int) -> int | None:
+    """Return an offset in the log below which no batch has a timestamp from this on; None if no batch at all has."""
+    found: int | None = connection.execute(
+        _REACHES, {"of_partition_id": bounds.partition_id, "at_ms": at_ms}
+    ).scalar_one_or_none()
+    return None if found is None else max(found, bounds.log_start_offset)
 
 
 def offset_for_time(
@@ -115,14 +140,13 @@ def offset_for_time(
     if type(timestamp_ms) is not int or timestamp_ms > TIMESTAMP_MS_MAX:
         raise InvalidTimestamp(f"a time is a number of milliseconds up to {TIMESTAMP_MS_MAX}")
     bounds = read_bounds(connection, [partition_id])[partition_id]
-    parameters = {
-        "of_partition_id": partition_id,
-        "at_ms": max(timestamp_ms, 0),
-        "end_offset": bounds.end(isolation),
-        "start_offset": bounds.log_start_offset,
-    }
-    for row in connection.execute(_AT_TIME, parameters):
+    parameters = {"of_partition_id": partition_id, "at_ms": max(timestamp_ms, 0), "end_offset": bounds.end(isolation)}
+    from_offset = first_reaching(connection, bounds, parameters["at_ms"])
+    if from_offset is None:
+        return None
+    while row := connection.execute(_AT_TIME, {**parameters, "from_offset": from_offset}).one_or_none():
         for offset, record_ms, *_ in decode(row).rows(bounds.log_start_offset):
             if record_ms >= timestamp_ms:
                 return OffsetAndTimestamp(offset, record_ms)
+        from_offset = row.last_offset + 1
     return None

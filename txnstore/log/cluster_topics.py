@@ -8,29 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Connection, bindparam, select, union_all
+from sqlalchemy import Connection
 
 from txnstore.db import settings
 from txnstore.db.cluster import Cluster
 from txnstore.db.membership import CONTROLLER_ID, read_databases
-from txnstore.db.schema import transaction_partitions, transaction_writer_partitions
 from txnstore.db.store import Store
 from txnstore.errors import InvalidTransactionState
 from txnstore.log import topic_configs, topics
+from txnstore.log.deleting import purge_soon
 from txnstore.log.topics import Topic
 
 Result = TypeVar("Result")
-
-_IN_USE: Final = union_all(
-    select(transaction_partitions.c.transactional_id).where(
-        transaction_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
-    ),
-    select(transaction_writer_partitions.c.transactional_id).where(
-        transaction_writer_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
-    ),
-).limit(1)
 
 
 def change(
@@ -97,6 +88,7 @@ def delete_topic(cluster: Cluster, name: str, *, retry_timeout_ms: int | None = 
         topic = cluster.controller.read(lambda connection: topics.get_topic(connection, name))
         refuse_if_in_use(cluster, topic.partition_ids)
     change(cluster, lambda connection: topics.delete_topic(connection, name), retry_timeout_ms=retry_timeout_ms)
+    purge_soon(cluster.controller)
 
 
 def change_topic_configs(
@@ -158,8 +150,7 @@ def refuse_if_in_use(cluster: Cluster, partition_ids: Collection[int]) -> None:
 
 
 def _holder_of(partition_ids: list[int], connection: Connection) -> str | None:
-    holder: str | None = connection.execute(_IN_USE, {"partition_ids": partition_ids}).scalars().first()
-    return holder
+    return topics.holder_of(connection, partition_ids)
 
 
 def _learned(cluster: Cluster, topic: Topic) -> Topic:

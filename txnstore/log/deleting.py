@@ -1,4 +1,4 @@
-"""This file is the deletion of a partition's oldest records: the log start moves on, then whole batches go.
+"""The deletion of a partition's oldest records, whose log start moves on, and of all that partitions held.
 
 The two are steps of their own.  Moving the log start is one short database transaction under the head's lock, and
 from its commit on nobody reads what lies below.  Batches that lie below it as a whole are then deleted in portions,
@@ -8,25 +8,61 @@ deletion takes.  A batch with a record at or past the log start stays whole.
 As in Kafka, the high watermark is as far as it goes, also past the beginning of an open transaction: that one goes on,
 and the last stable offset is then the log start.  The index of finished transactions and the producers' states stay:
 they are small, and outcomes and repetitions are recognised by them.
+
+Of a partition whose topic was deleted there is no head any more, so nobody reads it or appends to it; what it held is
+deleted in portions as well, by whoever deleted the topic or by the maintenance.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    exists,
+    literal,
+    select,
+    tuple_,
+    update,
+)
 
-from txnstore.db.schema import partition_heads, record_batches
+from txnstore.db.portions import LISTED_MAX, ROWS_AT_ONCE, chunks, write_portion
+from txnstore.db.row_counts import must_hit
+from txnstore.db.schema import (
+    deleted_partitions,
+    finished_transactions,
+    group_offsets,
+    partition_heads,
+    producer_states,
+    record_batches,
+)
 from txnstore.db.store import Store
+from txnstore.db.types import Int64, String
 from txnstore.errors import OffsetOutOfRange, TxnStoreError
 from txnstore.log.heads import lock_heads
 
 #: The offset that stands for the high watermark; Kafka's number.
 HIGH_WATERMARK: Final = -1
-#: How many batches one database transaction deletes.
-BATCHES_MAX: Final = 1_000
+#: How many batches one database transaction deletes, and about how many bytes: SQLite frees them page by page.
+BATCHES_MAX: Final = ROWS_AT_ONCE
+BYTES_MAX: Final = 1024 * 1024
+#: These rows are small, and a partition that was never used has no others.
+_STRUCK_OFF_AT_ONCE: Final = 1_000
+#: How many rows whoever has deleted a topic deletes of it, and for how long; the rest is left to the maintenance.
+_PURGED_SOON: Final = 5_000
+_PURGED_SOON_SECONDS: Final = 1.0
 
 _MOVE_START: Final = (
     update(partition_heads)
@@ -34,16 +70,70 @@ _MOVE_START: Final = (
     .values(log_start_offset=bindparam("new_log_start_offset"))
 )
 _BELOW_START: Final = (
-    select(record_batches.c.last_offset)
+    select(record_batches.c.last_offset, record_batches.c.size_bytes)
     .join(partition_heads, partition_heads.c.partition_id == record_batches.c.partition_id)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))
     .where(record_batches.c.last_offset < partition_heads.c.log_start_offset)
     .order_by(record_batches.c.last_offset)
     .limit(bindparam("batches_max"))
 )
-_DELETE: Final = delete(record_batches).where(
-    record_batches.c.partition_id == bindparam("of_partition_id"),
-    record_batches.c.last_offset <= bindparam("through_offset"),
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A table with rows of partitions, and what its rows of one partition are ordered by."""
+
+    table: Table
+    key: ColumnElement[int]
+    size_bytes: ColumnElement[int]
+
+    @property
+    def holding(self) -> Select[Any]:
+        """The deleted partitions that have rows here, some of them."""
+        has_rows = exists().where(self.table.c.partition_id == deleted_partitions.c.partition_id)
+        return select(deleted_partitions.c.partition_id).where(has_rows).limit(ROWS_AT_ONCE)
+
+    @property
+    def oldest(self) -> Select[int, int]:
+        """The rows of one portion, and their sizes."""
+        of_partition = self.table.c.partition_id == bindparam("of_partition_id")
+        return select(self.key, self.size_bytes).where(of_partition).order_by(self.key).limit(ROWS_AT_ONCE)
+
+    @property
+    def delete(self) -> Delete:
+        """The deletion of one portion."""
+        of_partition = self.table.c.partition_id == bindparam("of_partition_id")
+        return delete(self.table).where(of_partition, self.key <= bindparam("through_key"))
+
+
+_BATCHES: Final = _Rows(record_batches, record_batches.c.last_offset, record_batches.c.size_bytes)
+_DELETE: Final = _BATCHES.delete
+#: What is left of partitions when they are deleted, but for what groups have committed.
+_LEFT: Final = (
+    _BATCHES,
+    _Rows(producer_states, producer_states.c.producer_id, literal(0, Int64)),
+    _Rows(finished_transactions, finished_transactions.c.marker_offset, literal(0, Int64)),
+)
+_DELETED: Final = select(deleted_partitions.c.partition_id).limit(LISTED_MAX)
+_OFFSETS: Final = (
+    select(
+        group_offsets.c.group_id,
+        group_offsets.c.partition_id,
+        # Not those that the table of partitions lacks: the copy in a member of a cluster may be behind.
+        exists().where(deleted_partitions.c.partition_id == group_offsets.c.partition_id).label("is_left"),
+    )
+    .where(
+        tuple_(group_offsets.c.group_id, group_offsets.c.partition_id)
+        > tuple_(bindparam("after_group_id", type_=String), bindparam("after_partition_id", type_=Int64))
+    )
+    .order_by(group_offsets.c.group_id, group_offsets.c.partition_id)
+    .limit(LISTED_MAX)
+)
+_DELETE_OFFSETS: Final = delete(group_offsets).where(
+    group_offsets.c.group_id == bindparam("of_group_id"), group_offsets.c.partition_id == bindparam("of_partition_id")
+)
+_STRIKE_OFF: Final = delete(deleted_partitions).where(
+    deleted_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
 )
 
 
@@ -80,7 +170,7 @@ def advance_log_start(connection: Connection, partition_id: int, offset: int) ->
         )
     if wanted <= head.log_start_offset:
         return head.log_start_offset
-    connection.execute(_MOVE_START, {"of_partition_id": partition_id, "new_log_start_offset": wanted})
+    must_hit(connection, _MOVE_START, {"of_partition_id": partition_id, "new_log_start_offset": wanted})
     return wanted
 
 
@@ -90,14 +180,93 @@ def delete_below_log_start(
     """Delete the batches that lie below the log start as a whole; return how many."""
     deleted = 0
     delete_portion = partial(_delete_portion, partition_id, batches_max)
-    while portion := store.write(delete_portion, retry_timeout_ms=retry_timeout_ms):
+    while portion := write_portion(store, delete_portion, retry_timeout_ms=retry_timeout_ms):
         deleted += portion
     return deleted
 
 
 def _delete_portion(partition_id: int, batches_max: int, connection: Connection) -> int:
     of_partition = {"of_partition_id": partition_id}
-    found = connection.execute(_BELOW_START, {**of_partition, "batches_max": batches_max}).scalars().all()
+    found = connection.execute(_BELOW_START, {**of_partition, "batches_max": batches_max}).all()
     if not found:
         return 0
-    return connection.execute(_DELETE, {**of_partition, "through_offset": found[-1]}).rowcount
+    return connection.execute(_DELETE, {**of_partition, "through_key": _last_that_fits(found)}).rowcount
+
+
+def purge_soon(store: Store) -> None:
+    """Delete what deleted topics have left, unless that is much, or the database is away: maintenance does the rest."""
+    with contextlib.suppress(TxnStoreError):
+        purge_deleted_partitions(store, rows_max=_PURGED_SOON, seconds_max=_PURGED_SOON_SECONDS)
+
+
+def purge_deleted_partitions(store: Store, *, rows_max: int, seconds_max: float = math.inf) -> int:
+    """Delete what is left of partitions whose topics were deleted; return how many rows.
+
+    At least `rows_max`, or all that there are, or what `seconds_max` allow: large batches go one by one.
+
+    Raises:
+        TxnStoreError: the database refused; what was deleted before stays so.
+    """
+    gone = store.read(lambda connection: list(connection.execute(_DELETED).scalars()))
+    if not gone:
+        return 0
+    purged = 0
+    deadline = time.monotonic() + seconds_max
+    for rows in _LEFT:
+        while partition_ids := store.read(
+            lambda connection, rows=rows: list(connection.execute(rows.holding).scalars())  # type: ignore[misc]
+        ):
+            for partition_id in partition_ids:
+                delete_portion = partial(_purge_portion, rows, partition_id)
+                while portion := write_portion(store, delete_portion):
+                    purged += portion
+                    if purged >= rows_max or time.monotonic() >= deadline:
+                        return purged
+    purged += _purge_offsets(store)
+    # They were gone before anything was looked for, and nothing comes to what is gone.
+    for some in chunks(gone, _STRUCK_OFF_AT_ONCE):
+        write_portion(store, partial(_strike_off, some))
+    return purged + (rows_max if len(gone) == LISTED_MAX else 0)
+
+
+def _purge_portion(rows: _Rows, partition_id: int, connection: Connection) -> int:
+    of_partition = {"of_partition_id": partition_id}
+    found = connection.execute(rows.oldest, of_partition).all()
+    if not found:
+        return 0
+    return connection.execute(rows.delete, {**of_partition, "through_key": _last_that_fits(found)}).rowcount
+
+
+def _last_that_fits(found: Sequence[Any]) -> int:
+    """Return the key of the last row that one portion takes, of keys and sizes."""
+    key: int = found[0][0]
+    size_bytes = 0
+    for next_key, next_size_bytes in found:
+        size_bytes += next_size_bytes
+        if size_bytes > BYTES_MAX:
+            break
+        key = next_key
+    return key
+
+
+def _purge_offsets(store: Store) -> int:
+    """Delete what groups have committed in deleted partitions; no index finds it."""
+    purged = 0
+    after = ("", -1)
+    while True:
+        of = {"after_group_id": after[0], "after_partition_id": after[1]}
+        found = store.read(lambda connection, of=of: connection.execute(_OFFSETS, of).all())  # type: ignore[misc]
+        left = [{"of_group_id": row.group_id, "of_partition_id": row.partition_id} for row in found if row.is_left]
+        for some in chunks(left, ROWS_AT_ONCE):
+            purged += write_portion(store, partial(_delete_offsets, some))
+        if len(found) < LISTED_MAX:
+            return purged
+        after = (found[-1].group_id, found[-1].partition_id)
+
+
+def _delete_offsets(left: Sequence[dict[str, Any]], connection: Connection) -> int:
+    return connection.execute(_DELETE_OFFSETS, left).rowcount
+
+
+def _strike_off(partition_ids: Sequence[int], connection: Connection) -> None:
+    connection.execute(_STRIKE_OFF, {"partition_ids": partition_ids})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import Connection, and_, bindparam, not_, or_, select
+from sqlalchemy import Connection, and_, bindparam, func, not_, or_, select
 
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.errors import OffsetOutOfRange
@@ -19,8 +19,10 @@ from txnstore.model import OFFSET_MAX, ControlType, IsolationLevel
 #: The bounds of a page; at least one batch comes, however large, so that a reader gets on.
 PAGE_RECORDS_MAX: Final = 10_000
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-#: How many batches a page looks at; what is aborted or a marker costs a reader no page of its own.
+#: How many batches a page holds.
 PAGE_BATCHES_MAX: Final = 2_000
+#: How many offsets a page looks at: a few markers and aborted records cost a reader no page of its own, a million do.
+PAGE_OFFSETS_MAX: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,25 @@ class _Room:
     size_bytes: int
 
 
-_IN_RANGE: Final = and_(
+_behind: Final = record_batches.alias("behind")
+# The batch in which, or behind which, the range ends. With it the key bounds the range on both sides; the condition
+# on base_offset alone would read on to the end of the log.
+_LAST: Final = (
+    select(_behind.c.last_offset)
+    .where(_behind.c.partition_id == bindparam("of_partition_id"))
+    .where(_behind.c.last_offset >= bindparam("end_offset") - 1)
+    .order_by(_behind.c.last_offset)
+    .limit(1)
+    .scalar_subquery()
+)
+#: Batches that hold some of the offsets from `from_offset` up to `end_offset`, in the partition `of_partition_id`.
+IN_RANGE: Final = and_(
     record_batches.c.partition_id == bindparam("of_partition_id"),
     record_batches.c.last_offset >= bindparam("from_offset"),
+    record_batches.c.last_offset <= func.coalesce(_LAST, bindparam("end_offset")),
     record_batches.c.base_offset < bindparam("end_offset"),
-    record_batches.c.control_type.is_(None),
 )
+_IN_PAGE: Final = and_(IN_RANGE, record_batches.c.control_type.is_(None))
 # A transaction has an epoch of its own (KIP-890), so this finds how the one that a batch belongs to ended.
 _COMMITTED: Final = or_(
     not_(record_batches.c.is_transactional),
@@ -62,11 +77,18 @@ _COMMITTED: Final = or_(
 )
 _SIZES: Final = (
     select(record_batches.c.last_offset, record_batches.c.record_count, record_batches.c.size_bytes)
-    .where(_IN_RANGE)
+    .where(_IN_PAGE)
     .order_by(record_batches.c.last_offset)
     .limit(bindparam("batches_max"))
 )
-_BATCHES: Final = select(record_batches).where(_IN_RANGE).order_by(record_batches.c.last_offset)
+_NEXT: Final = (
+    select(record_batches.c.base_offset)
+    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
+    .where(record_batches.c.last_offset >= bindparam("from_offset"))
+    .order_by(record_batches.c.last_offset)
+    .limit(1)
+)
+_BATCHES: Final = select(record_batches).where(_IN_PAGE).order_by(record_batches.c.last_offset)
 #: By isolation level: which batches make a page, and the batches themselves.
 _STATEMENTS: Final = {
     IsolationLevel.READ_UNCOMMITTED: (_SIZES, _BATCHES),
@@ -82,12 +104,14 @@ def fetch(
     records_max: int = PAGE_RECORDS_MAX,
     bytes_max: int = PAGE_BYTES_MAX,
     end_offsets: Mapping[int, int] = MappingProxyType({}),
+    asks_outbox: bool = False,
 ) -> dict[int, Page]:
     """Return a page of each partition from the offset in `positions` on, all of one snapshot.
 
     A page ends before the partition's offset in `end_offsets`, if it is there; a batch that goes past it comes whole.
     The whole page, over all partitions, holds about `records_max` records and `bytes_max` bytes of payload; a
-    partition that comes after the page is full gets an empty page and its position back.
+    partition that comes after the page is full gets an empty page and its position back.  With `asks_outbox` the
+    bounds tell of the outbox, too.
 
     Raises:
         UnknownTopicOrPartition: a partition is not in this database.
@@ -96,7 +120,7 @@ def fetch(
     """
     pages: dict[int, Page] = {}
     room = _Room(records_max, bytes_max)
-    for partition_id, bounds in read_bounds(connection, positions).items():
+    for partition_id, bounds in read_bounds(connection, positions, asks_outbox=asks_outbox).items():
         position = positions[partition_id]
         _check_position(bounds, position)
         page = Page(bounds, (), position)
@@ -125,28 +149,40 @@ def _page(
     if position >= end_offset:
         return Page(bounds, (), position)
     sizes_statement, batches_statement = _STATEMENTS[isolation]
+    is_cut = end_offset - position > PAGE_OFFSETS_MAX
     range_: dict[str, Any] = {
         "of_partition_id": bounds.partition_id,
         "from_offset": position,
-        "end_offset": end_offset,
+        "end_offset": position + PAGE_OFFSETS_MAX if is_cut else end_offset,
     }
     # The sizes come first: payloads are read only of what fits the page.
-    sizes = connection.execute(sizes_statement, {**range_, "batches_max": PAGE_BATCHES_MAX}).all()
+    # No batch has less than one record.
+    batches_max = min(PAGE_BATCHES_MAX, room.records)
+    sizes = connection.execute(sizes_statement, {**range_, "batches_max": batches_max}).all()
     count, full = _fitting(sizes, room)
+    full = full or count == batches_max
+    if count == 0 and is_cut:
+        found = connection.execute(_NEXT, range_).scalar_one_or_none()
+        next_offset = end_offset if found is None else min(found, end_offset)
+        if next_offset > range_["end_offset"]:
+            # It looked at nothing but a gap.
+            return _page(connection, bounds, next_offset, end_offset, isolation=isolation, room=room)
     if count == 0:
-        return Page(bounds, (), end_offset)
-    if full:
-        range_["end_offset"] = sizes[count - 1].last_offset + 1
+        return Page(bounds, (), range_["end_offset"])
+    if full or is_cut:
+        # Behind what comes whole; to where the page was cut if nothing of it comes to that.
+        end_of_batches = sizes[count - 1].last_offset + 1
+        range_["end_offset"] = end_of_batches if full else max(range_["end_offset"], end_of_batches)
     batches = tuple(decode(row) for row in connection.execute(batches_statement, range_))
     return Page(bounds, batches, range_["end_offset"])
 
 
 def _fitting(sizes: Sequence[Any], room: _Room) -> tuple[int, bool]:
-    """Return how many batches make the page, and whether it is full: whether there may be more behind it."""
+    """Return how many of these batches make the page, and whether some have no room."""
     records = size_bytes = 0
     for index, batch in enumerate(sizes):
         records += batch.record_count
         size_bytes += batch.size_bytes
         if index > 0 and (records > room.records or size_bytes > room.size_bytes):
             return index, True
-    return len(sizes), len(sizes) == PAGE_BATCHES_MAX
+    return len(sizes), False

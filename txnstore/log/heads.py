@@ -8,6 +8,8 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, select, update
 
+from txnstore.db.portions import chunks
+from txnstore.db.row_counts import must_hit_each
 from txnstore.db.schema import partition_heads
 from txnstore.db.server_time import server_now_ms
 from txnstore.errors import UnknownTopicOrPartition
@@ -64,7 +66,7 @@ def lock_heads(connection: Connection, partition_ids: Iterable[int]) -> LockedHe
         UnknownTopicOrPartition: one of them is not in this database.
     """
     wanted = sorted(set(partition_ids))
-    rows = connection.execute(_LOCK, {"partition_ids": wanted}).all()
+    rows = [row for some in chunks(wanted) for row in connection.execute(_LOCK, {"partition_ids": some})]
     heads = {row[0]: Head(*row[:4]) for row in rows}
     if len(heads) != len(wanted):
         missing = next(number for number in wanted if number not in heads)
@@ -76,7 +78,8 @@ def lock_heads(connection: Connection, partition_ids: Iterable[int]) -> LockedHe
 
 def save_heads(connection: Connection, heads: Iterable[Head]) -> None:
     """Write where the heads are now."""
-    connection.execute(
+    must_hit_each(
+        connection,
         _MOVE,
         [
             {

@@ -43,7 +43,10 @@ _HISTORY: Final = (
     .where(finished_transactions.c.partition_id == bindparam("of_partition_id"))
     .where(finished_transactions.c.marker_offset >= bindparam("from_offset"))
     .order_by(finished_transactions.c.marker_offset)
+    .limit(bindparam("count_max"))
 )
+#: How many rows of the index are read in one go.
+PAGE_ROWS: Final = 1_000
 
 
 def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
@@ -84,8 +87,9 @@ def place_markers(work: PartitionWork, markers: Iterable[Marker]) -> None:
 
 
 def finished_since(connection: Connection, partition_id: int, from_offset: int) -> list[Any]:
-    """Return the index rows of transactions that ended at `from_offset` or later, in the order of their ends."""
-    return list(connection.execute(_HISTORY, {"of_partition_id": partition_id, "from_offset": from_offset}))
+    """Return a page of the index: transactions that ended at `from_offset` or later, in the order of their ends."""
+    page = {"of_partition_id": partition_id, "from_offset": from_offset, "count_max": PAGE_ROWS}
+    return list(connection.execute(_HISTORY, page))
 
 
 def _is_there_already(marker: Marker, state: ProducerState) -> bool:

@@ -12,9 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, delete, exists, func, select, update
 
+from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import databases, outbox, outbox_sequencers, stores
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.sqlite_text import any_text
+from txnstore.errors import WriteConflict
 
 #: How many rows are in memory at once, and about how many bytes of them.
 PAGE_ROWS_MAX: Final = 5_000
@@ -53,7 +55,12 @@ class Lock:
 
 
 _WAITS: Final = outbox.c.refusal.is_(None)
-_ANY: Final = select(exists().where(_WAITS))
+#: Whether a row waits, as a column of any statement: one look into the partial index on those that wait.  By the order
+#: of that index, for PostgreSQL without statistics takes the first row of the whole table to be one that waits.
+OUTBOX_WAITS: Final = (
+    select(outbox.c.outbox_id).where(_WAITS).order_by(outbox.c.outbox_id).limit(1).correlate(None).scalar_subquery()
+).is_not(None)
+_ANY: Final = select(OUTBOX_WAITS)
 # This lock makes one sequencer of many. The statements behind it see all that the one before has committed; without
 # it, a later row could pass an earlier one that somebody else is about to append.
 _LOCKED: Final = select(
@@ -171,13 +178,20 @@ def destinations(connection: Connection, last_id: int) -> list[tuple[str, int | 
 
 
 def take_rows(connection: Connection, outbox_ids: Sequence[int]) -> list[Row[Any]]:
-    """Delete these rows, at least one and in the order of their numbers, and return them in it."""
+    """Delete these rows, at least one and in the order of their numbers, and return them in it.
+
+    Raises:
+        WriteConflict: somebody else has deleted one meanwhile; the database transaction begins again without it.
+    """
     wanted = frozenset(outbox_ids)
     # Text that is no UTF-8 makes a row that is refused; as an error it would stop all others, too.
     with any_text(connection):
         found: Sequence[Any] = connection.execute(_READ, {"first_id": outbox_ids[0], "last_id": outbox_ids[-1]}).all()
     # In runs without a gap, where no other row can be: it would have to be named thousands of times otherwise.
-    connection.execute(_DELETE, [{"first_id": first, "last_id": last} for first, last in _runs(outbox_ids)])
+    runs = [{"first_id": first, "last_id": last} for first, last in _runs(outbox_ids)]
+    if connection.execute(_DELETE, runs).rowcount != len(outbox_ids):
+        # What its owner has taken back is not to become a record.
+        raise WriteConflict("a row of the outbox was deleted while it was to become a record; nothing was changed")
     return [row for row in found if row[0] in wanted]
 
 
@@ -194,7 +208,7 @@ def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def count_moved(connection: Connection, moved_count: int) -> None:
     """Add to how many rows have become records."""
-    connection.execute(_COUNT, {"moved_count": moved_count})
+    must_hit(connection, _COUNT, {"moved_count": moved_count})
 
 
 def refuse_rows(connection: Connection, refusals: Mapping[int, str], callers: Iterable[tuple[int, str]]) -> None:

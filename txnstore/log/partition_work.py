@@ -109,6 +109,14 @@ class PartitionWork:
         if state.transaction_first_offset is not None:
             self._finish(partition_id, marker.control_type, state, row["last_offset"])
 
+    def announce(self, producer: ProducerIdentity) -> None:
+        """Write down at once that the producer may append where it was not known."""
+        state = ProducerState(producer.producer_id, producer.epoch, (), NO_COORDINATOR_EPOCH, self.now_ms, None)
+        keys = {(partition_id, producer.producer_id) for partition_id in self.heads}
+        new = dict.fromkeys(keys - self._known.keys(), state)
+        save_producer_states(self.connection, new, self._known)
+        self._known.update(new)
+
     def save(self) -> None:
         """Write what was placed."""
         if not self._batches:

@@ -1,15 +1,23 @@
-"""This file is the rows of producers in partitions: read and written under the partition's lock, forgotten with age."""
+"""The rows of producers in partitions: read, written and, with age, forgotten under the partition's lock."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, union_all, update
 
-from txnstore.db.schema import producer_states, stores
+from txnstore.db.portions import LISTED_MAX, ROWS_AT_ONCE, chunks, write_portion
+from txnstore.db.row_counts import must_hit_each
+from txnstore.db.schema import MINUTE_MS, producer_states, stores
+from txnstore.db.store import Store
+from txnstore.errors import UnknownTopicOrPartition
+from txnstore.log.heads import lock_heads
 from txnstore.log.sequences import ProducerState, RecentBatch
+from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
 
 #: A producer in a partition: partition id, producer id.
 ProducerKey = tuple[int, int]
@@ -22,16 +30,19 @@ _FIELDS_OF_BATCH: Final = 5
 _STATES: Final = select(producer_states).where(
     tuple_(producer_states.c.partition_id, producer_states.c.producer_id).in_(bindparam("keys", expanding=True))
 )
-# The partial index on open transactions finds these, however many producers the partition has seen.
+# The partial index on open transactions finds these, however many producers the partition has seen. SQLite takes it
+# for a comparison, and prefers the primary key for IS NOT NULL.
 _OPEN: Final = select(producer_states).where(
     producer_states.c.partition_id.in_(bindparam("partition_ids", expanding=True)),
-    producer_states.c.transaction_first_offset.is_not(None),
+    producer_states.c.transaction_first_offset >= 0,
 )
 _STATES_AND_OPEN: Final = union_all(_STATES, _OPEN)
 _OF_PARTITION: Final = (
     select(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
+    .where(producer_states.c.producer_id > bindparam("after_id"))
     .order_by(producer_states.c.producer_id)
+    .limit(bindparam("count_max"))
 )
 _INSERT: Final = insert(producer_states)
 _UPDATE: Final = (
@@ -47,9 +58,21 @@ _UPDATE: Final = (
     )
 )
 # An open transaction keeps its producer, however old: it still needs its marker.
-_FORGET: Final = delete(producer_states).where(
+_IS_DUE: Final = (
     producer_states.c.transaction_first_offset.is_(None),
     producer_states.c.last_timestamp_ms <= bindparam("before_ms"),
+)
+_DUE: Final = (
+    select(producer_states.c.partition_id, producer_states.c.producer_id)
+    .where(producer_states.c.last_minute <= bindparam("before_minute"), *_IS_DUE)
+    .order_by(producer_states.c.last_minute)
+    .limit(bindparam("rows_max"))
+)
+# Asked again under the head's lock: an append that has read the state holds it until it has written it.
+_FORGET: Final = delete(producer_states).where(
+    producer_states.c.partition_id == bindparam("of_partition_id"),
+    producer_states.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
+    *_IS_DUE,
 )
 _NEXT_PRODUCER_ID: Final = (
     update(stores).values(next_producer_id=stores.c.next_producer_id + 1).returning(stores.c.next_producer_id)
@@ -69,18 +92,24 @@ def read_producer_states(
     Those that are unknown are left out.  The heads of the partitions must be locked: see `_STATES`.
     """
     partition_ids = list(open_in)
-    if partition_ids:
-        rows = connection.execute(_STATES_AND_OPEN, {"keys": list(keys), "partition_ids": partition_ids})
-    elif keys:
-        rows = connection.execute(_STATES, {"keys": list(keys)})
+    # A key is two values of a list.
+    size = LISTED_MAX // 3
+    if 0 < len(partition_ids) <= size and len(keys) <= size:
+        rows: list[Row[Any]] = list(
+            connection.execute(_STATES_AND_OPEN, {"keys": list(keys), "partition_ids": partition_ids})
+        )
     else:
-        return {}
+        rows = [row for some in chunks(list(keys), size) for row in connection.execute(_STATES, {"keys": some})]
+        rows += [row for some in chunks(partition_ids) for row in connection.execute(_OPEN, {"partition_ids": some})]
     return {(row.partition_id, row.producer_id): _state_from_row(row) for row in rows}
 
 
-def producers_of_partition(connection: Connection, partition_id: int) -> list[ProducerState]:
-    """Return every producer that the partition remembers, by producer id."""
-    return [_state_from_row(row) for row in connection.execute(_OF_PARTITION, {"of_partition_id": partition_id})]
+def producers_of_partition(
+    connection: Connection, partition_id: int, *, after_id: int = NO_PRODUCER_ID, count_max: int = OFFSET_MAX
+) -> list[ProducerState]:
+    """Return the producers that the partition remembers, by producer id: so many behind `after_id`, or all."""
+    page = {"of_partition_id": partition_id, "after_id": after_id, "count_max": count_max}
+    return [_state_from_row(row) for row in connection.execute(_OF_PARTITION, page)]
 
 
 def save_producer_states(
@@ -92,15 +121,41 @@ def save_producer_states(
     if new:
         connection.execute(_INSERT, new)
     if changed:
-        connection.execute(_UPDATE, changed)
+        # One that is missed would hide its transaction: nothing would hold the last stable offset, nor tell its end.
+        must_hit_each(connection, _UPDATE, changed)
 
 
-def forget_producers(connection: Connection, *, before_ms: int) -> int:
+def forget_producers(store: Store, *, before_ms: int, rows_max: int) -> int:
     """Forget producers without an open transaction that have been silent since `before_ms`; return how many.
 
-    Kafka's producer.id.expiration.ms (KIP-854): a batch that is repeated later than that is appended again.
+    At least `rows_max`, or all that there are, oldest first and by the minute.  Kafka's producer.id.expiration.ms
+    (KIP-854): a batch that is repeated later than that is appended again.
+
+    Raises:
+        TxnStoreError: the database refused; what was forgotten before stays so.
     """
-    return connection.execute(_FORGET, {"before_ms": before_ms}).rowcount
+    of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS, "rows_max": rows_max}
+    forgotten = 0
+    while forgotten < rows_max:
+        found = store.read(lambda connection: connection.execute(_DUE, of).all())
+        ids_of: dict[int, list[int]] = {}
+        for partition_id, producer_id in found:
+            ids_of.setdefault(partition_id, []).append(producer_id)
+        for partition_id, producer_ids in ids_of.items():
+            # A partition at a time: who waits for one head keeps no other one from anybody.
+            for some in chunks(producer_ids, ROWS_AT_ONCE):
+                forgotten += write_portion(store, partial(_forget_in, partition_id, some, before_ms))
+        if len(found) < rows_max:
+            break
+    return forgotten
+
+
+def _forget_in(partition_id: int, producer_ids: Sequence[int], before_ms: int, connection: Connection) -> int:
+    # Without a head the partition was deleted: nobody writes there any more.
+    with contextlib.suppress(UnknownTopicOrPartition):
+        lock_heads(connection, [partition_id])
+    these = {"of_partition_id": partition_id, "producer_ids": producer_ids, "before_ms": before_ms}
+    return connection.execute(_FORGET, these).rowcount
 
 
 def _state_from_row(row: Row[Any]) -> ProducerState:

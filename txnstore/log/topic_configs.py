@@ -8,7 +8,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, delete, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.config import TOPIC_SETTINGS, check_setting_name, parse_setting
+from txnstore.config import TOPIC_SETTINGS, check_setting_name, check_topic_config, setting_text
 from txnstore.db.membership import lock_catalogue, read_databases
 from txnstore.db.schema import topic_configs, topics
 from txnstore.log.placement import PLACEMENT, check_placement
@@ -44,14 +44,15 @@ def change_topic_configs(connection: Connection, topic: Topic, changes: Mapping[
     Raises:
         InvalidConfiguration: a name is unknown or a value out of range; nothing was changed.
     """
+    texts: dict[str, str | None] = {}
     for name, text in changes.items():
         if text is None:
             check_setting_name(TOPIC_SETTINGS, name)
-        else:
-            parse_setting(TOPIC_SETTINGS, name, text)
+        texts[name] = None if text is None else setting_text(TOPIC_SETTINGS, name, text)
+    check_topic_config({name: text for name, text in {**topic.config, **texts}.items() if text is not None})
     if changes.get(PLACEMENT):
         check_placement(read_databases(connection), changes[PLACEMENT] or "")
-    for name, text in changes.items():
+    for name, text in texts.items():
         if text is None:
             connection.execute(_RESET, {"of_topic_id": topic.topic_id, "of_name": name})
         else:

@@ -7,14 +7,16 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, union_all
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, union_all
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.config import TOPIC_SETTINGS, Settings
-from txnstore.db.catalogue import forget_partitions, new_head
+from txnstore.config import TOPIC_SETTINGS, Settings, check_topic_config, setting_text
+from txnstore.db.catalogue import forget_partitions, lock_heads_of, new_head
 from txnstore.db.membership import CONTROLLER_ID, lock_catalogue
+from txnstore.db.portions import chunks
+from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import (
     partition_heads,
     partitions,
@@ -92,14 +94,17 @@ _INSERT: Final = (
 )
 # Creators and deleters of a topic's partitions wait for each other here.
 _LOCK: Final = select(topics.c.topic_id).where(topics.c.name == bindparam("of_name")).with_for_update()
-_IN_USE: Final = union_all(
-    select(transaction_partitions.c.transactional_id).where(
-        transaction_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
-    ),
-    select(transaction_writer_partitions.c.transactional_id).where(
-        transaction_writer_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
-    ),
-).limit(1)
+_DELETE: Final = delete(topics).where(topics.c.topic_id == bindparam("of_topic_id"))
+
+
+def _in_use(partition_ids: Any) -> Select[str]:
+    """Return the question for a transactional id that has an open transaction in one of the partitions."""
+    tables = (transaction_partitions, transaction_writer_partitions)
+    found = (select(table.c.transactional_id).where(table.c.partition_id.in_(partition_ids)) for table in tables)
+    return select(union_all(*found).subquery().c.transactional_id).limit(1)
+
+
+_IN_USE: Final = _in_use(bindparam("partition_ids", expanding=True))
 
 
 def check_topic_name(name: object) -> None:
@@ -133,6 +138,8 @@ def create_topic(
     """
     check_topic_name(name)
     _check_partition_count(partition_count)
+    config = {key: setting_text(TOPIC_SETTINGS, key, text) for key, text in config.items()}
+    check_topic_config(config)
     settings = Settings(TOPIC_SETTINGS, config)
     members = lock_catalogue(connection)
     _check_collision(connection, name)
@@ -146,7 +153,7 @@ def create_topic(
         )
     homes = place_partitions(connection, members, name, settings, range(partition_count))
     partition_ids = _add_partitions(connection, topic_id, 0, homes)
-    return Topic(topic_id, name, topic_uuid, partition_ids, settings, dict(config), tuple(homes))
+    return Topic(topic_id, name, topic_uuid, partition_ids, settings, config, tuple(homes))
 
 
 def ensure_topic(connection: Connection, name: str, *, partition_count: int = 1) -> Topic:
@@ -181,16 +188,18 @@ def get_topic(connection: Connection, name: str) -> Topic:
 def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
     """Return those of the topics that there are, by name."""
     # No database is asked for what is no name: some refuse the very characters.
-    rows = connection.execute(_BY_NAME, {"names": [name for name in names if _is_name(name)]}).all()
+    wanted = [name for name in names if _is_name(name)]
+    rows = [row for some in chunks(wanted) for row in connection.execute(_BY_NAME, {"names": some})]
     if not rows:
         return []
     topic_ids = [row.topic_id for row in rows]
     places_of: dict[int, list[tuple[int, int]]] = {topic_id: [] for topic_id in topic_ids}
-    for topic_id, partition_id, home in connection.execute(_PARTITIONS, {"topic_ids": topic_ids}):
-        places_of[topic_id].append((partition_id, home))
     config_of: dict[int, dict[str, str]] = {topic_id: {} for topic_id in topic_ids}
-    for row in connection.execute(_CONFIGS, {"topic_ids": topic_ids}):
-        config_of[row.topic_id][row.name] = row.value
+    for some in chunks(topic_ids):
+        for topic_id, partition_id, home in connection.execute(_PARTITIONS, {"topic_ids": some}):
+            places_of[topic_id].append((partition_id, home))
+        for row in connection.execute(_CONFIGS, {"topic_ids": some}):
+            config_of[row.topic_id][row.name] = row.value
     return sorted(
         (
             Topic(
@@ -237,7 +246,9 @@ def grow_topic(connection: Connection, name: str, *, partition_count: int) -> To
 
 
 def delete_topic(connection: Connection, name: str) -> None:
-    """Delete the topic, its records and everything that is remembered of its partitions.
+    """Delete the topic: from the commit on nobody finds it, its records, or what was remembered of its partitions.
+
+    What its partitions held is deleted in portions: `deleting.purge_deleted_partitions`, by the caller or maintenance.
 
     Raises:
         UnknownTopicOrPartition: there is no such topic.
@@ -245,21 +256,26 @@ def delete_topic(connection: Connection, name: str) -> None:
     """
     lock_catalogue(connection)
     topic = _locked_topic(connection, name)
-    ids = {"partition_ids": list(topic.partition_ids)}
     # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
-    heads = partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True))
-    connection.execute(
-        select(partition_heads.c.partition_id).where(heads).order_by(partition_heads.c.partition_id).with_for_update(),
-        ids,
-    )
-    holder = connection.execute(_IN_USE, ids).scalar_one_or_none()
+    which = partitions.c.topic_id == topic.topic_id
+    lock_heads_of(connection, which)
+    holder = connection.execute(_in_use(select(partitions.c.partition_id).where(which))).scalars().first()
     if holder is not None:
         raise InvalidTransactionState(
             f"an open transaction of {holder[:80]!r} has written to topic {name}; end it first, then delete the topic"
         )
-    forget_partitions(connection, topic.partition_ids)
+    forget_partitions(connection, which)
     connection.execute(delete(topic_configs).where(topic_configs.c.topic_id == topic.topic_id))
-    connection.execute(delete(topics).where(topics.c.topic_id == topic.topic_id))
+    must_hit(connection, _DELETE, {"of_topic_id": topic.topic_id})
+
+
+def holder_of(connection: Connection, partition_ids: Sequence[int]) -> str | None:
+    """Return a transactional id that is coordinated here and has an open transaction in one of the partitions."""
+    for some in chunks(partition_ids):
+        holder: str | None = connection.execute(_IN_USE, {"partition_ids": some}).scalars().first()
+        if holder is not None:
+            return holder
+    return None
 
 
 def _locked_topic(connection: Connection, name: str) -> Topic:

@@ -1,4 +1,4 @@
-"""This file is the duties: what is done again and again, and which setting of the store says how often."""
+"""The duties: what is done again and again, a portion at a time, and which setting of the store says how often."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 from txnstore.db.store import Store
 from txnstore.groups import expiration
 from txnstore.log.cluster_topics import bring_up_to_date
+from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.outbox_sequencer import drain_outbox
 from txnstore.participants.recovery import recover_in_cluster
 from txnstore.transactions import recovery
@@ -31,7 +32,7 @@ class Duty:
     """The setting of the store that says, in milliseconds, how often."""
 
     do: Callable[[Store], int]
-    """Do it and return how much was done; what is left over after many is for the next call."""
+    """Do a portion of it and return how much was done: FOUND_MAX or more, or all that there was."""
 
 
 DUTIES: Final = (
@@ -47,6 +48,11 @@ DUTIES: Final = (
     ),
     Duty("silent producers forgotten", REMOVE_INTERVAL, recovery.expire_producers),
     Duty("journal entries deleted", REMOVE_INTERVAL, recovery.trim_journal),
+    Duty(
+        "rows of deleted topics deleted",
+        ABORT_INTERVAL,
+        lambda store: purge_deleted_partitions(store, rows_max=FOUND_MAX),
+    ),
     # In this order: offsets expire once the group has no members any more.
     Duty(
         "silent members of groups removed",

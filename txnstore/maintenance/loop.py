@@ -1,4 +1,7 @@
-"""This file is the loop that does each duty when its time has come, whatever becomes of the others.
+"""The loop that does each duty when its time has come, whatever becomes of the others.
+
+A duty is done in portions until nothing of it is left.  Between two of them the other duties have their turn: what
+others wait for does not wait until a week's journal is trimmed.
 
 Any client may run one, and several may run at once: a duty locks the rows it is about and looks again.
 """
@@ -39,48 +42,54 @@ class Maintenance:
         self._duties = duties
         self._monotonic_seconds = monotonic_seconds
         self._last_done: dict[str, float] = {}
+        #: Of the duties that are not finished: how much was done so far.
+        self._unfinished: dict[str, int] = {}
         self._settings = Settings(STORE_SETTINGS, {})
 
     def run_once(self) -> dict[str, int]:
         """Do every duty now; return how much was done, by name. A duty that failed is logged and left out."""
         done: dict[str, int] = {}
-        for duty in self._duties:
-            count = self._do(duty, threading.Event())
-            if count is not None:
-                done[duty.name] = count
+        left = list(self._duties)
+        while left:
+            for duty in left:
+                count = self._do(duty)
+                if count is not None:
+                    done[duty.name] = count
+            left = [duty for duty in left if duty.name in self._unfinished]
         return done
 
     def run(self, stop: threading.Event) -> None:
-        """Do each duty whenever it is due, until `stop` is set; the duty that runs then is finished first.
+        """Do each duty whenever it is due, until `stop` is set; the portion that runs then is finished first.
 
-        An error is logged, and the duty is tried again when it is due again.
+        An error is logged, and the duty is tried again when it is due again; what was done of it stays done.
         """
         while not stop.is_set():
             stop.wait(self._run_due(stop))
 
     def _run_due(self, stop: threading.Event) -> float:
-        """Do what is due and return how many seconds to wait until something is again."""
+        """Do a portion of what is due and return how many seconds to wait until something is again."""
         self._read_settings()
         for duty in self._duties:
             if self._left_seconds(duty) <= 0 and not stop.is_set():
-                self._do(duty, stop)
+                self._do(duty)
         return max(0.0, min(LOOK_AGAIN_SECONDS, *map(self._left_seconds, self._duties)))
 
     def _left_seconds(self, duty: Duty) -> float:
         last = self._last_done.get(duty.name)
-        if last is None:
+        if last is None or duty.name in self._unfinished:
             return 0.0
         interval_seconds: float = self._settings[duty.interval_setting] / 1000
         return last + interval_seconds - self._monotonic_seconds()
 
-    def _do(self, duty: Duty, stop: threading.Event) -> int | None:
-        """Do a duty until nothing is left to do, and return how much that was; None if it failed."""
-        # Counted from its beginning: what takes long does not come more rarely for it.
-        self._last_done[duty.name] = self._monotonic_seconds()
-        total = 0
+    def _do(self, duty: Duty) -> int | None:
+        """Do a portion of a duty, and return how much of it was done if nothing is left; None if it failed, or is."""
+        total = self._unfinished.pop(duty.name, None)
+        if total is None:
+            # Counted from its beginning: what takes long does not come more rarely for it.
+            self._last_done[duty.name] = self._monotonic_seconds()
+            total = 0
         try:
-            while (count := duty.do(self._store)) >= FOUND_MAX and not stop.is_set():
-                total += count
+            count = duty.do(self._store)
         except TxnStoreError as error:
             _log.warning("maintenance of %s: not done now (%s): %s", self._store.url, duty.name, error)
             return None
@@ -88,6 +97,9 @@ class Maintenance:
             _log.exception("maintenance of %s: failed (%s)", self._store.url, duty.name)
             return None
         total += count
+        if count >= FOUND_MAX:
+            self._unfinished[duty.name] = total
+            return None
         if total:
             _log.info("maintenance of %s: %d %s", self._store.url, total, duty.name)
         return total

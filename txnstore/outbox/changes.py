@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event, inspect
 from sqlalchemy.exc import NoInspectionAvailable
-from sqlalchemy.orm import Mapper, Session
 
 from txnstore.clients.error_mapping import kafka_exception_of
 from txnstore.errors import InvalidTopic
 from txnstore.log.topics import check_topic_name
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
     from txnstore.outbox.outbox import Outbox
 
 _EVENT = "after_flush"
@@ -54,6 +55,8 @@ class Watch:
         sessions: Any,
     ) -> None:
         """Use `Outbox.watch` instead."""
+        from sqlalchemy.orm import Mapper, Session  # slow to import, and only needed by who has mapped classes
+
         mapper: Any
         try:
             mapper = inspect(model)
@@ -75,9 +78,9 @@ class Watch:
         self._value = value
         self._headers = headers
         self._when = when
-        self._sessions = sessions
+        self._sessions = Session if sessions is None else sessions
         self._is_stopped = False
-        event.listen(sessions, _EVENT, self._after_flush)
+        event.listen(self._sessions, _EVENT, self._after_flush)
 
     def stop(self) -> None:
         """Let changes become no records any more; a second call does nothing."""

@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sqlalchemy import Engine
-from sqlalchemy.orm import Session, scoped_session
 
 from txnstore.clients.configuration import Configuration, producer_configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.error_mapping import kafka_exception_of
 from txnstore.clients.kafka_error import KafkaError, KafkaException
 from txnstore.clients.record_arguments import timeout_seconds_of
+from txnstore.db.callers_connections import session_of
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.outbox_insert import OutboxRow, outbox_connection
 from txnstore.errors import TxnStoreError
@@ -158,7 +158,7 @@ class Outbox:
         value: Callable[[Any, Change], str | bytes | None],
         headers: Callable[[Any, Change], Any] | None = None,
         when: Callable[[Any, Change], bool] | None = None,
-        sessions: Any = Session,
+        sessions: Any = None,
     ) -> Watch:
         """Let each object of an ORM model that a session inserts, updates or deletes become a record of its own.
 
@@ -250,8 +250,8 @@ def _end(background: BackgroundSequencer, connection: StoreConnection) -> None:
 
 def _of_session(given: object) -> object:
     """Return the connection of an ORM session, in the database transaction that it is in."""
-    session = given() if isinstance(given, scoped_session) else given
-    return session.connection() if isinstance(session, Session) else session
+    session = session_of(given)
+    return given if session is None else session.connection()
 
 
 def _configuration(database: object, schema: str | None) -> Configuration:

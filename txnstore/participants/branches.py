@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection
 
+from txnstore.db.identity import check_not_adopted, check_original_once
 from txnstore.db.postgresql_branches import (
     DIVISION_BY_ZERO,
     OUTBOX_INSTEAD,
@@ -46,6 +46,7 @@ from txnstore.transactions.branch_rows import (
     forget_branches,
     insert_branches,
 )
+from txnstore.transactions.timeouts import write_in_time
 from txnstore.transactions.work import TransactionWork
 
 #: How long the databases may take to prepare: constraints that were deferred are checked now.
@@ -127,11 +128,14 @@ class Branches:
 
         Raises:
             InvalidRequest: the connection or its database cannot take part; says what to do instead.
+            StoreCopied: the home is a copy of another store, which would take the branch for its own.
             StoreUnavailable: the connection broke.
         """
         usable = check_usable(driver)
         if any(branch.driver is usable for branch in self._branches):
             return
+        # The original would not know the branches of a copy, and roll them back.
+        check_original_once(self._store)
         database = look_at_database(usable)
         transaction_id = begin_branch(usable)
         self._branches.append(Branch(new_gid(self._store.store_uuid), usable, database, transaction_id))
@@ -155,6 +159,7 @@ class Branches:
 
         Raises:
             TransactionAbortable: a database voted against it or did not answer; abort the transaction.
+            StoreCopied: the home was adopted meanwhile; no database was asked.
             TxnStoreError: the home does not let the producer go on, see `protocol.add_to_transaction`; no database
                 was asked.
         """
@@ -225,9 +230,14 @@ class Branches:
             )
             for branch in enlisted
         ]
-        work = partial(register_branches, self._transactional_id, producer, registered, ended)
+
+        def work(connection: Connection) -> None:
+            # Recovery would look for the branches under the new identity.
+            check_not_adopted(self._store, connection)
+            register_branches(self._transactional_id, producer, registered, ended, connection)
+
         try:
-            self._store.write(work, retry_timeout_ms=timeout_ms)
+            write_in_time(self._store, self._transactional_id, work, retry_timeout_ms=timeout_ms)
         except TxnStoreError as error:
             self._ended_gids = ended
             if error.outcome_unknown:

@@ -16,6 +16,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
+from txnstore.db.identity import check_original
 from txnstore.db.postgresql_branches import (
     INSUFFICIENT_PRIVILEGE,
     UNDEFINED_OBJECT,
@@ -40,8 +41,8 @@ from txnstore.transactions.branch_rows import (
     forget_branches,
     has_branches,
 )
-from txnstore.transactions.recovery import abort_if_timed_out
 from txnstore.transactions.states import TransactionState
+from txnstore.transactions.timeouts import abort_if_timed_out
 
 #: How many rows of the home one look finds; what is left is found by the next one.
 FOUND_MAX: Final = 500
@@ -78,8 +79,10 @@ def recover_branches(store: Store, participant: str | DatabaseUrl) -> RecoveredB
     Raises:
         InvalidUrl: it is no URL of a PostgreSQL database.
         InvalidRequest: the database is a standby, or has max_prepared_transactions = 0.
+        StoreCopied: the store is a copy, and what is prepared there may be its original's.
         TxnStoreError: the database, or the store, cannot be reached.
     """
+    check_original(store)
     url = parse_url(participant) if isinstance(participant, str) else participant
     driver = connect_participant(url)
     try:

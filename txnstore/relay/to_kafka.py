@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from txnstore.clients.overdue_help import OverdueHelp
+from txnstore.db.identity import check_original
 from txnstore.db.store import Store
 from txnstore.log.bounds import read_bounds
 from txnstore.log.topics import Topic, find_topics, list_topics
@@ -52,6 +54,7 @@ class ToKafka:
         self._shipped: dict[TopicPartition, ShippedPartition] = {}
         self._trouble: dict[TopicPartition, Trouble] = {}
         self._looked_at: float | None = None
+        self._overdue = OverdueHelp(lambda: store)
         self._stop = threading.Event()
         self.shipped_count = 0
 
@@ -61,15 +64,21 @@ class ToKafka:
         Raises:
             RelayFenced: another relay of this name has taken over.
             RelayFailed: Kafka is not reached at the start, or will not have a record, or records are gone, or ...
+            StoreCopied: the store is a copy: it would take the place of the original's relay.
             TxnStoreError: the store refuses.
         """
         self._stop = stop
+        check_original(self._store)
         try:
             self._relay_id = relay_id_to(self._cluster.cluster_id(), self._name)
             self._look(must_be_there=True)
         except KafkaUnavailable as error:
             raise RelayFailed(str(error), may_pass=True) from None
-        ends = self._ends() if self._options.once else None
+        ends = None
+        if self._options.once:
+            # The second look comes after the end of transactions whose time is up.
+            self._ends()
+            ends = self._ends()
         consumer = self._cluster.consumer(group_of(self._name))
         waiter = self._store.waiter()
         try:
@@ -135,7 +144,13 @@ class ToKafka:
         ids = [shipped.partition_id for shipped in self._shipped.values()]
         if not ids:
             return {}
+        self._overdue.help()
         bounds = self._store.read(lambda connection: read_bounds(connection, ids))
+        for of in bounds.values():
+            if of.last_stable_offset < of.high_watermark:
+                self._overdue.held_back(of.partition_id, of.last_stable_offset)
+            else:
+                self._overdue.let_go(of.partition_id)
         return {id_: bounds[id_].end(IsolationLevel.READ_COMMITTED) for id_ in ids}
 
     def _look(self, *, must_be_there: bool) -> None:

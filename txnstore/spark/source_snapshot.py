@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
+from txnstore.clients.overdue_help import end_overdue
 from txnstore.db.store import Store
 from txnstore.errors import InvalidConfiguration, UnknownTopicOrPartition, UnstableOffsetCommit
 from txnstore.groups.offsets import read_offsets, read_stable_offsets
@@ -27,7 +28,7 @@ _Result = TypeVar("_Result")
 
 #: How long a query that begins at its group's offsets waits for a transaction that is about to change them.
 STABLE_TIMEOUT_SECONDS: Final = 60.0
-_STABLE_PAUSE_SECONDS: Final = 0.1
+_STABLE_PAUSE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ def once_stable(store: Store, work: Callable[[Connection], _Result]) -> _Result:
     """
     deadline = time.monotonic() + STABLE_TIMEOUT_SECONDS
     while True:
+        # A query that plans now and then has nobody who would be told later when a transaction's time is up.
+        end_overdue(lambda: store, ())
         try:
             return store.read(work)
         except UnstableOffsetCommit:

@@ -80,8 +80,9 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - the name is Spark's
         """Fix where the query ends: at what is there now."""
         # What is missing is for `latestOffset` to judge.
-        snapshot = store_at(self._options.address).read(
-            lambda connection: read_snapshot(connection, self._options, all_present=False)
+        snapshot = once_stable(
+            store_at(self._options.address),
+            lambda connection: read_snapshot(connection, self._options, all_present=False),
         )
         self._final_ends = snapshot.ends
 

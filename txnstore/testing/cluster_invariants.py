@@ -21,25 +21,32 @@ _OWN: Final = select(partitions.c.partition_id, partitions.c.home_database_id)
 _HEADS: Final = select(partition_heads.c.partition_id)
 
 
-def assert_cluster_sound(cluster: Cluster, *, at_rest: bool = False, copies: bool = True) -> None:
+def assert_cluster_sound(
+    cluster: Cluster, *, at_rest: bool = False, copies: bool = True, producers_expire: bool = False
+) -> None:
     """Return if the cluster is as `cluster_violations` wants it.
 
     Raises:
         AssertionError: it is not; the text names each violated invariant.
     """
-    found = cluster_violations(cluster, at_rest=at_rest, copies=copies)
+    found = cluster_violations(cluster, at_rest=at_rest, copies=copies, producers_expire=producers_expire)
     assert not found, "\n".join(["the cluster breaks its invariants:", *map(str, found)])
 
 
-def cluster_violations(cluster: Cluster, *, at_rest: bool = False, copies: bool = True) -> list[Violation]:
-    """Return each violation; with `at_rest` nothing may be open or half done, with `copies` they are up to date."""
+def cluster_violations(
+    cluster: Cluster, *, at_rest: bool = False, copies: bool = True, producers_expire: bool = False
+) -> list[Violation]:
+    """Return each violation; with `at_rest` nothing may be open or half done, with `copies` they are up to date.
+
+    With `producers_expire` a partition may have forgotten what a producer wrote before it went silent.
+    """
     found: list[Violation] = []
     stores = [cluster.own(member.database_id) for member in cluster.databases]
     with ExitStack() as stack:
         connections = [stack.enter_context(store.engine.connect()) for store in stores]
         for store, connection in zip(stores, connections, strict=True):
             for partition_id in connection.execute(_HEADS).scalars().all():
-                found += partition_violations(connection, partition_id)
+                found += partition_violations(connection, partition_id, producers_expire=producers_expire)
             if at_rest:
                 found += rest_violations(connection)
             if copies:

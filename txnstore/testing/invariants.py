@@ -31,24 +31,41 @@ def assert_sound(store: Store, *, at_rest: bool = False, partition_ids: Collecti
 
 
 def find_violations(
-    store: Store, *, at_rest: bool = False, partition_ids: Collection[int] | None = None
+    store: Store,
+    *,
+    at_rest: bool = False,
+    partition_ids: Collection[int] | None = None,
+    producers_expire: bool = False,
 ) -> list[Violation]:
     """Return each violation of an invariant; none is there in a store that is in order.
 
     With `at_rest` nothing may be open, pending or half done either, as after a recovery when no client is at work.
     `partition_ids` are the partitions whose logs are read, all by default; the coordinator's tables are always read.
-    Logs must begin at their first record: what retention or compaction took is missed.
+    Logs must begin at their first record: what retention or compaction took is missed.  With `producers_expire`
+    a partition may have forgotten what a producer wrote before it went silent.
     """
-    return store.read(lambda connection: violations_on(connection, at_rest=at_rest, partition_ids=partition_ids))
+    return store.read(
+        lambda connection: violations_on(
+            connection, at_rest=at_rest, partition_ids=partition_ids, producers_expire=producers_expire
+        )
+    )
 
 
 def violations_on(
-    connection: Connection, *, at_rest: bool = False, partition_ids: Collection[int] | None = None
+    connection: Connection,
+    *,
+    at_rest: bool = False,
+    partition_ids: Collection[int] | None = None,
+    producers_expire: bool = False,
 ) -> list[Violation]:
     """Return the same, as the database transaction sees it that is open on `connection`."""
     if partition_ids is None:
         partition_ids = connection.execute(_PARTITION_IDS).scalars().all()
-    found = [violation for number in sorted(partition_ids) for violation in partition_violations(connection, number)]
+    found = [
+        violation
+        for number in sorted(partition_ids)
+        for violation in partition_violations(connection, number, producers_expire=producers_expire)
+    ]
     found.extend(transaction_violations(connection))
     if at_rest:
         found.extend(rest_violations(connection))

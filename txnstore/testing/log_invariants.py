@@ -150,10 +150,13 @@ class _Replay:
         )
 
 
-def partition_violations(connection: Connection, partition_id: int) -> list[Violation]:
+def partition_violations(
+    connection: Connection, partition_id: int, *, producers_expire: bool = False
+) -> list[Violation]:
     """Return what is wrong with one partition, whose log has lost nothing to compaction.
 
     What was deleted from its beginning cannot be replayed: of the rest, only what does not depend on it is asked.
+    With `producers_expire` the partition may have forgotten a producer that came back later.
     """
     of = {"of_partition_id": partition_id}
     rows = connection.execute(_BATCHES, of).all()
@@ -171,7 +174,7 @@ def partition_violations(connection: Connection, partition_id: int) -> list[Viol
         # What is damaged cannot be replayed: the rest would be noise.
         return found
     found.extend(replay.violations)
-    found.extend(_producer_violations(connection, replay))
+    found.extend(_producer_violations(connection, replay, producers_expire=producers_expire))
     found.extend(_index_violations(connection, replay))
     found.extend(_visibility_violations(connection, replay))
     return found
@@ -226,7 +229,7 @@ def _time_violations(rows: Sequence[Any], head: Any) -> Iterator[Violation]:
         )
 
 
-def _producer_violations(connection: Connection, replay: _Replay) -> Iterator[Violation]:
+def _producer_violations(connection: Connection, replay: _Replay, *, producers_expire: bool) -> Iterator[Violation]:
     where = f"partition {replay.partition_id}"
     stored = {state.producer_id: state for state in producers_of_partition(connection, replay.partition_id)}
     for producer_id, state in stored.items():
@@ -234,8 +237,12 @@ def _producer_violations(connection: Connection, replay: _Replay) -> Iterator[Vi
         expected = replay.producers.get(producer_id)
         if replay.first_offset > 0 and not _is_told_by(state, replay):
             continue
+        if (expected is None or producers_expire) and _is_announced(state):
+            continue
         if expected is None:
             yield Violation(Invariant.PRODUCERS_KNOWN, f"{where}: producer {producer_id} wrote nothing")
+        elif producers_expire and _may_have_been_forgotten(state, expected):
+            continue
         elif replace(state, last_timestamp_ms=0) != expected:
             yield Violation(Invariant.PRODUCERS_KNOWN, f"{where}: {state} where the log says {expected}")
     for producer_id, state in replay.producers.items():
@@ -244,6 +251,21 @@ def _producer_violations(connection: Connection, replay: _Replay) -> Iterator[Vi
             yield Violation(
                 Invariant.PRODUCERS_KNOWN, f"{where}: producer {producer_id} is forgotten, and its transaction open"
             )
+
+
+def _may_have_been_forgotten(state: ProducerState, expected: ProducerState) -> bool:
+    """Return whether it is what the log says since some moment at which the producer had no transaction open."""
+    count = len(state.recent_batches)
+    return (
+        (state.epoch, state.transaction_first_offset) == (expected.epoch, expected.transaction_first_offset)
+        and state.coordinator_epoch in {expected.coordinator_epoch, -1}
+        and state.recent_batches == expected.recent_batches[len(expected.recent_batches) - count :]
+    )
+
+
+def _is_announced(state: ProducerState) -> bool:
+    """Return whether the producer was only made known, by a client that was forgotten or is new there."""
+    return not state.recent_batches and state.coordinator_epoch < 0 and state.transaction_first_offset is None
 
 
 def _is_told_by(state: ProducerState, replay: _Replay) -> bool:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from sqlalchemy import update
 
+from txnstore.db.schema import stores
 from txnstore.db.store import Store, open_store
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
@@ -53,7 +55,7 @@ def txnstore_postgres_server() -> Iterator[PostgresServer]:
 def _txnstore_postgresql_template(txnstore_postgres_server: PostgresServer) -> Iterator[str]:
     """A database with empty tables, to be copied."""
     txnstore_postgres_server.create_database(_TEMPLATE)
-    open_store(txnstore_postgres_server.url(_TEMPLATE)).close()
+    _make_template(txnstore_postgres_server.url(_TEMPLATE))
     yield _TEMPLATE
     txnstore_postgres_server.drop_database(_TEMPLATE)
 
@@ -62,8 +64,14 @@ def _txnstore_postgresql_template(txnstore_postgres_server: PostgresServer) -> I
 def _txnstore_sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with empty tables, to be copied."""
     path = tmp_path_factory.mktemp("txnstore") / "template.db"
-    open_store(f"sqlite:///{path}").close()
+    _make_template(f"sqlite:///{path}")
     return path
+
+
+def _make_template(url: str) -> None:
+    """Make tables that do not know which database they are in: their copies are stores like any other."""
+    with open_store(url) as store:
+        store.write(lambda connection: connection.execute(update(stores).values(database_identity=None)))
 
 
 @pytest.fixture

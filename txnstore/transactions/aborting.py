@@ -63,8 +63,12 @@ def abort_open_transaction(store: Store, target: OpenInPartition, *, retry_timeo
     cluster = store.cluster
     coordinator = store if cluster is None else cluster.coordinator_of_producer(target.producer.producer_id)
     if coordinator is store:
-        work = partial(_abort, target, store.home)
-        owner = store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+        owner = store.write(
+            # Its home as it is then: it may hear of other databases in between.
+            lambda connection: _abort(target, store.home, connection),
+            wakes_readers=True,
+            retry_timeout_ms=retry_timeout_ms,
+        )
     else:
         owner = _abort_elsewhere(store, coordinator, target, retry_timeout_ms)
     if owner is not None:

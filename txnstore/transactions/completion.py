@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from txnstore.db.cluster import Cluster
 from txnstore.db.store import Store
-from txnstore.errors import InvalidProducerIdMapping, TxnStoreError
+from txnstore.errors import InvalidProducerIdMapping, NotCoordinator, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import finish_pending_offsets
 from txnstore.log.append import Appended
 from txnstore.log.markers import write_markers
@@ -21,6 +21,7 @@ from txnstore.model import ProducerIdentity
 from txnstore.transactions import marker_outbox, rows, writer_rows
 from txnstore.transactions.delivery import Delivered, deliver
 from txnstore.transactions.ending import markers_of
+from txnstore.transactions.metadata import TransactionMetadata
 from txnstore.transactions.states import DECIDED, TransactionState
 from txnstore.transactions.undelivered import Undelivered
 from txnstore.transactions.work import TransactionWork
@@ -63,9 +64,15 @@ def complete_decided(store: Store, transactional_id: str) -> ProducerIdentity:
         work.save("completion")
         return work.known.identity
 
-    while store.write(partial(_deliver_one, transactional_id), wakes_readers=True):
-        pass
-    return store.write(complete, wakes_readers=True)
+    try:
+        while store.write(partial(_deliver_one, transactional_id), wakes_readers=True):
+            pass
+        return store.write(complete, wakes_readers=True)
+    except (UnknownTopicOrPartition, NotCoordinator):
+        if store.cluster is None:
+            raise
+    # Other databases have joined, and it has heard of them just now.
+    return complete_decided(store, transactional_id)
 
 
 def complete_delivered(store: Store, cluster: Cluster, left: Undelivered) -> ProducerIdentity:
@@ -75,6 +82,12 @@ def complete_delivered(store: Store, cluster: Cluster, left: Undelivered) -> Pro
         TxnStoreError: one of them cannot be reached or refuses; what was delivered is struck off.
     """
     delivered = deliver(cluster, store.database_id, left)
+    if delivered.error is not None and not delivered.partition_ids and not delivered.group_ids:
+        # There is nothing to strike off: what waits for a database that is away costs no write at each look.
+        row = store.read(lambda connection: rows.read_row(connection, left.decided.transactional_id)).row
+        if _is_left(row, left):
+            raise delivered.error
+        return left.decided.next_identity if row is None else row.identity
     identity = store.write(partial(_strike_off, store, left, delivered), wakes_readers=True)
     if identity is None:
         assert delivered.error is not None, "something is left that nobody failed to deliver"
@@ -105,6 +118,11 @@ def _read_undelivered(connection: Connection, transactional_id: str) -> Undelive
     return Undelivered(row, markers, rows.groups_of(connection, transactional_id))
 
 
+def _is_left(row: TransactionMetadata | None, left: Undelivered) -> bool:
+    """Return whether the transaction is decided and not complete, as it was when `left` was read."""
+    return row is not None and row.state in DECIDED and row.identity == left.decided.identity
+
+
 def _strike_off(
     store: Store, left: Undelivered, delivered: Delivered, connection: Connection
 ) -> ProducerIdentity | None:
@@ -112,7 +130,7 @@ def _strike_off(
     transactional_id = left.decided.transactional_id
     work = TransactionWork.lock(connection, transactional_id, store.home)
     row = work.row
-    if row is None or row.state not in DECIDED or row.identity != left.decided.identity:
+    if not _is_left(row, left):
         # Somebody else has completed it, and it may have gone on since: nothing here is about what comes after.
         return left.decided.next_identity if row is None else row.identity
     marker_outbox.strike_off(connection, transactional_id, delivered.partition_ids)

@@ -17,7 +17,7 @@ from txnstore.db.cluster import Home
 from txnstore.db.membership import check_lives_here
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
-from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
+from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeForgotten, OutcomeUnknown, TxnStoreError
 from txnstore.groups.commit_rules import is_storable_text
 from txnstore.log.append import Append, Appended
 from txnstore.log.finding import find_appended
@@ -26,8 +26,10 @@ from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_decided, complete_delivered, decide_separately
 from txnstore.transactions.metadata import TransactionMetadata
+from txnstore.transactions.outcome import Outcome, has_committed, remembered_outcome
 from txnstore.transactions.protocol import InitAction, InitRequest
 from txnstore.transactions.remote_parts import RemoteParts
+from txnstore.transactions.timeouts import write_in_time
 from txnstore.transactions.undelivered import Undelivered
 from txnstore.transactions.work import SentOffsets, TransactionWork
 
@@ -164,7 +166,7 @@ class TransactionCoordinator:
             transaction.append(producer, appends)
             return transaction.save("Produce")
 
-        return self.store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+        return write_in_time(self.store, transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
     def add_partitions(
         self,
@@ -189,6 +191,23 @@ class TransactionCoordinator:
         if self.store.cluster is not None:
             remote = RemoteParts(self.store, self.store.cluster, transactional_id, producer, retry_timeout_ms)
             remote.add_partitions(partition_ids, added)
+
+    def check_in_time(
+        self, transactional_id: str, producer: ProducerIdentity, *, retry_timeout_ms: int | None = None
+    ) -> None:
+        """Return if more may be written to the producer's open transaction; one whose time is up is aborted.
+
+        For partitions of other databases that take part already: nobody else asks the coordinator about those.
+
+        Raises:
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        check_transactional_id(transactional_id)
+
+        def work(connection: Connection) -> None:
+            TransactionWork.lock(connection, transactional_id).begin(producer)
+
+        write_in_time(self.store, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
     def send_offsets(
         self,
@@ -219,7 +238,7 @@ class TransactionCoordinator:
             transaction.send_offsets(producer, sent)
             transaction.save("TxnOffsetCommit")
 
-        self.store.write(work, retry_timeout_ms=retry_timeout_ms)
+        write_in_time(self.store, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
     def end_transaction(
         self,
@@ -230,6 +249,7 @@ class TransactionCoordinator:
         appends: Sequence[Append] = (),
         offsets: Sequence[SentOffsets] = (),
         writers: Collection[int] | None = None,
+        is_repeated: bool = False,
         retry_timeout_ms: int | None = None,
     ) -> Ended:
         """Commit or abort the producer's transaction; when it returns, every reader sees that it is over.
@@ -238,30 +258,57 @@ class TransactionCoordinator:
         databases that they belong to.  With a commit, the
         records of those further writers count that `writers` names, by default of all that have reported; those of
         all others are aborted by the same decision.  The same call may be repeated after `OutcomeUnknown`: it
-        recognises a transaction that it has ended, and whose answer was lost.
+        recognises a transaction that it has ended, and whose answer was lost.  With `is_repeated`, a commit does so
+        also if a newer producer has come since: it is the next call that is refused then.
 
         Raises:
             InvalidRequest: see `check_transactional_id`, or records, offsets or writers come with an abort, or a
                 writer is named that is not in the transaction or has not reported.
+            OutcomeForgotten: a newer producer has come since, and the journal does not go back to the lost answer.
             OutcomeUnknown: also if the transaction is decided, but its markers could not all be delivered.
             TxnStoreError: see `protocol.end_transaction`, `protocol.add_to_transaction` and `log.append.append`.
         """
         check_transactional_id(transactional_id)
         if not commit and (appends or offsets or writers):
             raise InvalidRequest("records, offsets and writers of a transaction that is aborted are not sent at all")
+        request = _EndRequest(transactional_id, producer, commit, appends, offsets, writers, self.separate_delivery)
+        try:
+            return self._end(request, retry_timeout_ms)
+        except TxnStoreError as error:
+            if not (commit and is_repeated) or error.retriable or error.outcome_unknown:
+                raise
+            # It may have been decided by the earlier try, whose answer was lost.
+            recall = partial(
+                recall_commit,
+                transactional_id=transactional_id,
+                producer=producer,
+                appends=appends,
+                is_alone=not (appends or offsets or writers),
+            )
+            ended = self.store.read(recall, retry_timeout_ms=retry_timeout_ms)
+            if ended is None:
+                raise
+            return ended
+
+    def _end(self, request: _EndRequest, retry_timeout_ms: int | None) -> Ended:
         sent_elsewhere: list[Appended] = []
         cluster = self.store.cluster
-        if cluster is not None and (appends or offsets):
-            remote = RemoteParts(self.store, cluster, transactional_id, producer, retry_timeout_ms)
-            sent_elsewhere, appends, offsets = remote.send_rest(appends, offsets)
-        request = _EndRequest(
-            transactional_id, producer, commit, appends, offsets, writers, self.separate_delivery, self.store.home
+        if cluster is not None and (request.appends or request.offsets):
+            remote = RemoteParts(self.store, cluster, request.transactional_id, request.producer, retry_timeout_ms)
+            sent_elsewhere, appends, offsets = remote.send_rest(request.appends, request.offsets)
+            request = replace(request, appends=appends, offsets=offsets)
+        ended, left = write_in_time(
+            self.store,
+            request.transactional_id,
+            lambda connection: _end(request, self.store.home, connection),
+            wakes_readers=True,
+            retry_timeout_ms=retry_timeout_ms,
         )
-        ended, left = self.store.write(partial(_end, request), wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
         if self.separate_delivery:
-            self._complete(transactional_id, complete_decided, self.store, transactional_id)
-        elif left is not None and cluster is not None:
-            self._complete(transactional_id, complete_delivered, self.store, cluster, left)
+            self._complete(request.transactional_id, complete_decided, self.store, request.transactional_id)
+        elif left is not None:
+            # Also one that the database has heard of only just now.
+            self._complete(request.transactional_id, complete_delivered, self.store, self.store.cluster, left)
         # Not who the producer is by now: a newer one may have come since.
         return replace(ended, appended=[*sent_elsewhere, *ended.appended]) if sent_elsewhere else ended
 
@@ -284,6 +331,39 @@ class TransactionCoordinator:
                 f"the transaction of {transactional_id[:80]!r} is decided, but not all of its markers are written"
                 f" ({error}); repeat the call, or leave the rest to recovery"
             ) from error
+
+
+def recall_commit(
+    connection: Connection,
+    *,
+    transactional_id: str,
+    producer: ProducerIdentity,
+    appends: Sequence[Append],
+    is_alone: bool,
+) -> Ended | None:
+    """Return the answer to a commit that stands although it is refused by now; None if it was never made.
+
+    Whatever its producer asks for next is refused.  One that `is_alone` brings nothing along, so it stands too if a
+    newer producer has committed what was prepared (KIP-939).
+
+    Raises:
+        OutcomeForgotten: the journal does not go back far enough.
+    """
+    if has_committed(connection, transactional_id, producer):
+        # Not the same again: what it begins under the name of this transaction would be taken for committed.
+        following = ProducerIdentity(producer.producer_id, producer.epoch + 1)
+        return Ended(following, find_appended(connection, appends))
+    row = rows.read_row(connection, transactional_id).row
+    if row is not None and row.identity == producer:
+        # A commit would have raised the epoch: it was refused for another reason.
+        return None
+    outcome = remembered_outcome(connection, transactional_id, producer)
+    if outcome is None:
+        raise OutcomeForgotten(
+            f"the answer to a commit of {transactional_id[:80]!r} was lost, another producer has taken over since, and"
+            " the journal has been trimmed: whether it was committed is not known any more"
+        )
+    return Ended(producer) if is_alone and outcome is Outcome.COMMITTED else None
 
 
 def check_transactional_id(transactional_id: object) -> None:
@@ -315,11 +395,10 @@ class _EndRequest:
     offsets: Sequence[SentOffsets]
     writers: Collection[int] | None
     separate_delivery: bool
-    home: Home | None
 
 
-def _end(request: _EndRequest, connection: Connection) -> tuple[Ended, Undelivered | None]:
-    transaction = TransactionWork.lock(connection, request.transactional_id, request.home)
+def _end(request: _EndRequest, home: Home | None, connection: Connection) -> tuple[Ended, Undelivered | None]:
+    transaction = TransactionWork.lock(connection, request.transactional_id, home)
     row = transaction.row
     if row is not None and row.is_repetition(request.producer):
         # The answer was lost: the rest was sent already, and is not sent again.

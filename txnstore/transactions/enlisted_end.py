@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import Connection
 
 from txnstore.db.store import Store
-from txnstore.errors import ProducerFenced
+from txnstore.errors import InvalidProducerIdMapping, ProducerFenced
 from txnstore.log.append import Append
 from txnstore.log.finding import find_appended
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.coordinator import Ended
-from txnstore.transactions.outcome import Outcome, resolve_outcome
+from txnstore.transactions.coordinator import Ended, recall_commit
 from txnstore.transactions.states import TransactionState
 from txnstore.transactions.work import SentOffsets, TransactionWork
 
@@ -74,8 +74,8 @@ def resolve_end(store: Store, request: EndRequest, *, retry_timeout_ms: int | No
 
     Raises:
         TransactionAbortable: it was not committed, and somebody has aborted it from outside since.
-        ProducerFenced: it was not committed, and a newer producer has taken over.
-        TransactionalIdNotFound: a newer producer has taken over, and nothing is remembered of this one.
+        ProducerFenced, InvalidProducerIdMapping: it was not committed, and a newer producer has taken over.
+        OutcomeForgotten: a newer producer has taken over, and nothing is remembered of this one.
     """
 
     def work(connection: Connection) -> Resolved:
@@ -95,8 +95,16 @@ def resolve_end(store: Store, request: EndRequest, *, retry_timeout_ms: int | No
 
     try:
         return store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
-    except ProducerFenced:
+    except (ProducerFenced, InvalidProducerIdMapping):
         # The newer producer may have come after the COMMIT: the journal knows.
-        if resolve_outcome(store, request.transactional_id, request.producer) is Outcome.COMMITTED:
-            return Resolved(Ended(request.producer), is_committed=True)
-        raise
+        recall = partial(
+            recall_commit,
+            transactional_id=request.transactional_id,
+            producer=request.producer,
+            appends=request.appends,
+            is_alone=False,
+        )
+        ended = store.read(recall, retry_timeout_ms=retry_timeout_ms)
+        if ended is None:
+            raise
+        return Resolved(ended, is_committed=True)

@@ -34,13 +34,24 @@ RUNNING: Final = DECIDED | {TransactionState.ONGOING}
 #: Kafka's tool takes no transaction for hanging before its longest timeout is over by so much.
 HANGING_MARGIN_MS: Final = 5 * 60 * 1000
 
-_WRITERS: Final = select(transaction_writers.c.transactional_id, transaction_writers.c.writer_producer_id)
-_ALL: Final = select(transactions, server_now_ms().label("now_ms")).order_by(transactions.c.transactional_id)
-# The partial index on open transactions finds these, however many producers the partitions have seen.  The
-# coordinator lists the partition of a transaction that it will end there: what it does not list hangs.
+#: How many rows are read in one go: the filter leaves few of many.
+PAGE_ROWS: Final = 1_000
+
+_WRITERS: Final = select(transaction_writers.c.transactional_id, transaction_writers.c.writer_producer_id).where(
+    transaction_writers.c.writer_producer_id.in_(bindparam("producer_ids", expanding=True))
+)
+_ALL: Final = (
+    select(transactions, server_now_ms().label("now_ms"))
+    .where(transactions.c.transactional_id > bindparam("after_id"))
+    .order_by(transactions.c.transactional_id)
+    .limit(PAGE_ROWS)
+)
+# The partial index on open transactions finds these, however many producers the partitions have seen; SQLite takes it
+# for a comparison.  The coordinator lists the partition of a transaction that it will end there: what it does not list
+# hangs.
 _HANGING: Final = (
     select(producer_states, server_now_ms().label("now_ms"))
-    .where(producer_states.c.transaction_first_offset.is_not(None))
+    .where(producer_states.c.transaction_first_offset >= 0)
     .where(producer_states.c.last_timestamp_ms < server_now_ms() - bindparam("age_ms"))
     .where(
         ~exists()
@@ -51,9 +62,11 @@ _HANGING: Final = (
     )
     .where(
         ~exists()
-        .where(transaction_writer_partitions.c.writer_producer_id == producer_states.c.producer_id)
+        .where(transaction_writers.c.writer_producer_id == producer_states.c.producer_id)
+        .where(transaction_writer_partitions.c.transactional_id == transaction_writers.c.transactional_id)
+        .where(transaction_writer_partitions.c.writer_producer_id == transaction_writers.c.writer_producer_id)
         .where(transaction_writer_partitions.c.partition_id == producer_states.c.partition_id)
-        .where(transactions.c.transactional_id == transaction_writer_partitions.c.transactional_id)
+        .where(transactions.c.transactional_id == transaction_writers.c.transactional_id)
         .where(transactions.c.state.in_(sorted(int(state) for state in RUNNING)))
     )
     .order_by(producer_states.c.partition_id, producer_states.c.transaction_first_offset)
@@ -141,12 +154,21 @@ class HangingTransaction:
 
 def list_transactions(connection: Connection, wanted: TransactionFilter) -> list[TransactionMetadata]:
     """Return the transactional ids that were used and have not expired, each with its newest transaction, by name."""
-    found = [(rows.metadata_from_row(entry), entry.now_ms) for entry in connection.execute(_ALL)]
     writers: dict[str, list[int]] = defaultdict(list)
     if wanted.producer_ids:
-        for writer in connection.execute(_WRITERS):
+        for writer in connection.execute(_WRITERS, {"producer_ids": list(wanted.producer_ids)}):
             writers[writer.transactional_id].append(writer.writer_producer_id)
-    return [row for row, now_ms in found if wanted.accepts(row, now_ms, writers[row.transactional_id])]
+    accepted: list[TransactionMetadata] = []
+    after_id = ""
+    while True:
+        found = connection.execute(_ALL, {"after_id": after_id}).all()
+        for entry in found:
+            row = rows.metadata_from_row(entry)
+            if wanted.accepts(row, entry.now_ms, writers.get(row.transactional_id, ())):
+                accepted.append(row)
+        if len(found) < PAGE_ROWS:
+            return accepted
+        after_id = found[-1].transactional_id
 
 
 def describe_transaction(connection: Connection, transactional_id: str) -> DescribedTransaction:

@@ -7,6 +7,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
+from txnstore.db.portions import chunks
 from txnstore.db.schema import marker_outbox
 from txnstore.log.markers import Marker
 from txnstore.model import ControlType, ProducerIdentity
@@ -68,8 +69,8 @@ def queued(connection: Connection, transactional_id: str) -> list[Marker]:
 
 def strike_off(connection: Connection, transactional_id: str, partition_ids: Collection[int]) -> None:
     """Remove the markers of partitions, which were written in this database transaction or in their own databases."""
-    if partition_ids:
-        connection.execute(_DELETE, {"of_transactional_id": transactional_id, "partition_ids": sorted(partition_ids)})
+    for some in chunks(sorted(partition_ids)):
+        connection.execute(_DELETE, {"of_transactional_id": transactional_id, "partition_ids": some})
 
 
 def clear(connection: Connection, transactional_id: str) -> None:

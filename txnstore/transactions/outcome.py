@@ -8,21 +8,22 @@ coordinator's rows say is final.
 from __future__ import annotations
 
 import enum
-from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection, and_, bindparam, exists, or_, select
+from sqlalchemy import Connection, and_, bindparam, exists, select, union_all
 
 from txnstore.db.cluster import Home
 from txnstore.db.schema import transaction_log, transactions
 from txnstore.db.store import Store
-from txnstore.errors import TransactionalIdNotFound
+from txnstore.errors import ConcurrentTransactions, TransactionalIdNotFound
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_if_possible
 from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.states import DECIDED, TransactionState
 from txnstore.transactions.work import TransactionWork
+
+_ONGOING: Final = TransactionState.ONGOING
 
 
 class Outcome(enum.Enum):
@@ -33,6 +34,12 @@ class Outcome(enum.Enum):
     OPEN = "open"
     """Nothing is decided: it may still go either way."""
 
+
+#: By what was decided.
+_OUTCOMES: Final = {
+    TransactionState.PREPARE_COMMIT: Outcome.COMMITTED,
+    TransactionState.PREPARE_ABORT: Outcome.ABORTED,
+}
 
 _OF_PRODUCER: Final = and_(
     transaction_log.c.producer_id == bindparam("of_producer_id"),
@@ -49,6 +56,16 @@ _BEGAN: Final = (
 # An identity is given out before it begins anything, and the journal is trimmed from its old end: while it is here,
 # what it began would be as well.
 _GIVEN_OUT: Final = select(exists().where(_OF_PRODUCER))
+# A decision has the epoch after that of the producer who asked for it, and a commit is asked for by nobody else.
+_OWN_DECISION: Final = (
+    select(transaction_log.c.state)
+    .where(transaction_log.c.producer_id == bindparam("of_producer_id"))
+    .where(transaction_log.c.producer_epoch == bindparam("of_epoch") + 1)
+    .where(transaction_log.c.transactional_id == bindparam("of_transactional_id"))
+    .where(transaction_log.c.state.in_(sorted(int(state) for state in DECIDED)))
+    .order_by(transaction_log.c.entry_id)
+    .limit(1)
+)
 _DECISION: Final = (
     select(transaction_log.c.state)
     .where(transaction_log.c.transactional_id == bindparam("of_transactional_id"))
@@ -61,11 +78,13 @@ _DECISION: Final = (
 
 
 # There is one at most: producer ids are never given out twice. After more changes of it only the journal knows.
-_OWNER: Final = select(transactions.c.transactional_id).where(
-    or_(
-        transactions.c.producer_id == bindparam("of_producer_id"),
+_OWNER: Final = union_all(
+    select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
+    select(transactions.c.transactional_id).where(
         transactions.c.previous_producer_id == bindparam("of_producer_id"),
-    )
+        # For the partial index.
+        transactions.c.previous_producer_id >= 0,
+    ),
 )
 _FORMER_OWNER: Final = (
     select(transaction_log.c.transactional_id)
@@ -82,25 +101,59 @@ def read_outcome(connection: Connection, producer: ProducerIdentity) -> Outcome:
     Raises:
         TransactionalIdNotFound: nothing is remembered of such a producer.
     """
-    of = {"of_producer_id": producer.producer_id, "of_epoch": producer.epoch}
-    found = connection.execute(_OWNER, of).scalars().first() or connection.execute(_FORMER_OWNER, of).scalars().first()
+    found = owner_of(connection, producer)
+    row = rows.read_row(connection, found).row
+    if row is not None and (row.identity == producer or (row.state is _ONGOING and row.begin_identity == producer)):
+        return Outcome.OPEN
+    outcome = remembered_outcome(connection, found, producer)
+    if outcome is None:
+        raise _not_remembered(producer, found)
+    return outcome
+
+
+def owner_of(connection: Connection, producer: ProducerIdentity) -> str:
+    """Return the transactional id that the producer has, or had.
+
+    Raises:
+        TransactionalIdNotFound: nothing is remembered of such a producer.
+    """
+    of = {"of_producer_id": producer.producer_id}
+    found: str | None = connection.execute(_OWNER, of).scalars().first()
+    found = found or connection.execute(_FORMER_OWNER, of).scalars().first()
     if found is None:
         raise _not_remembered(producer, None)
-    row = rows.read_row(connection, found).row
-    is_current = row is not None and row.identity == producer
-    of["of_transactional_id"] = found
+    return found
+
+
+def remembered_outcome(connection: Connection, transactional_id: str, producer: ProducerIdentity) -> Outcome | None:
+    """Return what the journal says of the transaction that `producer` began; None if it says nothing any more.
+
+    One that never began counts as aborted.
+    """
+    of = _parameters(transactional_id, producer)
     number = connection.execute(_BEGAN, of).scalar_one_or_none()
-    if number is None:
-        if is_current:
-            return Outcome.OPEN
-        if connection.execute(_GIVEN_OUT, of).scalar_one():
-            return Outcome.ABORTED
-        raise _not_remembered(producer, found)
-    of["of_number"] = number
-    state = connection.execute(_DECISION, of).scalar_one_or_none()
-    if state is None:
-        return Outcome.OPEN
-    return Outcome.COMMITTED if state == TransactionState.PREPARE_COMMIT else Outcome.ABORTED
+    if number is not None:
+        state = connection.execute(_DECISION, {**of, "of_number": number}).scalar_one_or_none()
+        return Outcome.OPEN if state is None else _OUTCOMES[state]
+    # It may have been open for longer than the journal goes back.
+    state = connection.execute(_OWN_DECISION, of).scalar_one_or_none()
+    if state is not None:
+        return _OUTCOMES[state]
+    return Outcome.ABORTED if connection.execute(_GIVEN_OUT, of).scalar_one() else None
+
+
+def has_committed(connection: Connection, transactional_id: str, producer: ProducerIdentity) -> bool:
+    """Return whether the journal says that `producer` itself has committed: with all that it sent along."""
+    state = connection.execute(_OWN_DECISION, _parameters(transactional_id, producer)).scalar_one_or_none()
+    return bool(state == TransactionState.PREPARE_COMMIT)
+
+
+def _parameters(transactional_id: str, producer: ProducerIdentity) -> dict[str, str | int]:
+    return {
+        "of_transactional_id": transactional_id,
+        "of_producer_id": producer.producer_id,
+        "of_epoch": producer.epoch,
+    }
 
 
 def _not_remembered(producer: ProducerIdentity, transactional_id: str | None) -> TransactionalIdNotFound:
@@ -116,36 +169,36 @@ def resolve_outcome(store: Store, transactional_id: str, producer: ProducerIdent
     `producer` is fenced: its own process must be gone, or have given up.  The answer does not change any more.
 
     Raises:
+        ConcurrentTransactions: the producer's last transaction is decided, but not complete in other databases.
         TransactionalIdNotFound: nothing is remembered of such a producer.
     """
-    outcome = store.write(partial(_resolve, transactional_id, producer, store.home), wakes_readers=True)
+    outcome = store.write(
+        lambda connection: _resolve(transactional_id, producer, store.home, connection), wakes_readers=True
+    )
     complete_if_possible(store, transactional_id)
     return outcome
 
 
 def _resolve(transactional_id: str, producer: ProducerIdentity, home: Home | None, connection: Connection) -> Outcome:
     transaction = TransactionWork.lock(connection, transactional_id, home)
+    transaction.finish()
     row = transaction.row
     if row is not None:
-        if row.state in DECIDED:
-            transaction.finish()
-        elif row.state is TransactionState.ONGOING and _may_end(row, producer):
+        if row.state is _ONGOING and _may_end(row, producer):
             transaction.fence_and_abort(FenceReason.INIT, "its outcome was asked for")
         elif row.identity == producer:
+            if row.state in DECIDED:
+                raise ConcurrentTransactions
             # Nothing began under this epoch, or nothing durable; nothing will.
             transaction.step(protocol.fence_at_rest(row, now_ms=transaction.now_ms, allocate=transaction.allocate))
+        is_fenced = transaction.row is not row
         transaction.save("outcome")
-    of = {"of_transactional_id": transactional_id, "of_producer_id": producer.producer_id, "of_epoch": producer.epoch}
-    number = connection.execute(_BEGAN, of).scalar_one_or_none()
-    if number is None:
-        if (row is not None and row.identity == producer) or connection.execute(_GIVEN_OUT, of).scalar_one():
+        if is_fenced:
             return Outcome.ABORTED
+    outcome = remembered_outcome(connection, transactional_id, producer)
+    if outcome is None:
         raise _not_remembered(producer, transactional_id)
-    state = connection.execute(
-        _DECISION,
-        {"of_transactional_id": transactional_id, "of_producer_id": producer.producer_id, "of_number": number},
-    ).scalar_one()
-    return Outcome.COMMITTED if state == TransactionState.PREPARE_COMMIT else Outcome.ABORTED
+    return outcome
 
 
 def _may_end(row: TransactionMetadata, producer: ProducerIdentity) -> bool:

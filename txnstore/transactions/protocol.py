@@ -221,7 +221,7 @@ def add_to_transaction(
     Raises:
         InvalidProducerIdMapping: the transactional id has expired or belongs to another producer id.
         ProducerFenced: a newer producer has taken over.
-        TransactionAbortable: the transaction was aborted for its age or by an administrator.
+        TransactionAbortable: the transaction was aborted for its age or by an administrator, or its time is up.
         ConcurrentTransactions: the last transaction is decided but not complete.
         InvalidTransactionState: the transaction was prepared by a producer before this one (KIP-939).
     """
@@ -233,6 +233,7 @@ def add_to_transaction(
         if known.begin_epoch != producer.epoch:
             # Its records have the epoch of the producer that prepared it; what came now would not be among them.
             raise InvalidTransactionState("a transaction that was prepared before can only be committed or aborted")
+        check_in_time(known, now_ms)
         return known if holds_all else replace(known, last_update_ms=now_ms)
     check_transition(known.state, _S.ONGOING)
     return replace(
@@ -312,7 +313,8 @@ def end_transaction(
     Raises:
         InvalidProducerIdMapping: the transactional id has expired or belongs to another producer id.
         ProducerFenced: a newer producer has taken over, or the request comes from an older transaction.
-        TransactionAbortable: the transaction was aborted for its age or by an administrator.
+        TransactionAbortable: the transaction was aborted for its age or by an administrator, or it is to be committed
+            and its time is up.
         InvalidTransactionState: there is nothing to commit, or it has ended the other way.
         ConcurrentTransactions: the same request is decided but not complete; complete it, then ask again.
     """
@@ -335,6 +337,8 @@ def end_transaction(
         raise ConcurrentTransactions
     if action is _A.ANSWER:
         return action, known
+    if commit:
+        check_in_time(known, now_ms)
     decided = _S.PREPARE_COMMIT if commit else _S.PREPARE_ABORT
     return action, _decide(known, decided, now_ms=now_ms, allocate=allocate)
 
@@ -377,6 +381,11 @@ def _decide(
 def has_timed_out(row: TransactionMetadata, now_ms: int) -> bool:
     """Return whether the transaction is open for longer than its timeout."""
     return row.deadline_ms is not None and row.deadline_ms < now_ms
+
+
+def timeout_detail(row: TransactionMetadata, now_ms: int) -> str:
+    """Return for people why a transaction that has timed out is aborted."""
+    return f"it was open for {now_ms - row.start_ms} ms, longer than its timeout of {row.timeout_ms} ms"
 
 
 def fence_and_abort(
@@ -445,11 +454,28 @@ def _check_current(row: TransactionMetadata, producer: ProducerIdentity) -> None
     raise _fenced(row, producer) if producer.producer_id == row.producer_id else _wrong_mapping(row, producer)
 
 
+def check_in_time(row: TransactionMetadata, now_ms: int) -> None:
+    """Refuse what comes after the deadline, whether or not anybody has aborted the transaction for it yet.
+
+    Kafka leaves that to a reaper (every ten seconds: transaction.abort.timed.out.transaction.cleanup.interval.ms)
+    and takes what comes before it; here nothing may depend on who happens to be running.
+
+    Raises:
+        TransactionAbortable: the transaction is open for longer than its timeout.
+    """
+    if has_timed_out(row, now_ms):
+        raise _aborted(row, timeout_detail(row, now_ms))
+
+
 def _raise_if_aborted_from_outside(row: TransactionMetadata, producer: ProducerIdentity) -> None:
     if row.fence_reason in (FenceReason.TIMEOUT, FenceReason.ADMIN) and row.is_repetition(producer):
-        raise TransactionAbortable(
-            f"the transaction of {row.transactional_id[:80]!r} was aborted: {row.fence_detail}; abort it here too"
-        )
+        raise _aborted(row, row.fence_detail)
+
+
+def _aborted(row: TransactionMetadata, detail: str | None) -> TransactionAbortable:
+    return TransactionAbortable(
+        f"the transaction of {row.transactional_id[:80]!r} was aborted: {detail}; abort it here too"
+    )
 
 
 def _fenced(row: TransactionMetadata, producer: ProducerIdentity) -> ProducerFenced:

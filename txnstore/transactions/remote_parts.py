@@ -7,21 +7,73 @@ added, whether anything was written or not (KIP-890): whatever comes late finds 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
 from txnstore.db.cluster import Cluster, repaired
 from txnstore.db.store import Store
-from txnstore.errors import InvalidProducerEpoch, TxnStoreError, UnknownTopicOrPartition
-from txnstore.groups.offsets_elsewhere import add_offsets_from_elsewhere
-from txnstore.log.append import Append, Appended, append, check_sizes
+from txnstore.errors import (
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+)
+from txnstore.groups.offsets_elsewhere import add_offsets_from_elsewhere, announce_offset_producer
+from txnstore.log.append import Append, Appended, UnannouncedProducerError, announce, append, check_sizes
 from txnstore.log.finding import find_appended
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
+from txnstore.transactions.timeouts import write_in_time
 from txnstore.transactions.work import SentOffsets, TransactionWork, check_batches
+
+Result = TypeVar("Result")
+
+#: How often a producer is made known where it writes to; each time it was forgotten in between.
+ANNOUNCE_TRIES: Final = 3
+
+
+def announced(
+    producer: ProducerIdentity,
+    send: Callable[[], Result],
+    announce_there: Callable[[], object],
+    verify: Callable[[], object],
+) -> Result:
+    """Send what is taken only where the producer is known; where it is not, make it known, then `verify` that it may.
+
+    In this order, see `log.append.announce`: `verify` asks the coordinator whether the transaction is still open.
+
+    Raises:
+        InvalidTransactionState: the producer is forgotten at once, again and again.
+        TxnStoreError: what `verify` and `send` raise.
+    """
+    for _ in range(ANNOUNCE_TRIES):
+        try:
+            return send()
+        except UnannouncedProducerError:
+            announce_there()
+            verify()
+    raise InvalidTransactionState(
+        f"producer {producer} is forgotten before it has written anything: is producer.id.expiration.ms too short?"
+    )
+
+
+def announce_at(
+    cluster: Cluster,
+    database_id: int,
+    producer: ProducerIdentity,
+    partition_ids: Collection[int],
+    retry_timeout_ms: int | None,
+) -> None:
+    """Let partitions of another database know a producer."""
+    cluster.write_at(
+        database_id,
+        lambda connection: announce(connection, producer, partition_ids),
+        retry_timeout_ms=retry_timeout_ms,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +101,7 @@ class RemoteParts:
     def add(self, partition_ids: Collection[int], group_ids: Collection[str]) -> None:
         """Let partitions and groups take part, in one database transaction at the coordinator."""
         work = partial(self._add, partition_ids, group_ids)
-        self.coordinator.write(work, retry_timeout_ms=self.retry_timeout_ms)
+        write_in_time(self.coordinator, self.transactional_id, work, retry_timeout_ms=self.retry_timeout_ms)
 
     def append(self, database_id: int, appends: Sequence[Append], added: set[int] | None) -> list[Appended]:
         """Append batches in one other database, whose partitions take part before.
@@ -60,7 +112,7 @@ class RemoteParts:
         check_batches(self.producer, appends)
         check_sizes(appends)
         self.add_partitions((item.partition_id for item in appends), added)
-        return self._append(database_id, appends)
+        return self._append(database_id, appends, added)
 
     def send_offsets(self, sent: SentOffsets) -> None:
         """Let the transaction hold offsets of a group that takes part already.
@@ -72,9 +124,21 @@ class RemoteParts:
         def work(connection: Connection) -> None:
             add_offsets_from_elsewhere(connection, sent.committer, sent.offsets, self.producer)
 
+        def announce_here(connection: Connection) -> None:
+            announce_offset_producer(connection, self.producer)
+
         home = self.cluster.coordinator_id_of(sent.committer.group_id)
+
+        def write(change: Callable[[Connection], None]) -> None:
+            self.cluster.write_at(home, change, retry_timeout_ms=self.retry_timeout_ms)
+
         try:
-            self.cluster.write_at(home, work, retry_timeout_ms=self.retry_timeout_ms)
+            announced(
+                self.producer,
+                lambda: repaired(self.cluster, home, lambda _: write(work)),
+                partial(write, announce_here),
+                lambda: self.add((), [sent.committer.group_id]),
+            )
         except InvalidProducerEpoch:
             self._explain()
             raise
@@ -101,7 +165,7 @@ class RemoteParts:
         partition_ids = {item.partition_id for item in elsewhere}
         group_ids = {sent.committer.group_id for sent in away}
         work = partial(self._add_unless_ended, partition_ids, group_ids)
-        if self.coordinator.write(work, retry_timeout_ms=self.retry_timeout_ms):
+        if write_in_time(self.coordinator, self.transactional_id, work, retry_timeout_ms=self.retry_timeout_ms):
             return self._find(homes), own_appends, own_offsets
         outcomes = self.cluster.each(
             {database_id: partial(self._append, database_id, items) for database_id, items in homes.items()}
@@ -117,15 +181,28 @@ class RemoteParts:
     def _home_of(self, sent: SentOffsets) -> int:
         return self.cluster.coordinator_id_of(sent.committer.group_id)
 
-    def _append(self, database_id: int, appends: Sequence[Append]) -> list[Appended]:
+    def _append(self, database_id: int, appends: Sequence[Append], added: set[int] | None = None) -> list[Appended]:
+        partition_ids = {item.partition_id for item in appends}
+
         def work(connection: Connection) -> list[Appended]:
-            return append(connection, appends, coordinated=True)
+            return append(connection, appends, coordinated=True, from_elsewhere=True)
 
         def write(_: Store) -> list[Appended]:
             return self.cluster.write_at(database_id, work, wakes_readers=True, retry_timeout_ms=self.retry_timeout_ms)
 
+        def announce_there() -> None:
+            if added is not None:
+                # A try that ends before the coordinator has answered leaves it to the next one to ask.
+                added.difference_update(partition_ids)
+            announce_at(self.cluster, database_id, self.producer, partition_ids, self.retry_timeout_ms)
+
+        def verify() -> None:
+            self.add(partition_ids, ())
+            if added is not None:
+                added.update(partition_ids)
+
         try:
-            return repaired(self.cluster, database_id, write)
+            return announced(self.producer, partial(repaired, self.cluster, database_id, write), announce_there, verify)
         except InvalidProducerEpoch:
             self._explain()
             raise

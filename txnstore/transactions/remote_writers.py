@@ -17,6 +17,8 @@ from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch, InvalidTransactionState
 from txnstore.log.append import Append, Appended, append
 from txnstore.transactions import rows, writer_rows
+from txnstore.transactions.remote_parts import announce_at, announced
+from txnstore.transactions.timeouts import write_in_time
 from txnstore.transactions.writer_rules import TransactionWriter, check_open, check_unreported
 
 
@@ -38,8 +40,11 @@ class RemoteWriter:
             TxnStoreError: see `log.append.append`.
         """
         partition_ids = {item.partition_id for items in homes.values() for item in items}
-        has_reported = self.coordinator.write(
-            partial(self._enter_partitions, partition_ids), retry_timeout_ms=self.retry_timeout_ms
+        has_reported = write_in_time(
+            self.coordinator,
+            self._transactional_id,
+            partial(self._enter_partitions, partition_ids),
+            retry_timeout_ms=self.retry_timeout_ms,
         )
         found: list[Appended] = []
         for database_id, items in homes.items():
@@ -48,24 +53,35 @@ class RemoteWriter:
 
     def _append(self, database_id: int, appends: Sequence[Append], *, has_reported: bool) -> list[Appended]:
         def work(connection: Connection) -> list[Appended]:
-            appended = append(connection, appends, coordinated=True)
+            appended = append(connection, appends, coordinated=True, from_elsewhere=True)
             check_unreported(self.writer, appended, has_reported=has_reported)
             return appended
 
         def write(_: Store) -> list[Appended]:
             return self.cluster.write_at(database_id, work, wakes_readers=True, retry_timeout_ms=self.retry_timeout_ms)
 
+        partition_ids = {item.partition_id for item in appends}
         try:
-            return repaired(self.cluster, database_id, write)
+            return announced(
+                self.writer.identity,
+                partial(repaired, self.cluster, database_id, write),
+                partial(
+                    announce_at, self.cluster, database_id, self.writer.identity, partition_ids, self.retry_timeout_ms
+                ),
+                lambda: self._verify(partition_ids),
+            )
         except InvalidProducerEpoch:
-            row = self.coordinator.read(lambda connection: rows.read_row(connection, self._transactional_id)).row
-            check_open(row, self._transactional_id, self.writer.transaction)
+            found = self.coordinator.read(lambda connection: rows.read_row(connection, self._transactional_id))
+            check_open(found.row, self._transactional_id, self.writer.transaction, now_ms=found.now_ms)
             raise
+
+    def _verify(self, partition_ids: Collection[int]) -> None:
+        self.coordinator.write(partial(self._enter_partitions, partition_ids), retry_timeout_ms=self.retry_timeout_ms)
 
     def _enter_partitions(self, partition_ids: Collection[int], connection: Connection) -> bool:
         """Let partitions take part as the writer's; return whether it has reported."""
-        row = rows.lock_row(connection, self._transactional_id).row
-        check_open(row, self._transactional_id, self.writer.transaction)
+        locked = rows.lock_row(connection, self._transactional_id)
+        check_open(locked.row, self._transactional_id, self.writer.transaction, now_ms=locked.now_ms)
         has_reported = writer_rows.has_reported(connection, self.writer)
         known = writer_rows.participants_of(connection, self._transactional_id).writers.get(self.writer.writer_id, ())
         new = set(partition_ids) - set(known)

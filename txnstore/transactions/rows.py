@@ -9,6 +9,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import (
     transaction_groups,
     transaction_log,
@@ -25,6 +26,7 @@ _THIS: Final = transactions.c.transactional_id == bindparam("of_transactional_id
 # requests of one id follow each other, and one that comes late finds the row as the one before it left it: Kafka's
 # pending states have no place here. (SQLite: the whole database transaction holds the write lock.)
 _LOCK: Final = select(transactions, server_now_ms().label("now_ms")).where(_THIS).with_for_update()
+_TRY_LOCK: Final = select(transactions.c.transactional_id).where(_THIS).with_for_update(skip_locked=True)
 _READ: Final = select(transactions, server_now_ms().label("now_ms")).where(_THIS)
 _NOW: Final = select(server_now_ms())
 # DO NOTHING: of two producers that use a new id at once, the second waits for the first and then locks its row.
@@ -90,6 +92,11 @@ def lock_row(connection: Connection, transactional_id: str) -> LockedRow:
     return _found(connection, connection.execute(_LOCK, {"of_transactional_id": transactional_id}).one_or_none())
 
 
+def try_lock(connection: Connection, transactional_id: str) -> bool:
+    """Lock the row if nobody has its lock; False if somebody has, who is at work on it, or there is none."""
+    return connection.execute(_TRY_LOCK, {"of_transactional_id": transactional_id}).one_or_none() is not None
+
+
 def read_row(connection: Connection, transactional_id: str) -> LockedRow:
     """Return the row without locking it."""
     return _found(connection, connection.execute(_READ, {"of_transactional_id": transactional_id}).one_or_none())
@@ -113,7 +120,8 @@ def save_row(
     for step in steps:
         check_change(previous, step)
         previous = step
-    moved = connection.execute(
+    must_hit(
+        connection,
         _UPDATE,
         {
             "of_transactional_id": before.transactional_id,
@@ -121,14 +129,13 @@ def save_row(
             "before_state": int(before.state),
             **{f"new_{name}": value for name, value in _values(steps[-1]).items()},
         },
-    ).rowcount
-    assert moved == 1, f"the row of {before.transactional_id!r} changed under our lock"
+    )
     journal(connection, steps, reason=reason)
 
 
 def delete_row(connection: Connection, row: TransactionMetadata) -> None:
     """Delete the row of a transactional id that has expired; its lock must be held."""
-    connection.execute(_DELETE, {"of_transactional_id": row.transactional_id})
+    must_hit(connection, _DELETE, {"of_transactional_id": row.transactional_id})
 
 
 def journal(connection: Connection, steps: Iterable[TransactionMetadata], *, reason: str) -> None:

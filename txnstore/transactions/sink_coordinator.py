@@ -36,6 +36,7 @@ from txnstore.transactions.sink_inputs import (
 )
 from txnstore.transactions.sink_runs import SinkRun, end_run, enter_run, save_identity
 from txnstore.transactions.states import TransactionState
+from txnstore.transactions.timeouts import write_in_time
 from txnstore.transactions.work import SentOffsets, TransactionWork
 from txnstore.transactions.writer_rules import TransactionWriter
 from txnstore.transactions.writers import enter_writer
@@ -77,7 +78,7 @@ def open_writer(
     """
     check_batch_id(batch_id)
     work = partial(_open, run, batch_id, timeout_ms)
-    return store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    return write_in_time(store, run.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
 
 def decide(
@@ -101,7 +102,7 @@ def decide(
     check_batch_id(batch_id)
     check_writer_ids(writers)
     work = partial(_decide, run, batch_id, frozenset(writers), timeout_ms)
-    return store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    return write_in_time(store, run.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
 
 def abort(store: Store, run: SinkRun, batch_id: int, *, retry_timeout_ms: int | None = None) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
+from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import sink_batches, sink_runs
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
@@ -157,7 +158,7 @@ def forget_jobs(connection: Connection, transactional_id: str) -> None:
 
 def save_identity(connection: Connection, run: SinkRun, identity: ProducerIdentity) -> None:
     """Take note of who the run's next transaction is begun by; by nobody: the run is over."""
-    connection.execute(_MOVE, {**_of(run), "new_producer_id": identity.producer_id, "new_epoch": identity.epoch})
+    must_hit(connection, _MOVE, {**_of(run), "new_producer_id": identity.producer_id, "new_epoch": identity.epoch})
 
 
 def _entered_again(

@@ -8,6 +8,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, literal, null, select, union_all, update
 
+from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import (
     transaction_branches,
     transaction_partitions,
@@ -123,7 +124,7 @@ def has_reported(connection: Connection, writer: TransactionWriter) -> bool:
 
 def set_reported(connection: Connection, writer: TransactionWriter) -> None:
     """Take note that the writer has written everything."""
-    connection.execute(_REPORT, _of(writer))
+    must_hit(connection, _REPORT, _of(writer))
 
 
 def participants_of(connection: Connection, transactional_id: str) -> Participants:

@@ -9,6 +9,7 @@ from txnstore.errors import InvalidRequest, InvalidTransactionState, ProducerFen
 from txnstore.log.append import Appended
 from txnstore.model import ProducerIdentity
 from txnstore.transactions.metadata import TransactionMetadata
+from txnstore.transactions.protocol import check_in_time
 from txnstore.transactions.states import TransactionState
 
 
@@ -29,13 +30,17 @@ class TransactionWriter:
         return self.identity.producer_id
 
 
-def check_open(row: TransactionMetadata | None, transactional_id: str, transaction: ProducerIdentity) -> None:
+def check_open(
+    row: TransactionMetadata | None, transactional_id: str, transaction: ProducerIdentity, *, now_ms: int
+) -> None:
     """Return if the transaction that `transaction` began is open, and its producer still the one that began it.
 
     Raises:
         ProducerFenced: it is not: it has ended, was aborted from outside, or a newer producer has come.
+        TransactionAbortable: its time is up.
     """
     if row is not None and row.state is TransactionState.ONGOING and row.begin_identity == row.identity == transaction:
+        check_in_time(row, now_ms)
         return
     raise ProducerFenced(
         f"the transaction that producer {transaction} of {transactional_id[:80]!r} began is over:"

@@ -23,6 +23,7 @@ from txnstore.log.producers import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import rows, writer_rows
 from txnstore.transactions.remote_writers import RemoteWriter
+from txnstore.transactions.timeouts import write_in_time
 from txnstore.transactions.work import TransactionWork, check_batches
 from txnstore.transactions.writer_rules import TransactionWriter, check_open, check_unreported
 
@@ -52,7 +53,7 @@ def begin_transaction(
         transaction.begin(producer)
         transaction.save("AddWriters")
 
-    store.write(work, retry_timeout_ms=retry_timeout_ms)
+    write_in_time(store, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
 
 def join_transaction(
@@ -67,10 +68,11 @@ def join_transaction(
     """
 
     def work(connection: Connection) -> TransactionWriter:
-        check_open(rows.lock_row(connection, transactional_id).row, transactional_id, transaction)
+        locked = rows.lock_row(connection, transactional_id)
+        check_open(locked.row, transactional_id, transaction, now_ms=locked.now_ms)
         return enter_writer(connection, transactional_id, transaction)
 
-    return store.write(work, retry_timeout_ms=retry_timeout_ms)
+    return write_in_time(store, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
 
 def enter_writer(connection: Connection, transactional_id: str, transaction: ProducerIdentity) -> TransactionWriter:
@@ -107,7 +109,7 @@ def append_as_writer(
         remote = RemoteWriter(store, store.cluster, writer, retry_timeout_ms)
         return _append_over_several(store, remote, appends, report=report)
     work = partial(_append, writer, appends, report)
-    return store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    return write_in_time(store, writer.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
 
 def report_writer(store: Store, writer: TransactionWriter, *, retry_timeout_ms: int | None = None) -> None:
@@ -118,7 +120,8 @@ def report_writer(store: Store, writer: TransactionWriter, *, retry_timeout_ms: 
     Raises:
         ProducerFenced: the transaction is over; the text says how it ended.
     """
-    store.write(partial(_append, writer, (), True), retry_timeout_ms=retry_timeout_ms)
+    work = partial(_append, writer, (), True)
+    write_in_time(store, writer.transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
 
 def _append_over_several(
@@ -130,7 +133,13 @@ def _append_over_several(
     found = remote.append(homes) if homes else []
     if own or report:
         work = partial(_append, remote.writer, own, report)
-        found += store.write(work, wakes_readers=True, retry_timeout_ms=remote.retry_timeout_ms)
+        found += write_in_time(
+            store,
+            remote.writer.transactional_id,
+            work,
+            wakes_readers=True,
+            retry_timeout_ms=remote.retry_timeout_ms,
+        )
     # In the order of the call: several of one partition stand in theirs already.
     places: dict[int, list[Appended]] = {}
     for place in found:
@@ -142,7 +151,8 @@ def _append(
     writer: TransactionWriter, appends: Sequence[Append], report: bool, connection: Connection
 ) -> list[Appended]:
     # The row's lock: a decision waits for what is being appended, or this append finds it taken.
-    check_open(rows.lock_row(connection, writer.transactional_id).row, writer.transactional_id, writer.transaction)
+    locked = rows.lock_row(connection, writer.transactional_id)
+    check_open(locked.row, writer.transactional_id, writer.transaction, now_ms=locked.now_ms)
     has_reported = writer_rows.has_reported(connection, writer)
     appended: list[Appended] = []
     if appends:

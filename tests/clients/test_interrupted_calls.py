@@ -1,0 +1,227 @@
+"""Ctrl-C at every moment of a transactional call: producer and connection can be used again, whatever it hits."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.callers import calling, ledger_of, make_ledger
+from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
+from txnstore import KafkaError, Producer
+from txnstore.transactions.coordinator import TransactionCoordinator
+
+TOPIC = "orders"
+#: Whose moments are tried: what lies below is tried as one.
+FILES = {
+    "branched_transactions.py",
+    "caller_guards.py",
+    "enlisted_transactions.py",
+    "producer.py",
+    "producer_transactions.py",
+    "sender_thread.py",
+    "taken_transactions.py",
+}
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt where Python would: as a function begins, and as a call comes back."""
+
+    def __init__(self, at):
+        self.where = None
+        self._at = at
+        self._count = 0
+
+    def __enter__(self):
+        sys.setprofile(self._look)
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _look(self, frame, event, function):
+        code = frame.f_code
+        path = Path(code.co_filename)
+        if path.name not in FILES or "txnstore" not in path.parts or event == "c_call":
+            return
+        if code.co_name == "delivery_failed":
+            # Called from below, where records are being dropped from the queue.
+            return
+        if event == "return" and code.co_flags & inspect.CO_GENERATOR:
+            # A generator that yields; no signal is looked for there.
+            return
+        self._count += 1
+        if self._count == self._at:
+            self.where = f"{path.name}:{frame.f_lineno} in {code.co_name}, {event}"
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+
+def every_interrupt():
+    """Yield interrupts one moment after the other, until it comes to its end untouched."""
+    for at in itertools.count(1):
+        interrupt = Interrupt(at)
+        yield at, interrupt
+        if interrupt.where is None:
+            return
+
+
+def attempt(interrupt, call):
+    try:
+        with interrupt:
+            call()
+    except KeyboardInterrupt:
+        assert interrupt.where is not None
+
+
+def bring_to_an_end(producer):
+    """Do what a program does with a producer that it wants to use again."""
+    refused = refusal_of(producer.abort_transaction, PATIENCE_SECONDS)
+    if refused is None:
+        return
+    # A commit is under way, or it is over.
+    assert refused.is_retriable or str(refused.text).endswith("state Ready"), refused
+    refused = refusal_of(producer.commit_transaction, PATIENCE_SECONDS)
+    if refused is not None and refused.requires_abort:
+        producer.abort_transaction(PATIENCE_SECONDS)
+    else:
+        assert refused is None or str(refused.text).endswith("state Ready"), refused
+
+
+CALLS = {
+    "enlist": lambda producer, given: producer.enlist(given),
+    "commit": lambda producer, given: producer.commit_transaction(PATIENCE_SECONDS),
+    "abort": lambda producer, given: producer.abort_transaction(PATIENCE_SECONDS),
+}
+
+
+@pytest.fixture
+def bank(url):
+    create_topic(url, TOPIC)
+    make_ledger(url)
+    return url
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_an_enlisted_transaction_that_is_interrupted_anywhere_can_be_ended_and_the_next_one_begun(bank, name):
+    producer = Producer({"bootstrap.servers": bank, "transactional.id": "anna", "linger.ms": 9_000})
+    producer.init_transactions(PATIENCE_SECONDS)
+    with calling(bank, "core") as caller:
+        for at, interrupt in every_interrupt():
+            producer.begin_transaction()
+            if name != "enlist":
+                producer.enlist(caller.given)
+                caller.write(str(at))
+                producer.produce(TOPIC, str(at), partition=0)
+            attempt(interrupt, lambda: CALLS[name](producer, caller.given))
+            if interrupt.where is not None or name == "enlist":
+                bring_to_an_end(producer)
+            # The connection is its owner's again.
+            caller.rollback()
+            producer.begin_transaction()
+            producer.enlist(caller.given)
+            caller.write(f"next {at}")
+            producer.produce(TOPIC, f"next {at}", partition=0)
+            producer.commit_transaction(PATIENCE_SECONDS)
+    producer.close()
+    entries = ledger_of(bank)
+    assert sorted(value.decode() for value in values(read_to_end(bank, TOPIC)) if value) == sorted(entries)
+    assert {f"next {number}" for number in range(1, at + 1)} <= set(entries)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["commit", "abort"])
+def test_a_transaction_that_is_interrupted_anywhere_can_be_ended_and_the_next_one_begun(bank, name):
+    producer = Producer({"bootstrap.servers": bank, "transactional.id": "anna", "linger.ms": 9_000})
+    producer.init_transactions(PATIENCE_SECONDS)
+    for at, interrupt in every_interrupt():
+        producer.begin_transaction()
+        producer.produce(TOPIC, str(at), partition=0)
+        attempt(interrupt, lambda: CALLS[name](producer, None))
+        if interrupt.where is not None:
+            bring_to_an_end(producer)
+        with producer.transaction(PATIENCE_SECONDS):
+            producer.produce(TOPIC, f"next {at}", partition=0)
+    producer.close()
+    found = [value.decode() for value in values(read_to_end(bank, TOPIC)) if value]
+    assert [entry for entry in found if entry.startswith("next")] == [f"next {number}" for number in range(1, at + 1)]
+
+
+@pytest.mark.slow
+def test_a_start_that_is_interrupted_anywhere_can_be_made_again(bank):
+    for _, interrupt in every_interrupt():
+        with Producer({"bootstrap.servers": bank, "transactional.id": "anna"}) as producer:
+            attempt(interrupt, lambda: producer.init_transactions(PATIENCE_SECONDS))
+            refused = refusal_of(producer.init_transactions, PATIENCE_SECONDS)
+            assert refused is None or str(refused.text).endswith("state Ready")
+            assert error_of(producer.commit_transaction).str().endswith("state Ready")
+            producer.begin_transaction()
+
+
+@pytest.mark.parametrize("name", ["commit", "abort"])
+def test_an_interrupt_as_the_work_is_handed_over_leaves_it_to_the_next_call_while_it_is_under_way(
+    bank, name, monkeypatch
+):
+    is_asked, may_go_on = threading.Event(), threading.Event()
+    end_transaction = TransactionCoordinator.end_transaction
+
+    def slowly(*arguments, **keywords):
+        is_asked.set()
+        assert may_go_on.wait(PATIENCE_SECONDS)
+        return end_transaction(*arguments, **keywords)
+
+    with Producer({"bootstrap.servers": bank, "transactional.id": "anna"}) as producer:
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+        producer.produce(TOPIC, "one", partition=0)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        monkeypatch.setattr(TransactionCoordinator, "end_transaction", slowly)
+        submit = producer._thread.submit
+
+        def interrupted(job):
+            submit(job)
+            assert is_asked.wait(PATIENCE_SECONDS)
+            monkeypatch.setattr(producer._thread, "submit", submit)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(producer._thread, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            CALLS[name](producer, None)
+        call = producer.commit_transaction if name == "commit" else producer.abort_transaction
+        refused = refusal_of(call, 0)
+        assert refused is not None
+        assert refused.is_retriable
+        may_go_on.set()
+        call(PATIENCE_SECONDS)
+        with producer.transaction(PATIENCE_SECONDS):
+            producer.produce(TOPIC, "two", partition=0)
+    expected = [b"one", b"two"] if name == "commit" else [b"two"]
+    assert [value for value in values(read_to_end(bank, TOPIC)) if value] == expected
+
+
+def test_what_an_enlisted_commit_has_gathered_as_it_is_interrupted_is_reported(bank, monkeypatch):
+    reports = []
+    with Producer({"bootstrap.servers": bank, "transactional.id": "anna", "linger.ms": 9_000}) as producer:
+        producer.init_transactions(PATIENCE_SECONDS)
+        transactions: Any = producer._transactions
+        check = transactions._check_delivered
+
+        def interrupted_before(request):
+            # The interrupt is noted on the caller's thread, in between.
+            transactions._fail(KafkaError(KafkaError._FAIL, "interrupted", txn_requires_abort=True))
+            check(request)
+
+        with calling(bank, "core") as caller:
+            producer.begin_transaction()
+            producer.enlist(caller.given)
+            producer.produce(TOPIC, "one", partition=0, on_delivery=lambda error, _: reports.append(error.code()))
+            monkeypatch.setattr(transactions, "_check_delivered", interrupted_before)
+            assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
+            producer.abort_transaction(PATIENCE_SECONDS)
+        assert len(producer) == 0
+        assert reports == [KafkaError._PURGE_QUEUE]

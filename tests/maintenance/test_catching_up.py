@@ -1,0 +1,349 @@
+"""Maintenance that is far behind: it goes on in portions until nothing is left, and looks at what is due alone."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event, func, insert, select, text
+
+from txnstore.db.portions import write_portion
+from txnstore.db.schema import (
+    deleted_partitions,
+    group_members,
+    group_offsets,
+    groups,
+    offset_producers,
+    partition_heads,
+    partitions,
+    producer_states,
+    record_batches,
+    transaction_log,
+    transactions,
+)
+from txnstore.errors import StoreBusy
+from txnstore.groups.expiration import expire_silent_members
+from txnstore.groups.offsets import commit_offsets, read_offsets
+from txnstore.log import deleting, producers
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.log.deleting import delete_below_log_start, delete_records, purge_deleted_partitions, purge_soon
+from txnstore.log.heads import lock_heads
+from txnstore.log.producers import read_producer_states
+from txnstore.log.topics import create_topic, delete_topic, find_topics, get_topic
+from txnstore.maintenance.loop import Maintenance
+from txnstore.model import GroupMembership, OffsetAndMetadata, Record
+from txnstore.transactions.marker_outbox import strike_off
+from txnstore.transactions.recovery import FOUND_MAX, expire_producers, expire_transactional_ids, trim_journal
+
+DAY_MS = 86_400_000
+SILENT, TRIMMED, PURGED = "silent producers forgotten", "journal entries deleted", "rows of deleted topics deleted"
+
+
+def count(store, table):
+    return store.read(lambda connection: connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def fill(store, table, rows):
+    store.write(lambda connection: connection.execute(insert(table), list(rows)))
+
+
+def state(partition_id, producer_id, last_ms):
+    return {
+        "partition_id": partition_id,
+        "producer_id": producer_id,
+        "producer_epoch": 0,
+        "recent_batches": "[]",
+        "coordinator_epoch": -1,
+        "last_timestamp_ms": last_ms,
+    }
+
+
+def entry(number, update_ms):
+    return {
+        "transactional_id": f"id-{number % 7}",
+        "transaction_number": number,
+        "producer_id": number,
+        "producer_epoch": 0,
+        "state": 4,
+        "timeout_ms": 1,
+        "start_ms": 1,
+        "update_ms": update_ms,
+        "reason": "test",
+    }
+
+
+@pytest.fixture
+def partition_ids(store):
+    return store.write(lambda connection: create_topic(connection, "orders", partition_count=2)).partition_ids
+
+
+def test_everything_that_is_due_is_forgotten_and_a_portion_that_fails_keeps_what_was_done(
+    store, clock, partition_ids, monkeypatch
+):
+    rows_count = 2 * FOUND_MAX + 300
+    fill(store, producer_states, (state(partition_ids[n % 2], n, clock.now_ms() - n) for n in range(rows_count)))
+    fill(store, transaction_log, (entry(n, clock.now_ms()) for n in range(rows_count)))
+    clock.advance(8 * DAY_MS)
+    fill(store, producer_states, [state(partition_ids[0], 10**6, clock.now_ms())])
+    fill(store, transaction_log, [entry(10**6, clock.now_ms())])
+    portions, forget = [], producers._forget_in
+
+    def fail_at_third(*arguments):
+        portions.append(arguments)
+        if len(portions) == 3:
+            raise StoreBusy
+        return forget(*arguments)
+
+    monkeypatch.setattr(producers, "_forget_in", fail_at_third)
+    monkeypatch.setattr(store.limits.__class__, "retry_timeout_ms", 0, raising=False)
+    maintenance = Maintenance(store)
+    monkeypatch.setattr(store, "write", lambda work, **_: type(store).write(store, work, retry_timeout_ms=0))
+    done = maintenance.run_once()
+    assert SILENT not in done
+    assert done[TRIMMED] == rows_count
+    left = count(store, producer_states)
+    assert 1 < left < rows_count
+    assert maintenance.run_once()[SILENT] == left - 1
+    assert count(store, producer_states) == count(store, transaction_log) == 1
+
+
+def test_no_portion_is_larger_than_what_others_wait_for(store, clock, partition_ids, monkeypatch):
+    fill(store, producer_states, (state(partition_ids[0], n, clock.now_ms()) for n in range(500)))
+    fill(store, transaction_log, (entry(n, clock.now_ms()) for n in range(500)))
+    large = Append(partition_ids[0], encode([Record(b"x" * 300_000)]))
+    for _ in range(5):
+        store.write(lambda connection: append(connection, [large] * 2))
+    small = Append(partition_ids[1], encode([Record(b"x")]))
+    store.write(lambda connection: append(connection, [small] * 450))
+    clock.advance(8 * DAY_MS)
+    deleted, write = [], type(store).write
+
+    def note(_, work, **options):
+        return write(store, lambda connection: noted(work, connection), **options)
+
+    def noted(work, connection):
+        result = work(connection)
+        deleted.append(result)
+        return result
+
+    monkeypatch.setattr(type(store), "write", note)
+    assert expire_producers(store) == 500
+    assert trim_journal(store) == 500
+    assert max(deleted) == 200
+    assert sum(deleted) == 1_000
+    deleted.clear()
+    assert delete_records(store, partition_ids[0], 6) == 6
+    # Three of them fit a mebibyte.
+    assert deleted == [6, 3, 3, 0]
+    deleted.clear()
+    store.write(lambda connection: delete_topic(connection, "orders"))
+    deleted.clear()
+    # Batches, two looks that find no more, and the two partitions.
+    assert purge_deleted_partitions(store, rows_max=10_000) == 454
+    assert deleted == [3, 1, 0, 200, 200, 50, 0, None]
+    assert [count(store, table) for table in (record_batches, deleted_partitions)] == [0, 0]
+
+
+def test_whoever_deletes_a_topic_waits_a_moment_only_for_its_records_to_go(store, monkeypatch):
+    """Large batches go one by one, each in a commit of its own: thousands of them take minutes."""
+    (partition_id,) = store.write(lambda connection: create_topic(connection, "orders")).partition_ids
+    for _ in range(3):
+        store.write(lambda connection: append(connection, [Append(partition_id, encode([Record(b"x")]))]))
+    store.write(lambda connection: delete_topic(connection, "orders"))
+    monkeypatch.setattr(deleting, "BYTES_MAX", 0)
+    monkeypatch.setattr(deleting, "_PURGED_SOON_SECONDS", 0.0)
+    purge_soon(store)
+    assert count(store, record_batches) == 2
+    assert purge_deleted_partitions(store, rows_max=100) == 2
+    assert [count(store, table) for table in (record_batches, deleted_partitions)] == [0, 0]
+
+
+def make_partitions(connection, topic_id, partition_count):
+    prefix, series = (
+        "txnstore_",
+        (
+            "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {last})"
+            " SELECT {columns} FROM numbers"
+        ),
+    )
+    if connection.dialect.name == "postgresql":
+        prefix, series = "txnstore.", "SELECT {columns} FROM generate_series(1, {last}) AS n"
+    numbers = series.format(columns=f"{topic_id}, n, 1", last=partition_count - 1)
+    into = f"INSERT INTO {prefix}partitions (topic_id, partition_number, home_database_id) {numbers}"
+    connection.execute(text(into))
+    heads = (
+        f"INSERT INTO {prefix}partition_heads (partition_id, log_start_offset, next_offset, running_max_timestamp_ms)"
+        f" SELECT partition_id, 0, 0, -1 FROM {prefix}partitions WHERE topic_id = {topic_id} AND partition_number > 0"
+    )
+    connection.execute(text(heads))
+
+
+@pytest.mark.slow
+def test_a_topic_of_seventy_thousand_partitions_is_used_and_deleted(store):
+    topic = store.write(lambda connection: create_topic(connection, "wide"))
+    store.write(lambda connection: make_partitions(connection, topic.topic_id, 70_000))
+    ids = store.read(lambda connection: get_topic(connection, "wide")).partition_ids
+    assert len(ids) == 70_000
+    last = ids[-1]
+    store.write(lambda connection: append(connection, [Append(last, encode([Record(b"a")]))]))
+    store.write(lambda connection: commit_offsets(connection, GroupMembership("g"), {last: OffsetAndMetadata(1)}))
+
+    def use(connection):
+        heads = lock_heads(connection, ids).heads
+        states = read_producer_states(connection, [(number, 5) for number in ids], open_in=ids)
+        strike_off(connection, "nobody", ids)
+        return heads[last].next_offset, states, read_offsets(connection, "g", ids).offsets[last].offset
+
+    assert store.write(use) == (1, {}, 1)
+    store.write(lambda connection: delete_topic(connection, "wide"))
+    assert store.read(lambda connection: find_topics(connection, [f"t{n}" for n in range(40_000)])) == []
+    assert [count(store, table) for table in (partitions, partition_heads)] == [0, 0]
+    assert count(store, deleted_partitions) == 70_000
+    assert Maintenance(store).run_once()[PURGED] >= 2
+    assert [count(store, table) for table in (deleted_partitions, record_batches, group_offsets)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("fails_after", range(4))
+def test_a_deletion_that_was_interrupted_is_done_by_the_next_one(store, partition_ids, monkeypatch, fails_after):
+    item = Append(partition_ids[0], encode([Record(b"a")]))
+    for partition_id in partition_ids:
+        store.write(lambda connection, number=partition_id: append(connection, [Append(number, item.batch)] * 3))
+    offsets = dict.fromkeys(partition_ids, OffsetAndMetadata(1))
+    store.write(lambda connection: commit_offsets(connection, GroupMembership("g"), offsets))
+    store.write(lambda connection: delete_topic(connection, "orders"))
+    calls = []
+
+    def fail(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) > fails_after:
+            raise ZeroDivisionError
+        return write_portion(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deleting, "write_portion", fail)
+        with pytest.raises(ZeroDivisionError):
+            purge_deleted_partitions(store, rows_max=100)
+    assert count(store, deleted_partitions) == 2
+    Maintenance(store).run_once()
+    assert [count(store, table) for table in (deleted_partitions, record_batches, group_offsets)] == [0, 0, 0]
+
+
+# --- what is not due is not looked at ---------------------------------------------------------------------------------
+
+FRESH, DUE = 5_000, 3
+
+
+@contextmanager
+def plans(store):
+    """The plans of all SELECT statements that are run meanwhile, with what they touched (PostgreSQL)."""
+    found = []
+
+    def explain(connection, cursor, statement, parameters, context, executemany):
+        if statement.startswith("SELECT") and "store_configs" not in statement and "FROM" in statement:
+            how = "(ANALYZE, FORMAT JSON) " if store.backend.name == "postgresql" else "QUERY PLAN "
+            cursor.execute(f"EXPLAIN {how}{statement}", parameters)
+            found.append(cursor.fetchall())
+
+    event.listen(store.engine, "before_cursor_execute", explain)
+    try:
+        yield found
+    finally:
+        event.remove(store.engine, "before_cursor_execute", explain)
+
+
+def rows_touched(plan):
+    """Return how many rows the scans of a plan of PostgreSQL have looked at."""
+    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) if "Scan" in plan["Node Type"] else 0
+    return own * plan["Actual Loops"] + sum(rows_touched(inner) for inner in plan.get("Plans", ()))
+
+
+def old_and_fresh(table, clock, partition_ids):
+    """Yield rows of which DUE are old."""
+    for number in range(FRESH + DUE):
+        now_ms = clock.now_ms()
+        at_ms = now_ms - 30 * DAY_MS if number >= FRESH else now_ms
+        if table is producer_states:
+            yield state(partition_ids[number % 2], number, at_ms)
+        elif table is offset_producers:
+            yield {"producer_id": number, "producer_epoch": 0, "last_update_ms": at_ms}
+        elif table is transactions:
+            yield {
+                "transactional_id": f"id-{number}",
+                "producer_id": number,
+                "previous_producer_id": -1,
+                "next_producer_id": -1,
+                "producer_epoch": 0,
+                "last_producer_epoch": -1,
+                "timeout_ms": 1,
+                "state": 0,
+                "start_ms": -1,
+                "last_update_ms": at_ms,
+                "transaction_number": 0,
+                "begin_epoch": -1,
+            }
+        elif table is group_members:
+            yield {
+                "group_id": f"group-{number}",
+                "member_id": "member",
+                "client_id": "client",
+                "generation": 1,
+                "session_timeout_ms": 45_000,
+                "deadline_ms": at_ms + 40_000,
+                "subscription": "{}",
+                "assignment": "{}",
+            }
+        else:
+            # The journal is in the order of its entries.
+            yield entry(number, now_ms if number >= DUE else now_ms - 30 * DAY_MS)
+
+
+@pytest.mark.parametrize(
+    ("table", "duty", "index"),
+    [
+        (producer_states, expire_producers, "producer_states_age"),
+        (offset_producers, expire_producers, "offset_producers_age"),
+        (transactions, expire_transactional_ids, "transactions_age"),
+        (transaction_log, trim_journal, "PRIMARY KEY"),
+        (group_members, lambda store: expire_silent_members(store, groups_max=100), "group_members_deadline"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_what_is_not_due_is_not_looked_at(store, clock, partition_ids, table, duty, index):
+    fill(store, table, old_and_fresh(table, clock, partition_ids))
+    if table is group_members:
+        fill(
+            store,
+            groups,
+            (
+                {"group_id": f"group-{n}", "generation": 1, "commit_number": 0, "last_update_ms": 1}
+                for n in range(FRESH, FRESH + DUE)
+            ),
+        )
+    if store.backend.name == "postgresql":
+        store.write(lambda connection: connection.execute(text("ANALYZE")))
+    before = count(store, table)
+    with plans(store) as found:
+        duty(store)
+    assert count(store, table) == before - DUE
+    named = str(table.name)
+    plans_of_table = [plan for plan in found if named in str(plan)]
+    assert plans_of_table
+    for rows in plans_of_table:
+        if store.backend.name == "sqlite":
+            assert not any(str(row[-1]).startswith(f"SCAN txnstore_{named}") for row in rows), rows
+        else:
+            (plan,) = rows[0][0] if not isinstance(rows[0][0], str) else json.loads(rows[0][0])
+            # A look at the journal reads so many entries at once.
+            assert rows_touched(plan["Plan"]) <= (2 * FOUND_MAX if table is transaction_log else 10 * DUE), plan
+    if store.backend.name == "sqlite":
+        assert any(index in str(rows) for rows in plans_of_table), plans_of_table
+
+
+def test_deleting_below_the_log_start_takes_no_more_than_that(store, partition_ids):
+    item = Append(partition_ids[0], encode([Record(b"a")]))
+    store.write(lambda connection: append(connection, [item] * 5))
+    delete_records(store, partition_ids[0], 3)
+    assert delete_below_log_start(store, partition_ids[0]) == 0
+    assert count(store, record_batches) == 2

@@ -1,0 +1,287 @@
+"""A store that has been in use for years, made in seconds: rows are multiplied by the database itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import CTE, ColumnElement, Connection, Table, case, cast, insert, literal, select, text, true, update
+
+from txnstore.db.backend import Limits
+from txnstore.db.schema import (
+    finished_transactions,
+    group_members,
+    group_offsets,
+    groups,
+    outbox,
+    partition_heads,
+    producer_states,
+    record_batches,
+    stores,
+    transaction_log,
+    transaction_partitions,
+    transactions,
+)
+from txnstore.db.store import Store
+from txnstore.db.types import Int64, String
+from txnstore.log.codec import encode
+from txnstore.log.topics import create_topic
+from txnstore.model import ControlType, ProducerIdentity, Record
+from txnstore.transactions.states import TransactionState
+
+#: How many batches are made of each that is encoded.
+COPIES = 1_000
+#: By partition: how many batches are encoded for it.
+TRANSACTIONS, PLAIN, HELD_BACK = 300, 500, 200
+#: Of the partition with transactions: those of this stretch were aborted, 100,000 batches in a row.
+ABORTED = range(100, 200)
+#: In the partition whose readers are held back: where the open transaction begins.
+OPEN_OFFSET = 1_000
+
+PRODUCERS = 100_000
+TRANSACTIONAL_IDS = 10_000
+GROUPS = 1_000
+REFUSED_ROWS = 300_000
+JOURNAL_ENTRIES = 300_000
+#: Producers that began in the journal and are remembered nowhere else.
+FORMER_PRODUCER_ID = 400_000
+OPEN_PRODUCER_ID = 500_000
+NEXT_PRODUCER_ID = 1_000_000
+NO_TIMEOUT_MS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class BigStore:
+    """The store and what is where."""
+
+    store: Store
+    url: str
+    topic: str
+    transactions: int
+    """A partition of transactions that ended, with 100,000 producers."""
+    plain: int
+    """One of records outside transactions, whose timestamps grow."""
+    held_back: int
+    """One whose last stable offset lies 199,000 batches before its end."""
+    first_ms: int
+    """The first timestamp in `plain`; that of batch n is later by n // 1000 seconds."""
+
+
+def fill(store: Store, url: str) -> BigStore:
+    """Fill a new store, which others open at this URL."""
+    topic = store.write(lambda connection: create_topic(connection, "big", partition_count=4))
+    first_ms = time.time_ns() // 1_000_000 - 3_600_000
+    with_transactions, plain, held_back, scratch = topic.partition_ids
+    big = BigStore(store, url, "big", with_transactions, plain, held_back, first_ms)
+    with store.engine.connect() as connection:
+        if store.backend.name == "postgresql":
+            driver: Any = connection.connection.driver_connection
+            driver.expect_answers_within(Limits(statement_timeout_ms=0))
+        connection.exec_driver_sql("BEGIN")
+        _fill_log(connection, big, scratch)
+        _fill_producers(connection, big)
+        _fill_coordinator(connection, big)
+        _fill_groups(connection, big)
+        _multiply(
+            connection, outbox, _numbers(REFUSED_ROWS), {"topic": literal("gone"), "refusal": literal("no such topic")}
+        )
+        connection.exec_driver_sql("COMMIT")
+        if store.backend.name == "postgresql":
+            # As the server does by itself.
+            connection.execute(text("VACUUM ANALYZE"))
+    return big
+
+
+def _numbers(count: int, name: str = "numbers") -> CTE:
+    found = select(literal(0, Int64).label("n")).cte(name, recursive=True)
+    return found.union_all(select(found.c.n + 1).where(found.c.n + 1 < count))
+
+
+def _multiply(
+    connection: Connection, table: Table, numbers: CTE, values: Mapping[str, ColumnElement[Any]], *more: Any
+) -> None:
+    """Insert a row for each number."""
+    rows = select(*values.values()).select_from(numbers, *more)
+    connection.execute(insert(table).from_select(list(values), rows, include_defaults=False))
+
+
+def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
+    encoded = [
+        encode(
+            [Record(b"value", timestamp_ms=big.first_ms)],
+            producer=ProducerIdentity(number, 0),
+            base_sequence=0,
+            is_transactional=True,
+        )
+        for number in range(TRANSACTIONS)
+    ]
+    encoded += [encode([Record(b"value", timestamp_ms=big.first_ms + number * 1_000)]) for number in range(PLAIN)]
+    rows = [
+        {
+            **batch.columns(),
+            "partition_id": scratch,
+            "base_offset": number,
+            "last_offset": number,
+            "running_max_timestamp_ms": batch.max_timestamp_ms,
+        }
+        for number, batch in enumerate(encoded)
+    ]
+    connection.execute(insert(record_batches), rows)
+    for partition_id, first, count in (
+        (big.transactions, 0, TRANSACTIONS),
+        (big.plain, TRANSACTIONS, PLAIN),
+        (big.held_back, TRANSACTIONS, HELD_BACK),
+    ):
+        copies = _numbers(COPIES)
+        offset = (record_batches.c.last_offset - first) * COPIES + copies.c.n
+        values: dict[str, Any] = {column.name: column for column in record_batches.c}
+        values |= {"partition_id": literal(partition_id, Int64), "last_offset": offset, "base_offset": offset}
+        chosen = (
+            select(*values.values())
+            .select_from(record_batches.join(copies, true()))
+            .where(
+                record_batches.c.partition_id == scratch,
+                record_batches.c.last_offset >= first,
+                record_batches.c.last_offset < first + count,
+            )
+        )
+        connection.execute(insert(record_batches).from_select(list(values), chosen.order_by(offset)))
+        connection.execute(
+            update(partition_heads)
+            .where(partition_heads.c.partition_id == partition_id)
+            .values(next_offset=count * COPIES, running_max_timestamp_ms=big.first_ms + (count - 1) * 1_000)
+        )
+    # The last offset of each thousand ends the transaction that is read; the others only fill the index.
+    numbers = _numbers(TRANSACTIONS * COPIES)
+    which, rest = numbers.c.n.op("/")(COPIES), numbers.c.n % COPIES
+    _multiply(
+        connection,
+        finished_transactions,
+        numbers,
+        {
+            "partition_id": literal(big.transactions, Int64),
+            "marker_offset": numbers.c.n + 1,
+            "producer_id": case((rest == COPIES - 1, which), else_=numbers.c.n + NEXT_PRODUCER_ID),
+            "producer_epoch": literal(0),
+            "first_offset": numbers.c.n - rest,
+            "outcome": case(
+                (which.between(ABORTED.start, ABORTED.stop - 1), int(ControlType.ABORT)), else_=int(ControlType.COMMIT)
+            ),
+            "last_stable_offset": numbers.c.n + 2,
+        },
+    )
+
+
+def _fill_producers(connection: Connection, big: BigStore) -> None:
+    numbers = _numbers(PRODUCERS)
+    common: dict[str, Any] = {
+        "producer_epoch": literal(1),
+        "recent_batches": literal("[]"),
+        "coordinator_epoch": literal(0),
+        "last_timestamp_ms": literal(big.first_ms, Int64) + numbers.c.n,
+    }
+    of_partition = {"partition_id": literal(big.transactions, Int64), "producer_id": numbers.c.n}
+    _multiply(connection, producer_states, numbers, of_partition | common)
+    open_one = {
+        "partition_id": big.held_back,
+        "producer_id": OPEN_PRODUCER_ID,
+        "producer_epoch": 0,
+        "recent_batches": "[]",
+        "coordinator_epoch": -1,
+        "last_timestamp_ms": big.first_ms,
+        "transaction_first_offset": OPEN_OFFSET,
+    }
+    connection.execute(insert(producer_states), open_one)
+    connection.execute(update(stores).values(next_producer_id=2 * NEXT_PRODUCER_ID))
+
+
+def _fill_coordinator(connection: Connection, big: BigStore) -> None:
+    numbers = _numbers(TRANSACTIONAL_IDS)
+    is_open = numbers.c.n == 0
+    _multiply(
+        connection,
+        transactions,
+        numbers,
+        {
+            "transactional_id": literal("id ", String) + cast(numbers.c.n, String),
+            "producer_id": case((is_open, OPEN_PRODUCER_ID), else_=numbers.c.n),
+            "previous_producer_id": literal(-1),
+            "next_producer_id": literal(-1),
+            "producer_epoch": case((is_open, 0), else_=1),
+            "last_producer_epoch": literal(-1),
+            "timeout_ms": literal(NO_TIMEOUT_MS),
+            "state": case((is_open, int(TransactionState.ONGOING)), else_=int(TransactionState.COMPLETE_COMMIT)),
+            "start_ms": literal(big.first_ms, Int64),
+            "last_update_ms": literal(big.first_ms, Int64) + numbers.c.n,
+            "transaction_number": literal(1),
+            "begin_epoch": case((is_open, 0), else_=-1),
+        },
+    )
+    connection.execute(insert(transaction_partitions), {"transactional_id": "id 0", "partition_id": big.held_back})
+    entries = _numbers(JOURNAL_ENTRIES)
+    states = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
+    number = entries.c.n.op("/")(len(states))
+    _multiply(
+        connection,
+        transaction_log,
+        entries,
+        {
+            "transactional_id": literal("id ", String) + cast(number % TRANSACTIONAL_IDS, String),
+            "transaction_number": number,
+            "producer_id": number + FORMER_PRODUCER_ID,
+            "producer_epoch": literal(0),
+            "state": case(*((entries.c.n % 3 == rest, int(state)) for rest, state in enumerate(states))),
+            "timeout_ms": literal(60_000),
+            "start_ms": literal(big.first_ms, Int64),
+            "update_ms": literal(big.first_ms, Int64) + entries.c.n,
+            "reason": literal("EndTxn"),
+        },
+    )
+
+
+def _fill_groups(connection: Connection, big: BigStore) -> None:
+    numbers = _numbers(GROUPS)
+    group_id = literal("group ", String) + cast(numbers.c.n, String)
+    now_ms = literal(big.first_ms, Int64)
+    _multiply(
+        connection,
+        groups,
+        numbers,
+        {"group_id": group_id, "generation": literal(1), "commit_number": literal(1), "last_update_ms": now_ms},
+    )
+    _multiply(
+        connection,
+        group_members,
+        numbers,
+        {
+            "group_id": group_id,
+            "member_id": literal("member"),
+            "client_id": literal("client"),
+            "generation": literal(1),
+            "session_timeout_ms": literal(NO_TIMEOUT_MS),
+            "deadline_ms": now_ms + NO_TIMEOUT_MS,
+            "subscription": literal(
+                '{"subscribed":[],"topics":[],"assignors":["range"],"owned":{},"owned_ids":[],"step":0}'
+            ),
+            "assignment": literal("{}"),
+        },
+    )
+    for partition_id in (big.transactions, big.plain, big.held_back):
+        _multiply(
+            connection,
+            group_offsets,
+            numbers,
+            {
+                "group_id": group_id,
+                "partition_id": literal(partition_id, Int64),
+                "committed_offset": numbers.c.n,
+                "leader_epoch": literal(-1),
+                "offset_metadata": literal(""),
+                "commit_ms": now_ms,
+                "commit_number": literal(1),
+                "producer_id": literal(-1),
+                "producer_epoch": literal(-1),
+            },
+        )

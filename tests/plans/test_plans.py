@@ -1,0 +1,340 @@
+"""What each call touches of a store that has been in use for years: no more than of a new one.
+
+The calls are made as always, and every statement that they come to is measured: one that is added later is measured,
+too.  What a call may touch does not depend on how much there is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from tests.clients.steps import PATIENCE_SECONDS
+from tests.plans.big_store import ABORTED, COPIES, FORMER_PRODUCER_ID, OPEN_OFFSET, OPEN_PRODUCER_ID, BigStore
+from tests.plans.measuring import Touched, measured
+from tests.transactions.conftest import Producer as CoreProducer
+from tests.transactions.conftest import sent_offsets
+from txnstore import Consumer, ConsumerGroupTopicPartitions, Producer, TopicCollection, TopicPartition
+from txnstore.admin import AdminClient, OffsetSpec
+from txnstore.errors import TxnStoreError
+from txnstore.groups import coordinator as group_coordinator
+from txnstore.groups.group_image import MemberDetails, Report
+from txnstore.groups.listing import find_group, list_offsets
+from txnstore.groups.offsets import commit_offsets, read_offsets
+from txnstore.log.append import Append, append
+from txnstore.log.bounds import offset_for_time, read_bounds
+from txnstore.log.codec import encode
+from txnstore.log.fetch import PAGE_OFFSETS_MAX, fetch
+from txnstore.log.finding import find_appended
+from txnstore.log.max_timestamp import offset_of_max_timestamp
+from txnstore.log.outbox_rows import has_outbox_rows
+from txnstore.maintenance.duties import DUTIES, Duty
+from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
+from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.listing import describe_transaction, hanging_transactions
+from txnstore.transactions.outcome import read_outcome, resolve_outcome
+from txnstore.transactions.recovery import abort_timed_out, complete_all_decided
+
+pytestmark = pytest.mark.slow
+
+COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
+#: Gets ready, and returns what is measured.
+_Call = Callable[[BigStore], Callable[[], object]]
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that is measured, and what each of its statements may touch."""
+
+    name: str
+    run: _Call
+    rows: int = 30
+    """Rows or blocks on PostgreSQL."""
+    instructions: int = 500
+    """On SQLite."""
+
+
+def _read(work: Callable[[BigStore, Connection], object]) -> _Call:
+    return lambda big: lambda: big.store.read(partial(work, big))
+
+
+def _write(work: Callable[[BigStore, Connection], object]) -> _Call:
+    return lambda big: lambda: big.store.write(partial(work, big))
+
+
+def _page(of: Callable[[BigStore], int], position: int, isolation: IsolationLevel = COMMITTED, **options: Any) -> _Call:
+    return _read(lambda big, connection: fetch(connection, {of(big): position}, isolation=isolation, **options))
+
+
+def _producer(big: BigStore) -> CoreProducer:
+    producer = CoreProducer(TransactionCoordinator(big.store), f"producer {next(_numbers)}")
+    producer.start()
+    return producer
+
+
+def _begun(big: BigStore) -> CoreProducer:
+    producer = _producer(big)
+    producer.send(big.transactions, b"a")
+    producer.send_offsets("group 1", {big.plain: 1})
+    return producer
+
+
+def _first_append(big: BigStore) -> Callable[[], object]:
+    return partial(_producer(big).send, big.transactions, b"a")
+
+
+def _further_append(big: BigStore) -> Callable[[], object]:
+    return partial(_begun(big).send, big.transactions, b"b")
+
+
+def _append(big: BigStore, connection: Connection) -> None:
+    append(connection, [Append(big.plain, encode([Record(b"a")]))])
+
+
+def _sent_offsets(big: BigStore) -> Callable[[], object]:
+    return partial(_producer(big).send_offsets, "group 2", {big.plain: 1})
+
+
+def _transaction_at_once(big: BigStore) -> Callable[[], object]:
+    producer = _producer(big)
+    return lambda: producer.commit(
+        appends=[producer.batch(big.transactions, b"a")], offsets=[sent_offsets("group 3", {big.plain: 1})]
+    )
+
+
+def _init_again(big: BigStore) -> Callable[[], object]:
+    return _begun(big).twin().start
+
+
+def _decided(big: BigStore) -> Callable[[], object]:
+    producer = _begun(big)
+    producer.decide(commit=True)
+    return lambda: complete_all_decided(big.store)
+
+
+def _resolved(big: BigStore) -> Callable[[], object]:
+    producer = _begun(big)
+    return lambda: resolve_outcome(big.store, producer.transactional_id, producer.identity)
+
+
+def _aborted_by_administrator(big: BigStore) -> Callable[[], object]:
+    producer = _begun(big)
+    return lambda: abort_open_transaction(big.store, OpenInPartition(big.transactions, producer.identity))
+
+
+def _found_again(big: BigStore) -> Callable[[], object]:
+    producer = _producer(big)
+    item = producer.batch(big.transactions, b"a")
+    producer.commit(appends=[item])
+
+    def look(connection: Connection) -> None:
+        (found,) = find_appended(connection, [item])
+        assert found.is_duplicate
+
+    return lambda: big.store.read(look)
+
+
+def _outcome_of(producer_id: int) -> _Call:
+    return _read(lambda _, connection: read_outcome(connection, ProducerIdentity(producer_id, 0)))
+
+
+def _unknown_outcome(big: BigStore) -> Callable[[], object]:
+    def ask() -> None:
+        with pytest.raises(TxnStoreError):
+            _outcome_of(900_000)(big)()
+
+    return ask
+
+
+def _committed(big: BigStore, connection: Connection) -> None:
+    offsets = {big.plain: OffsetAndMetadata(5), big.held_back: OffsetAndMetadata(6)}
+    commit_offsets(connection, GroupMembership("simple"), offsets)
+
+
+def _report(group_id: str) -> Report:
+    return Report(GroupMembership(group_id, NO_GENERATION, uuid.uuid4().hex), 1, frozenset())
+
+
+_DETAILS = MemberDetails("client", 45_000, ("big",), frozenset({"big"}), ("range",))
+
+
+def _joined(big: BigStore, connection: Connection) -> None:
+    group_coordinator.join(connection, _report("group 4"), _DETAILS)
+
+
+def _heartbeat(big: BigStore) -> Callable[[], object]:
+    report = _report("group 5")
+    answer = big.store.write(lambda connection: group_coordinator.join(connection, report, _DETAILS))
+    again = Report(answer.membership, 2, frozenset())
+    return lambda: big.store.write(lambda connection: group_coordinator.heartbeat(connection, again))
+
+
+def _renewed(big: BigStore) -> Callable[[], object]:
+    member = GroupMembership("group 6", 1, "member")
+
+    def work(connection: Connection) -> None:
+        assert group_coordinator.renew(connection, member)
+        assert not group_coordinator.has_news(connection, member)
+
+    return lambda: big.store.write(work)
+
+
+def _of_time(behind_ms: int, of: Callable[[BigStore], int], isolation: IsolationLevel = COMMITTED) -> _Call:
+    return _read(lambda big, connection: offset_for_time(connection, of(big), big.first_ms + behind_ms, isolation))
+
+
+def _duty(duty: Duty, big: BigStore) -> Callable[[], object]:
+    return lambda: duty.do(big.store)
+
+
+def _wait(answers: Mapping[Any, Any]) -> None:
+    for answer in answers.values():
+        answer.result(PATIENCE_SECONDS)
+
+
+def _client_of_producer(big: BigStore) -> Callable[[], object]:
+    def run() -> None:
+        name = f"client {next(_numbers)}"
+        with Producer({"bootstrap.servers": big.url, "transactional.id": name}) as producer:
+            producer.init_transactions(PATIENCE_SECONDS)
+            for ends in (producer.commit_transaction, producer.abort_transaction):
+                producer.begin_transaction()
+                producer.produce(big.topic, b"v", partition=0)
+                producer.flush(PATIENCE_SECONDS)
+                ends(PATIENCE_SECONDS)
+
+    return run
+
+
+def _consumer(big: BigStore) -> Callable[[], object]:
+    def run() -> None:
+        usual = {"bootstrap.servers": big.url, "auto.offset.reset": "latest", "enable.partition.eof": True}
+        with Consumer({**usual, "group.id": f"client {next(_numbers)}"}) as consumer:
+            consumer.subscribe([big.topic])
+            message = consumer.poll(PATIENCE_SECONDS)
+            while message is not None and message.error() is None:
+                message = consumer.poll(PATIENCE_SECONDS)
+            consumer.commit(asynchronous=False, offsets=[TopicPartition(big.topic, 1, 5)])
+            consumer.offsets_for_times([TopicPartition(big.topic, 1, big.first_ms + 200_000)], PATIENCE_SECONDS)
+            consumer.get_watermark_offsets(TopicPartition(big.topic, 1), PATIENCE_SECONDS)
+
+    return run
+
+
+def _administrator(big: BigStore) -> Callable[[], object]:
+    def run() -> None:
+        admin = AdminClient({"bootstrap.servers": big.url})
+        partition = TopicPartition(big.topic, 1)
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest(), OffsetSpec.for_timestamp(big.first_ms + 77_000)):
+            _wait(admin.list_offsets({partition: spec}))
+        _wait(admin.describe_consumer_groups(["group 8"]))
+        _wait(admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("group 8")]))
+        _wait(admin.describe_transactions(["id 0"]))
+        _wait(admin.describe_topics(TopicCollection([big.topic])))
+
+    return run
+
+
+def _transactions(big: BigStore) -> int:
+    return big.transactions
+
+
+def _plain(big: BigStore) -> int:
+    return big.plain
+
+
+def _held_back(big: BigStore) -> int:
+    return big.held_back
+
+
+#: A page of 100 batches: their sizes, then they themselves.
+PAGE = {"rows": 500, "instructions": 10_000}
+#: The batches of as many offsets as one page looks at.
+LONG_PAGE = {"rows": 5 * PAGE_OFFSETS_MAX, "instructions": 50 * PAGE_OFFSETS_MAX}
+
+CALLS = [
+    Call("append", _write(_append)),
+    Call("first append of a transaction", _first_append),
+    Call("further append of a transaction", _further_append),
+    Call("send offsets to a transaction", _sent_offsets),
+    Call("commit", lambda big: _begun(big).commit),
+    Call("abort", lambda big: _begun(big).abort),
+    Call("a whole transaction in one commit", _transaction_at_once),
+    Call("initialize a new producer", lambda big: partial(_producer, big)),
+    Call("initialize a producer with an open transaction", _init_again),
+    Call("bounds", _read(lambda big, connection: read_bounds(connection, [big.transactions, big.held_back]))),
+    Call("page in the middle", _page(_plain, 250_000, records_max=100), **PAGE),
+    Call("page of transactions", _page(_transactions, 50_000, records_max=100), **PAGE),
+    Call("page of a reader that sees all", _page(_transactions, 50_000, UNCOMMITTED, records_max=100), **PAGE),
+    Call("page of what was aborted", _page(_transactions, ABORTED.start * COPIES), **LONG_PAGE),
+    Call("page below an open transaction", _page(_held_back, OPEN_OFFSET - 10)),
+    Call("page at the last stable offset", _page(_held_back, OPEN_OFFSET)),
+    Call("page at the end", _page(_plain, 499_990)),
+    Call("offset at the earliest time", _of_time(0, _plain)),
+    Call("offset at a time in the middle", _of_time(250_000, _plain)),
+    Call("offset at a time of the last records", _of_time(499_000, _plain)),
+    Call("offset at a time that held back records have", _of_time(100_000, _held_back)),
+    Call("the same for a reader that sees all", _of_time(100_000, _held_back, UNCOMMITTED)),
+    Call(
+        "offset of the largest timestamp",
+        _read(lambda big, connection: offset_of_max_timestamp(connection, big.held_back, UNCOMMITTED)),
+        rows=250,
+        instructions=5_000,
+    ),
+    Call("commit offsets", _write(_committed)),
+    Call("committed offsets", _read(lambda big, connection: read_offsets(connection, "group 1", [big.plain]))),
+    Call("join a group", _write(_joined)),
+    Call("heartbeat", _heartbeat),
+    Call("renewed lease and look for news", _renewed),
+    Call("search for transactions that timed out", lambda big: partial(abort_timed_out, big.store)),
+    Call("search for decided transactions", _decided),
+    Call("batch whose answer was lost", _found_again),
+    Call("outcome of an open transaction", _outcome_of(OPEN_PRODUCER_ID)),
+    Call("outcome that only the journal knows", _outcome_of(FORMER_PRODUCER_ID + 5)),
+    Call("outcome that nobody knows", _unknown_outcome),
+    Call("outcome for good", _resolved),
+    Call("abort by an administrator", _aborted_by_administrator),
+    Call("search for hanging transactions", _read(lambda _, connection: hanging_transactions(connection, 0))),
+    Call("describe a transaction", _read(lambda _, connection: describe_transaction(connection, "id 0"))),
+    Call("describe a group", _read(lambda _, connection: find_group(connection, "group 7"))),
+    Call("producer", _client_of_producer),
+    Call("administrator", _administrator),
+    Call("offsets of a group", _read(lambda _, connection: list_offsets(connection, "group 7"))),
+]
+
+
+CALLS += [
+    # A duty looks at a few portions, however much is due.
+    *(
+        Call(duty.name, partial(_duty, duty), rows=5_000, instructions=100_000)
+        for duty in DUTIES
+        if "database" not in duty.name
+    ),
+    Call("look into the outbox", _read(lambda _, connection: has_outbox_rows(connection))),
+    Call("consumer", _consumer),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_a_call_touches_what_it_is_about_and_nothing_else(big: BigStore, call: Call) -> None:
+    database = big.store.backend.name
+    run = call.run(big)
+    with measured(database) as found:
+        run()
+    assert found
+    limit = call.rows if database == "postgresql" else call.instructions
+    assert_at_most(limit, found)
+
+
+def assert_at_most(limit: int, found: list[Touched]) -> None:
+    beyond = [touched for touched in found if touched.count > limit]
+    assert not beyond, "\n".join(f"more than {limit}: {touched}" for touched in beyond)

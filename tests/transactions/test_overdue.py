@@ -1,0 +1,133 @@
+"""What a look for transactions whose time is up finds, aborts, and says of the next one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+
+from txnstore.errors import StoreUnavailable
+from txnstore.transactions import recovery, timeouts
+from txnstore.transactions.metadata import FenceReason
+from txnstore.transactions.rows import lock_row
+from txnstore.transactions.states import TransactionState
+from txnstore.transactions.timeouts import AGAIN_MS, abort_overdue
+
+S = TransactionState
+
+
+def begin(bench, timeout_ms: int):
+    producer = bench.started(timeout_ms=timeout_ms)
+    producer.send(bench.partition_ids[0], b"a")
+    return producer
+
+
+def test_it_says_when_the_next_ones_time_is_up(own_bench) -> None:
+    bench = own_bench
+    assert abort_overdue(bench.store) is None
+    later, sooner = begin(bench, 5_000), begin(bench, 1_000)
+    assert abort_overdue(bench.store) == 1_001
+    bench.clock.advance(1_000)
+    assert abort_overdue(bench.store) == 1
+    assert bench.row(sooner.transactional_id).state is S.ONGOING
+    bench.clock.advance(1)
+    assert abort_overdue(bench.store) == 4_000
+    assert bench.row(sooner.transactional_id).fence_reason is FenceReason.TIMEOUT
+    assert bench.row(later.transactional_id).state is S.ONGOING
+    bench.clock.advance(4_000)
+    assert abort_overdue(bench.store) is None
+    assert bench.row(later.transactional_id).fence_reason is FenceReason.TIMEOUT
+    bounds = bench.bounds(bench.partition_ids[0])
+    assert bounds.last_stable_offset == bounds.high_watermark
+
+
+def test_one_that_never_times_out_is_not_counted(own_bench) -> None:
+    bench = own_bench
+    bench.set_store({"transaction.two.phase.commit.enable": "true"})
+    producer = bench.started(enable_two_phase_commit=True)
+    producer.send(bench.partition_ids[0], b"a")
+    assert abort_overdue(bench.store) is None
+
+
+def test_a_look_is_bounded_and_the_next_one_goes_on(own_bench, monkeypatch) -> None:
+    bench = own_bench
+    monkeypatch.setattr(timeouts, "ABORTED_MAX", 2)
+    monkeypatch.setattr(timeouts, "_NEXT", timeouts._NEXT.limit(3))
+    producers = []
+    for _ in range(3):
+        producers.append(begin(bench, 1_000))
+        bench.clock.advance(1)
+    bench.clock.advance(1_000)
+    assert abort_overdue(bench.store) == 0
+    assert [bench.row(producer.transactional_id).state for producer in producers] == [
+        S.COMPLETE_ABORT,
+        S.COMPLETE_ABORT,
+        S.ONGOING,
+    ]
+    assert abort_overdue(bench.store) is None
+
+
+def test_what_cannot_be_aborted_now_is_looked_at_again(own_bench, monkeypatch) -> None:
+    bench = own_bench
+    begin(bench, 1_000)
+    bench.clock.advance(1_001)
+
+    def away(*_: object, **__: object) -> bool:
+        raise StoreUnavailable
+
+    with monkeypatch.context() as patched:
+        patched.setattr(timeouts, "abort_if_timed_out", away)
+        assert abort_overdue(bench.store) == AGAIN_MS
+    assert abort_overdue(bench.store) is None
+
+
+def test_it_waits_for_nobody_who_is_at_work_on_one(own_bench) -> None:
+    bench = own_bench
+    locked, free = begin(bench, 1_000), begin(bench, 2_000)
+    bench.clock.advance(2_001)
+
+    def work(connection: Connection) -> int | None:
+        lock_row(connection, locked.transactional_id)
+        began_at = time.monotonic()
+        left_ms = abort_overdue(bench.store)
+        assert time.monotonic() - began_at < bench.store.limits.lock_timeout_ms / 1000 / 2
+        return left_ms
+
+    assert bench.store.write(work) == AGAIN_MS
+    if bench.store.backend.name == "postgresql":
+        assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
+    assert bench.row(locked.transactional_id).state is S.ONGOING
+    assert abort_overdue(bench.store) is None
+    assert bench.row(locked.transactional_id).state is S.COMPLETE_ABORT
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters", "index", "condition"),
+    [
+        (timeouts._NEXT, {}, "transactions_deadline", "deadline_ms>"),
+        (recovery._TIMED_OUT, {}, "transactions_deadline", "deadline_ms<"),
+        (recovery._DECIDED, {"after_id": ""}, "transactions_decided", ""),
+    ],
+    ids=["the next", "timed out", "decided"],
+)
+def test_a_look_reads_nothing_of_what_is_at_rest_or_in_time(shared_store, statement, parameters, index, condition):
+    executed: list[tuple[str, Any]] = []
+
+    def note(connection, cursor, text, values, *_: object) -> None:
+        executed.append((text, values))
+
+    def explain(connection: Connection) -> str:
+        is_sqlite = shared_store.backend.name == "sqlite"
+        if not is_sqlite:
+            # Of a few rows PostgreSQL reads them all.
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        event.listen(connection, "before_cursor_execute", note)
+        connection.execute(statement, parameters).all()
+        text, values = executed[-1]
+        return str(connection.exec_driver_sql(f"EXPLAIN {'QUERY PLAN ' if is_sqlite else ''}{text}", values).all())
+
+    plan = shared_store.read(explain)
+    assert index in plan
+    assert condition in plan.replace(" ", ""), plan
