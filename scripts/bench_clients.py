@@ -13,7 +13,7 @@ from typing import Any
 
 from scripts.bench_support import BATCH_RECORDS, VALUE, Bench, Result
 from txnstore import Consumer, Producer, TopicPartition
-from txnstore.db.postgresql import connect_driver
+from txnstore.db.postgresql.backend import connect_driver
 from txnstore.db.url import parse_url
 
 #: What the producer puts into one commit by default.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from scripts.bench_support import BATCH_RECORDS, VALUE, Bench, Result
-from txnstore.log.outbox_sequencer import drain_outbox
+from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.outbox import Outbox
 
 Work = Callable[[], object]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from txnstore.db.postgresql import connect_driver
+from txnstore.db.postgresql.backend import connect_driver
 from txnstore.db.store import Store
 from txnstore.db.url import parse_url
 from txnstore.log.append import Append, append

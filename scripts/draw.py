@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from txnstore.clients.configuration_keys import KEYS
-from txnstore.clients.transaction_states import ALLOWED_IN, RESUMABLE, ProducerState, TransactionCall
+from txnstore.clients.configuration.keys import KEYS
+from txnstore.clients.producer.transaction_states import ALLOWED_IN, RESUMABLE, ProducerState, TransactionCall
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
 from txnstore.db.schema import metadata
 from txnstore.errors import ERRORS

@@ -9,8 +9,8 @@ import sys
 from contextlib import closing
 from typing import NoReturn
 
-from txnstore.testing.kafka_broker import KafkaBroker
-from txnstore.testing.kafka_jars import NoKafkaError
+from tests.tools.kafka_broker import KafkaBroker
+from tests.tools.kafka_jars import NoKafkaError
 
 #: EX_UNAVAILABLE of sysexits.h.
 UNAVAILABLE = 69

@@ -8,7 +8,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from txnstore.clients.cluster_metadata import (
+from txnstore.clients.model.constants import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
+)
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.message import Message
+from txnstore.clients.model.metadata import (
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     ConsumerGroupType,
@@ -20,27 +31,16 @@ from txnstore.clients.cluster_metadata import (
     TopicPartitionInfo,
     Uuid,
 )
-from txnstore.clients.constants import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    OFFSET_STORED,
-    TIMESTAMP_CREATE_TIME,
-    TIMESTAMP_LOG_APPEND_TIME,
-    TIMESTAMP_NOT_AVAILABLE,
-)
-from txnstore.clients.kafka_error import KafkaError, KafkaException
-from txnstore.clients.message import Message
-from txnstore.clients.topic_partition import TopicPartition
-from txnstore.clients.versions import VERSION, libversion, version
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.model.versions import VERSION, libversion, version
 from txnstore.log.partitioners import consistent, fnv1a, murmur2
 
 if TYPE_CHECKING:
-    from txnstore.clients.consumer import Consumer
-    from txnstore.clients.deserializing_consumer import DeserializingConsumer
-    from txnstore.clients.producer import Producer
-    from txnstore.clients.serializing_producer import SerializingProducer
-    from txnstore.clients.transaction_outcome import Outcome, PreparedTxnState, outcome
+    from txnstore.clients.consumer.consumer import Consumer
+    from txnstore.clients.consumer.deserializing import DeserializingConsumer
+    from txnstore.clients.producer.producer import Producer
+    from txnstore.clients.producer.serializing import SerializingProducer
+    from txnstore.clients.producer.transaction_outcome import Outcome, PreparedTxnState, outcome
     from txnstore.confluent_kafka_names import install_as_confluent_kafka
     from txnstore.outbox import Outbox
 
@@ -89,15 +89,15 @@ __version__ = VERSION
 #: Where to find what brings SQLAlchemy and the drivers along.  Those take half a second to import, which a program
 #: that imports txnstore for an error or for its command line does not have to wait for.
 _MODULES: Final = {
-    "Consumer": "txnstore.clients.consumer",
-    "DeserializingConsumer": "txnstore.clients.deserializing_consumer",
+    "Consumer": "txnstore.clients.consumer.consumer",
+    "DeserializingConsumer": "txnstore.clients.consumer.deserializing",
     "Outbox": "txnstore.outbox",
-    "Outcome": "txnstore.clients.transaction_outcome",
-    "PreparedTxnState": "txnstore.clients.transaction_outcome",
-    "Producer": "txnstore.clients.producer",
-    "SerializingProducer": "txnstore.clients.serializing_producer",
+    "Outcome": "txnstore.clients.producer.transaction_outcome",
+    "PreparedTxnState": "txnstore.clients.producer.transaction_outcome",
+    "Producer": "txnstore.clients.producer.producer",
+    "SerializingProducer": "txnstore.clients.producer.serializing",
     "install_as_confluent_kafka": "txnstore.confluent_kafka_names",
-    "outcome": "txnstore.clients.transaction_outcome",
+    "outcome": "txnstore.clients.producer.transaction_outcome",
 }
 _SUBMODULES: Final = frozenset(
     {"admin", "aio", "cimpl", "deserializing_consumer", "error", "serialization", "serializing_producer"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnstore.clients.cluster_metadata import (
+from txnstore.clients.model.metadata import (
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     ConsumerGroupType,

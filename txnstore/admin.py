@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from txnstore.clients.admin_client import AdminClient
-from txnstore.clients.admin_cluster import DescribeClusterResult
-from txnstore.clients.admin_group_results import (
+from txnstore.clients.admin.client import AdminClient
+from txnstore.clients.admin.cluster import DescribeClusterResult
+from txnstore.clients.admin.group_results import (
     ConsumerGroupDescription,
     ConsumerGroupListing,
     ListConsumerGroupsResult,
     MemberAssignment,
     MemberDescription,
 )
-from txnstore.clients.admin_new_topics import NewPartitions, NewTopic
-from txnstore.clients.admin_offsets import (
+from txnstore.clients.admin.new_topics import NewPartitions, NewTopic
+from txnstore.clients.admin.offsets import (
     EarliestSpec,
     LatestSpec,
     ListOffsetsResultInfo,
@@ -20,15 +20,15 @@ from txnstore.clients.admin_offsets import (
     OffsetSpec,
     TimestampSpec,
 )
-from txnstore.clients.admin_records import DeletedRecords
-from txnstore.clients.admin_resources import (
+from txnstore.clients.admin.records import DeletedRecords
+from txnstore.clients.admin.resources import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     ConfigSource,
     ResourceType,
 )
-from txnstore.clients.admin_security import (
+from txnstore.clients.admin.security import (
     AclBinding,
     AclBindingFilter,
     AclOperation,
@@ -41,8 +41,8 @@ from txnstore.clients.admin_security import (
     UserScramCredentialsDescription,
     UserScramCredentialUpsertion,
 )
-from txnstore.clients.admin_topics import TopicDescription
-from txnstore.clients.admin_transaction_results import (
+from txnstore.clients.admin.topics import TopicDescription
+from txnstore.clients.admin.transaction_results import (
     AbortTransactionSpec,
     HangingTransaction,
     PartitionProducerState,
@@ -51,15 +51,7 @@ from txnstore.clients.admin_transaction_results import (
     TransactionDescription,
     TransactionListing,
 )
-from txnstore.clients.cluster_metadata import (
-    BrokerMetadata,
-    ClusterMetadata,
-    GroupMember,
-    GroupMetadata,
-    PartitionMetadata,
-    TopicMetadata,
-)
-from txnstore.clients.constants import (
+from txnstore.clients.model.constants import (
     RESOURCE_ANY,
     RESOURCE_BROKER,
     RESOURCE_GROUP,
@@ -67,7 +59,15 @@ from txnstore.clients.constants import (
     RESOURCE_TRANSACTIONAL_ID,
     RESOURCE_UNKNOWN,
 )
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.metadata import (
+    BrokerMetadata,
+    ClusterMetadata,
+    GroupMember,
+    GroupMetadata,
+    PartitionMetadata,
+    TopicMetadata,
+)
 from txnstore.transactions.states import TransactionState
 
 __all__ = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from txnstore.clients.async_consumer import AIOConsumer
-from txnstore.clients.async_deserializing_consumer import AsyncDeserializingConsumer
-from txnstore.clients.async_producer import AIOProducer
-from txnstore.clients.async_serializing_producer import AsyncSerializingProducer
+from txnstore.clients.aio.consumer import AIOConsumer
+from txnstore.clients.aio.deserializing_consumer import AsyncDeserializingConsumer
+from txnstore.clients.aio.producer import AIOProducer
+from txnstore.clients.aio.serializing_producer import AsyncSerializingProducer
 
 __all__ = ["AIOConsumer", "AIOProducer", "AsyncDeserializingConsumer", "AsyncSerializingProducer"]

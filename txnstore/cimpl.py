@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from txnstore.clients.admin_new_topics import NewPartitions, NewTopic
-from txnstore.clients.cluster_metadata import Uuid
-from txnstore.clients.constants import (
+from txnstore.clients.admin.new_topics import NewPartitions, NewTopic
+from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.model.constants import (
     ISOLATION_LEVEL_READ_COMMITTED,
     ISOLATION_LEVEL_READ_UNCOMMITTED,
     OFFSET_BEGINNING,
@@ -24,12 +24,12 @@ from txnstore.clients.constants import (
     TIMESTAMP_LOG_APPEND_TIME,
     TIMESTAMP_NOT_AVAILABLE,
 )
-from txnstore.clients.consumer import Consumer
-from txnstore.clients.kafka_error import KafkaError, KafkaException
-from txnstore.clients.message import Message
-from txnstore.clients.producer import Producer
-from txnstore.clients.topic_partition import TopicPartition
-from txnstore.clients.versions import libversion, version
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.message import Message
+from txnstore.clients.model.metadata import Uuid
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.model.versions import libversion, version
+from txnstore.clients.producer.producer import Producer
 from txnstore.log.partitioners import consistent, fnv1a, murmur2
 
 __all__ = [

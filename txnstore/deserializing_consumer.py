@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from txnstore.clients.deserializing_consumer import DeserializingConsumer
+from txnstore.clients.consumer.deserializing import DeserializingConsumer
 
 __all__ = ["DeserializingConsumer"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnstore.clients.client_errors import (
+from txnstore.clients.model.client_errors import (
     ConsumeError,
     KeyDeserializationError,
     KeySerializationError,
@@ -10,8 +10,8 @@ from txnstore.clients.client_errors import (
     ValueDeserializationError,
     ValueSerializationError,
 )
-from txnstore.clients.kafka_error import KafkaError, KafkaException
-from txnstore.clients.serializers import SerializationError
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.serializers import SerializationError
 
 __all__ = [
     "ConsumeError",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnstore.clients.serializers import (
+from txnstore.clients.model.serializers import (
     Deserializer,
     DeserializerBuilder,
     DoubleDeserializer,

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from txnstore.clients.serializing_producer import SerializingProducer
+from txnstore.clients.producer.serializing import SerializingProducer
 
 __all__ = ["SerializingProducer"]

@@ -140,7 +140,7 @@ def upgrade() -> None:
         ),
         Column("topic_id", Int64, nullable=False, comment="The topic it belongs to."),
         Column("partition_number", Int32, nullable=False, comment="Its number within the topic, from 0."),
-        Column("home_database_id", Int32, nullable=False, comment="The database that holds its log."),
+        Column("leader_database_id", Int32, nullable=False, comment="The database that holds its log."),
         UniqueConstraint("topic_id", "partition_number", name="partitions_number"),
         CheckConstraint("partition_number >= 0", name="partitions_number_known"),
         schema=schema,
@@ -511,7 +511,7 @@ def upgrade() -> None:
         schema=schema,
     )
     op.create_table(
-        StoreName("marker_outbox"),
+        StoreName("pending_markers"),
         Column("transactional_id", String, nullable=False, comment="The decided transaction."),
         Column(
             "partition_id",
@@ -691,7 +691,7 @@ def downgrade() -> None:
     op.drop_table(StoreName("group_offsets"), schema=schema)
     op.drop_table(StoreName("group_members"), schema=schema)
     op.drop_table(StoreName("groups"), schema=schema)
-    op.drop_table(StoreName("marker_outbox"), schema=schema)
+    op.drop_table(StoreName("pending_markers"), schema=schema)
     op.drop_table(StoreName("transaction_log"), schema=schema)
     op.drop_table(StoreName("transaction_branches"), schema=schema)
     op.drop_table(StoreName("transaction_groups"), schema=schema)

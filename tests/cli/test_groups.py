@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txnstore.clients.consumer import Consumer
-from txnstore.clients.producer import Producer
+from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.producer.producer import Producer
 
 
 @pytest.fixture

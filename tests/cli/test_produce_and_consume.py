@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from txnstore.cli import produce as produce_command
-from txnstore.clients.producer import Producer
+from txnstore.clients.producer.producer import Producer
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.store import open_store
 from txnstore.log.append import Append, append

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from txnstore.clients.producer import Producer
+from txnstore.clients.producer.producer import Producer
 
 
 @pytest.fixture

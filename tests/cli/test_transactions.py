@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txnstore.clients.kafka_error import KafkaException
-from txnstore.clients.producer import Producer
+from txnstore.clients.model.kafka_error import KafkaException
+from txnstore.clients.producer.producer import Producer
 
 
 @pytest.fixture

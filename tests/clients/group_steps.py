@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.clients.log_writer import PATIENCE_SECONDS
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
-from txnstore.clients.group_metadata import parse_group_metadata
+from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.model import NO_GENERATION
 
 TP = TopicPartition

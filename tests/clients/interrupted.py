@@ -11,8 +11,8 @@ import traceback
 from pathlib import Path
 
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
-from txnstore.clients import consumer as consumer_module
-from txnstore.clients import producer as producer_module
+from txnstore.clients.consumer import consumer as consumer_module
+from txnstore.clients.producer import producer as producer_module
 
 #: What is written to, and what is read: only the latter has an end.
 TOPIC, READ_TOPIC = "t", "read"

@@ -6,8 +6,8 @@ import itertools
 import time
 from collections.abc import Callable
 
-from txnstore.clients.kafka_error import KafkaError
-from txnstore.clients.message import Message
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.message import Message
 from txnstore.db.store import Store
 from txnstore.groups.listing import ListedGroup, ListedMember, find_group
 from txnstore.log.append import Append, append
@@ -15,7 +15,7 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import Topic, create_topic, get_topic, grow_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.work import SentOffsets
+from txnstore.transactions.locked import SentOffsets
 
 _numbers = itertools.count(1)
 

@@ -16,7 +16,7 @@ from txnstore import Consumer, TopicPartition
 from txnstore.clients import overdue_help
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, WRITER_ASKS_SECONDS, OverdueHelp, WriterHelp
 from txnstore.clients.worker import Worker
-from txnstore.db.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.server_time import server_now_ms
 from txnstore.log.bounds import read_bounds
 from txnstore.transactions.rows import read_row
@@ -191,7 +191,7 @@ def test_what_could_not_be_asked_is_asked_again_and_not_at_once(overdue, asked) 
 
 
 def test_a_producer_looks_at_most_once_a_second_and_only_after_writing(seconds, asked) -> None:
-    cluster = SimpleNamespace(by_home=lambda partition_ids: {1: list(partition_ids)}, own=lambda number: number)
+    cluster = SimpleNamespace(by_leader=lambda partition_ids: {1: list(partition_ids)}, own=lambda number: number)
     worker = Worker("helper")
     writer = WriterHelp(lambda: cast(Cluster, cluster), lambda name: worker, monotonic_seconds=seconds)
     assert writer.due_seconds(seconds()) is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnstore.clients.accumulator import PARTITION_UNASSIGNED, VALUE, Accumulator
+from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, VALUE, Accumulator
 
 
 def record(value: bytes, *, queued_seconds: float = 0.0, partition: int = -1):

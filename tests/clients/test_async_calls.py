@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from txnstore.clients.async_calls import AsyncCalls
+from txnstore.clients.aio.calls import AsyncCalls
 
 WAIT_SECONDS = 20
 

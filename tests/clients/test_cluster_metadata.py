@@ -7,7 +7,8 @@ import pickle
 
 import pytest
 
-from txnstore.clients.cluster_metadata import (
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.metadata import (
     BrokerMetadata,
     ClusterMetadata,
     ConsumerGroupState,
@@ -25,8 +26,7 @@ from txnstore.clients.cluster_metadata import (
     TopicPartitionInfo,
     Uuid,
 )
-from txnstore.clients.kafka_error import KafkaError
-from txnstore.clients.topic_partition import TopicPartition
+from txnstore.clients.model.topic_partition import TopicPartition
 
 UNKNOWN_TOPIC = 'KafkaError{code=UNKNOWN_TOPIC_OR_PART,val=3,str="Broker: Unknown topic or partition"}'
 

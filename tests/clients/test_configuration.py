@@ -6,15 +6,15 @@ import logging
 
 import pytest
 
-from txnstore.clients.configuration import (
+from txnstore.clients.configuration.configuration import (
     Configuration,
     admin_configuration,
     consumer_configuration,
     producer_configuration,
 )
-from txnstore.clients.configuration_keys import KEYS, KEYS_BY_ALIAS
-from txnstore.clients.configuration_values import Boolean, Choice, Float, Integer, shown
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.configuration.keys import KEYS, KEYS_BY_ALIAS
+from txnstore.clients.configuration.values import Boolean, Choice, Float, Integer, shown
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.testing.manual_clock import ManualClock
 
 URL = "sqlite:///log.db"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from txnstore.clients.configuration import consumer_configuration, producer_configuration
-from txnstore.clients.configuration_keys import KEYS_BY_ALIAS
+from txnstore.clients.configuration.configuration import consumer_configuration, producer_configuration
+from txnstore.clients.configuration.keys import KEYS_BY_ALIAS
 
 URL = "sqlite:///log.db"
 TRANSACTIONAL = {"transactional.id": "x"}

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from txnstore.clients import connection as module
-from txnstore.clients.configuration import admin_configuration
+from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.db.backend import Limits
-from txnstore.db.cluster import open_cluster
+from txnstore.db.cluster.cluster import open_cluster
 from txnstore.errors import InvalidUrl, StoreClosed, StoreUnavailable, TxnStoreError
 from txnstore.log.topics import create_topic, list_topics
 from txnstore.testing.manual_clock import ManualClock

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from txnstore.clients import consumer_events
-from txnstore.clients.consumer_events import CommitEvent, ErrorEvent, Inbox, Listener, MessageEvent, RebalanceKind
+from txnstore.clients.consumer import events as consumer_events
+from txnstore.clients.consumer.error_messages import error_message
+from txnstore.clients.consumer.events import CommitEvent, ErrorEvent, Inbox, Listener, MessageEvent, RebalanceKind
 from txnstore.clients.duties import Duties
-from txnstore.clients.error_messages import error_message
-from txnstore.clients.kafka_error import KafkaError
+from txnstore.clients.model.kafka_error import KafkaError
 
 AWAY = KafkaError(KafkaError._TRANSPORT, "away", retriable=True)
 

@@ -18,9 +18,9 @@ import psycopg
 import pytest
 
 from tests.clients.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
+from tests.tools.proxy import Proxy, upstream_of
 from txnstore import Consumer, KafkaError, KafkaException, TopicPartition
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.proxy import Proxy, upstream_of
 
 TP = TopicPartition
 #: How much longer than its timeout a call may take on a machine that is busy.

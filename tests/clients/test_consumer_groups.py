@@ -6,7 +6,7 @@ import pytest
 
 from tests.clients.log_writer import PATIENCE_SECONDS, error_code, eventually, polled_until, texts
 from txnstore import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
-from txnstore.clients.group_metadata import parse_group_metadata
+from txnstore.clients.membership.metadata import parse_group_metadata
 
 TP = TopicPartition
 COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}

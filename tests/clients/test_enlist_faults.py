@@ -17,16 +17,16 @@ from tests.clients.enlist_children import TOPIC, TRANSACTIONAL_ID
 from tests.clients.group_steps import TP
 from tests.clients.log_writer import eventually
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from tests.tools.crash_points import When
+from tests.tools.crashes import every_crash
+from tests.tools.killed_children import kill_at
+from tests.tools.proxy import Proxy, upstream_of
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, Producer
-from txnstore.clients import enlisted_transactions
-from txnstore.db import joined_cursors
+from txnstore.clients.producer import enlistment as enlisted_transactions
+from txnstore.db.callers import cursors as joined_cursors
+from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.store import open_store
-from txnstore.db.taken_transactions import TakenTransaction
-from txnstore.testing.crash_points import When
-from txnstore.testing.crashes import every_crash
 from txnstore.testing.invariants import assert_sound
-from txnstore.testing.killed_children import kill_at
-from txnstore.testing.proxy import Proxy, upstream_of
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 NUMBER = 7
@@ -182,7 +182,7 @@ def test_an_interrupt_before_the_commit_leaves_it_to_be_aborted(begun, bank, mon
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_an_interrupt_in_the_commit_leaves_it_to_be_asked_for_again(begun, bank, monkeypatch, side):
-    send = TakenTransaction._send_commit
+    send = EnlistedConnection._send_commit
 
     def interrupt(*arguments):
         if side == "after":
@@ -190,7 +190,7 @@ def test_an_interrupt_in_the_commit_leaves_it_to_be_asked_for_again(begun, bank,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(TakenTransaction, "_send_commit", interrupt)
+        patch.setattr(EnlistedConnection, "_send_commit", interrupt)
         with pytest.raises(KeyboardInterrupt):
             begun.commit_transaction(PATIENCE_SECONDS)
     assert error_of(begun.begin_transaction).code() in (KafkaError._CONFLICT, KafkaError._STATE)

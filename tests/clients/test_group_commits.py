@@ -18,8 +18,8 @@ from tests.clients.group_steps import (
 from tests.clients.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.steps import read_to_end, values
 from txnstore import OFFSET_INVALID, KafkaError, KafkaException
-from txnstore.clients.group_metadata import parse_group_metadata
-from txnstore.clients.group_requests import GroupRequests
+from txnstore.clients.membership.metadata import parse_group_metadata
+from txnstore.clients.membership.requests import GroupRequests
 from txnstore.groups.group_image import AnswerStatus
 from txnstore.testing.manual_clock import ManualClock
 

@@ -17,7 +17,7 @@ from tests.clients.group_steps import (
 )
 from tests.clients.log_writer import PATIENCE_SECONDS, eventually
 from txnstore import KafkaError, KafkaException
-from txnstore.clients.group_member import GroupMember
+from txnstore.clients.membership.member import GroupMember
 from txnstore.testing.manual_clock import ManualClock
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from txnstore.clients.group_metadata import format_group_metadata, parse_group_metadata
+from txnstore.clients.membership.metadata import format_group_metadata, parse_group_metadata
 from txnstore.model import GroupMembership
 
 OBSERVED = {

@@ -24,9 +24,9 @@ from tests.clients.interrupted import (
     run_case,
 )
 from tests.clients.log_writer import LogWriter, eventually
+from tests.tools.proxy import Proxy, upstream_of
 from txnstore.db.store import open_store
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.proxy import Proxy, upstream_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 

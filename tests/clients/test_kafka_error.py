@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from txnstore.clients.error_codes import ERROR_CODES, error_code
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.error_codes import ERROR_CODES, error_code
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 
 REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference"
 

@@ -7,12 +7,12 @@ from sqlalchemy import delete
 
 from tests.clients.callers import calling, ledger_of, make_ledger
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from tests.tools.proxy import Proxy, upstream_of
 from txnstore import Consumer, KafkaError, Producer, TopicPartition
+from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.schema import transaction_log, transactions
 from txnstore.db.store import open_store
-from txnstore.db.taken_transactions import TakenTransaction
 from txnstore.errors import OutcomeUnknown
-from txnstore.testing.proxy import Proxy, upstream_of
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 TOPIC = "orders"
@@ -172,12 +172,12 @@ def test_an_enlisted_commit_is_told_as_it_is_though_an_expired_producer_id_was_r
         since()
         raise OutcomeUnknown
 
-    send = TakenTransaction._send_commit
+    send = EnlistedConnection._send_commit
     with calling(url, "core") as caller:
         producer.enlist(caller.given)
         caller.write("1")
         producer.produce(TOPIC, b"1", partition=0)
-        monkeypatch.setattr(TakenTransaction, "_send_commit", lose)
+        monkeypatch.setattr(EnlistedConnection, "_send_commit", lose)
         if stands:
             producer.commit_transaction(PATIENCE_SECONDS)
         else:

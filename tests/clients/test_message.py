@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from txnstore.clients.constants import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
-from txnstore.clients.kafka_error import KafkaError
-from txnstore.clients.message import Message, RecordSource
+from txnstore.clients.model.constants import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.message import Message, RecordSource
 from txnstore.model import StoredRecord
 
 SOURCE = RecordSource("orders", 3, TIMESTAMP_LOG_APPEND_TIME)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from txnstore.clients.sender_thread import DelayedJob, SenderStopped, SenderThread
+from txnstore.clients.producer.thread import DelayedJob, SenderStopped, SenderThread
 from txnstore.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 
 PATIENCE_SECONDS = 20.0

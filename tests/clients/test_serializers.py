@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from txnstore.clients.kafka_error import KafkaError, KafkaException
-from txnstore.clients.message import Message
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.message import Message
 from txnstore.error import (
     ConsumeError,
     KeyDeserializationError,

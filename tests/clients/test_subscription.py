@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from txnstore.clients.assigned_partition import Chunk, PageRead, uncommitted_offsets
-from txnstore.clients.constants import OFFSET_INVALID, OFFSET_STORED
-from txnstore.clients.kafka_error import KafkaError
-from txnstore.clients.message import RecordSource
-from txnstore.clients.subscription import Subscription
+from txnstore.clients.consumer.assigned_partition import Chunk, PageRead, uncommitted_offsets
+from txnstore.clients.consumer.subscription import Subscription
+from txnstore.clients.model.constants import OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.message import RecordSource
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import Bounds
 
@@ -39,7 +39,7 @@ def page(*chunks, next_offset, end_offset=None):
 @pytest.fixture
 def make():
     def make_(*numbers, offset=0, **options):
-        usual = {"stores_offsets": True, "says_end": False, "records_low": 10, "bytes_low": 1000}
+        usual = {"stores_offsets": True, "reports_eof": False, "records_low": 10, "bytes_low": 1000}
         subscription = Subscription(**{**usual, **options})
         for number in numbers:
             subscription.add("t", number, offset)
@@ -174,7 +174,7 @@ def test_a_paused_partition_keeps_its_buffer_and_asks_for_nothing(make):
 
 
 def test_the_end_is_said_once_for_each_arrival_at_it(make):
-    subscription = make(0, says_end=True)
+    subscription = make(0, reports_eof=True)
     fill(subscription, 0, chunk(0, 1), next_offset=2)
     fill(subscription, 0, next_offset=2)
     messages = taken(subscription, 9)

@@ -387,6 +387,8 @@ print("sqlalchemy.orm" in sys.modules)
     assert (ended.stdout, ended.stderr) == ("False\n", "")
 
 
-@pytest.mark.parametrize("module", ["txnstore.db.url", "txnstore.clients.consumer", "txnstore.clock", "txnstore.aio"])
+@pytest.mark.parametrize(
+    "module", ["txnstore.db.url", "txnstore.clients.consumer.consumer", "txnstore.clock", "txnstore.aio"]
+)
 def test_every_module_can_be_the_first_to_be_imported(module):
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True, timeout=60)

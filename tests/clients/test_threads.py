@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, read_to_end, values
 from txnstore import Consumer, KafkaError, KafkaException, TopicPartition
-from txnstore.clients.transaction_states import ProducerState
+from txnstore.clients.producer.transaction_states import ProducerState
 
 _numbers = itertools.count(1)
 #: How many transactions are committed while threads meet.

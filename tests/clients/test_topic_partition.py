@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
-from txnstore.clients.constants import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
-from txnstore.clients.kafka_error import KafkaError
-from txnstore.clients.topic_partition import TopicPartition
+from txnstore.clients.model.constants import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.topic_partition import TopicPartition
 
 
 def everything(partition):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from txnstore.clients.kafka_error import KafkaError
-from txnstore.clients.transaction_errors import transaction_error_of
-from txnstore.clients.transaction_states import ALLOWED_IN, ENTERED_FROM, RESUMABLE, ProducerState, TransactionCall
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.producer.transaction_errors import transaction_error_of
+from txnstore.clients.producer.transaction_states import (
+    ALLOWED_IN,
+    ENTERED_FROM,
+    RESUMABLE,
+    ProducerState,
+    TransactionCall,
+)
 from txnstore.errors import ERRORS, ProducerFenced, TransactionAbortable
 
 

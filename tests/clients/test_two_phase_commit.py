@@ -10,11 +10,11 @@ import pytest
 
 from tests.clients import two_phase_recipe
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from tests.tools.killed_children import every_kill
 from txnstore import KafkaError, KafkaException, Outcome, PreparedTxnState, Producer, TopicPartition, outcome
 from txnstore.admin import AdminClient
 from txnstore.db.settings import change_store_settings
 from txnstore.db.store import open_store
-from txnstore.testing.killed_children import every_kill
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
 TOPIC = "orders"

@@ -10,11 +10,11 @@ import pytest
 
 import txnstore.error
 from tests.clients.steps import PATIENCE_SECONDS, error_of
+from tests.tools.proxy import Proxy, upstream_of
 from txnstore import Consumer, KafkaError, KafkaException, Producer, errors
 from txnstore.admin import AdminClient
 from txnstore.aio import AIOConsumer, AIOProducer
 from txnstore.testing.ports import free_port
-from txnstore.testing.proxy import Proxy, upstream_of
 
 CLIENTS = ("producer", "consumer", "admin")
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from txnstore.db.cluster import Cluster, open_cluster
-from txnstore.db.schema import databases, marker_outbox, record_batches, stores
+from txnstore.db.cluster.cluster import Cluster, open_cluster
+from txnstore.db.schema import databases, pending_markers, record_batches, stores
 from txnstore.db.store import Store, open_store
 from txnstore.errors import StoreUnavailable
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
@@ -36,8 +36,8 @@ from txnstore.model import (
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import Ended, TransactionCoordinator
+from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.metadata import TransactionMetadata
-from txnstore.transactions.work import SentOffsets
 
 _numbers = itertools.count(1)
 
@@ -136,7 +136,7 @@ class Bench:
     def partition_at(self, database_id: int, nth: int = 0) -> int:
         return [
             number
-            for number, home in zip(self.topic.partition_ids, self.topic.homes, strict=True)
+            for number, home in zip(self.topic.partition_ids, self.topic.leaders, strict=True)
             if home == database_id
         ][nth]
 
@@ -164,7 +164,7 @@ class Bench:
 
     def queued(self, transactional_id: str) -> set[int]:
         """Return the partitions whose markers are queued."""
-        statement = select(marker_outbox.c.partition_id).where(marker_outbox.c.transactional_id == transactional_id)
+        statement = select(pending_markers.c.partition_id).where(pending_markers.c.transactional_id == transactional_id)
         store = self.cluster.coordinator_of(transactional_id)
         return set(store.read(lambda connection: connection.execute(statement).scalars().all()))
 

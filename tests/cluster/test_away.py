@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Connection, insert, select
 
 from tests.cluster.conftest import Bench, Producer, read, row_of
-from txnstore.db import cluster_members
-from txnstore.db.cluster import open_cluster
-from txnstore.db.cluster_members import PAUSE_LAST_SECONDS
-from txnstore.db.schema import marker_outbox, transactions
+from txnstore.db.cluster import members as cluster_members
+from txnstore.db.cluster.cluster import open_cluster
+from txnstore.db.cluster.members import PAUSE_LAST_SECONDS
+from txnstore.db.schema import pending_markers, transactions
 from txnstore.errors import ConcurrentTransactions, OutcomeUnknown, StoreUnavailable
 from txnstore.log.cluster_topics import create_topic
 from txnstore.testing.cluster_invariants import assert_cluster_sound
@@ -143,7 +143,7 @@ def plant_copies(bench: Bench, transactional_id: str, count: int) -> None:
     """Let so many transactions wait for the same as this decided one, under names that come before it."""
 
     def work(connection: Connection) -> None:
-        for table in (transactions, marker_outbox):
+        for table in (transactions, pending_markers):
             of_id = select(table).where(table.c.transactional_id == transactional_id)
             for row in connection.execute(of_id).mappings().all():
                 stored = {name: value for name, value in row.items() if table.c[name].computed is None}
@@ -199,7 +199,7 @@ def test_the_controller_away_keeps_nobody_from_what_lives_elsewhere(bench: Bench
         producer.end(commit=True)
         assert bench.read(bench.partition_at(3)) == [b"a", b"b"]
         # Markers whose partitions nobody here remembers wait for whoever knows.
-        bench.cluster._homes.clear()
+        bench.cluster._leaders.clear()
         producer.added.clear()
         with pytest.raises(StoreUnavailable, match="first"):
             producer.send(bench.partition_at(3), b"c")

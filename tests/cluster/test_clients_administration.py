@@ -22,7 +22,7 @@ from txnstore.admin import (
 )
 from txnstore.cli import maintenance
 from txnstore.cli.program import app
-from txnstore.clients.cluster_metadata import ConsumerGroupTopicPartitions, TopicCollection
+from txnstore.clients.model.metadata import ConsumerGroupTopicPartitions, TopicCollection
 from txnstore.maintenance.loop import Maintenance
 
 PATIENCE_SECONDS = 20.0
@@ -59,7 +59,7 @@ def make(urls, request):
     return make
 
 
-def homes_of(client, prefix):
+def leaders_of(client, prefix):
     """Return a name that lives in each of the databases, by broker."""
     cluster = client._connection.cluster()
     found: dict[int, str] = {}
@@ -74,7 +74,7 @@ def open_transactions(make, admin, topic):
     """Leave a transaction open in every partition, coordinated in each database; return producers by id."""
     producers = {}
     admin.list_topics(timeout=PATIENCE_SECONDS)
-    for broker, name in homes_of(admin, "id").items():
+    for broker, name in leaders_of(admin, "id").items():
         producer = make(Producer, transactional_id=name)
         producer.init_transactions(PATIENCE_SECONDS)
         producer.begin_transaction()
@@ -185,7 +185,7 @@ def test_offsets_and_records_are_looked_up_and_deleted_where_they_live(admin, to
 
 def test_groups_are_listed_altered_and_deleted_wherever_they_live(admin, topic, make):
     admin.list_topics(timeout=PATIENCE_SECONDS)
-    groups = homes_of(admin, "group")
+    groups = leaders_of(admin, "group")
     partitions = [TopicPartition(topic, number, number) for number in range(PARTITIONS)]
     for group_id in groups.values():
         consumer = make(Consumer, group_id=group_id, auto_offset_reset="earliest")

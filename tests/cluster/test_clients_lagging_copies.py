@@ -21,8 +21,8 @@ def test_partitions_that_only_the_controller_knows_are_picked_up(log, make_consu
         )
         for name in ("readers", "writers", "others", "more")
     ]
-    homes = {log.cluster.coordinator_of(name).database_id for name in ("readers", "writers", "others", "more")}
-    assert homes == {1, 2}
+    leaders = {log.cluster.coordinator_of(name).database_id for name in ("readers", "writers", "others", "more")}
+    assert leaders == {1, 2}
     for number in (0, 1):
         log.write("t", number, b"%d" % number)
     for consumer in consumers:

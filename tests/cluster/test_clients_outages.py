@@ -98,7 +98,11 @@ def make(place, request):
     def make(kind, **settings):
         usual = {"bootstrap.servers": place.urls}
         if kind is Consumer:
-            usual |= {"group.id": home_name("group", 1), "auto.offset.reset": "earliest", "enable.auto.commit": False}
+            usual |= {
+                "group.id": coordinator_name("group", 1),
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
         named = {name if name.endswith("_cb") else name.replace("_", "."): value for name, value in settings.items()}
         client = kind(usual | named)
         request.addfinalizer(client.close)
@@ -107,9 +111,9 @@ def make(place, request):
     return make
 
 
-def home_name(prefix, home):
+def coordinator_name(prefix, home):
     """Return a name that lives in the database of this number, of two."""
-    from txnstore.db.membership import Database, coordinator_of_name
+    from txnstore.db.cluster.membership import Database, coordinator_of_name
 
     members = [Database(number, str(number), str(number), coordinates=True) for number in (1, 2)]
     return next(
@@ -205,9 +209,9 @@ def test_a_purge_and_the_end_of_a_producer_wait_for_no_database_that_is_away(mak
 
 
 def test_transactions_elsewhere_go_on_and_one_that_wrote_there_can_be_aborted(make, topic, place):
-    producer = make(Producer, transactional_id=home_name("id", 1))
+    producer = make(Producer, transactional_id=coordinator_name("id", 1))
     producer.init_transactions(PATIENCE_SECONDS)
-    both = make(Producer, transactional_id=home_name("other", 1))
+    both = make(Producer, transactional_id=coordinator_name("other", 1))
     both.init_transactions(PATIENCE_SECONDS)
     for each in (producer, both):
         each.begin_transaction()
@@ -299,7 +303,7 @@ def test_the_controller_is_missed_only_by_what_asks_it(make, sqlite_site, place)
     del sqlite_site
     topic = request_topic(place)
     producer, reports = produced_to_both(make, topic, topic_metadata_refresh_interval_ms=50)
-    consumer = make(Consumer, group_id=home_name("group", 2), topic_metadata_refresh_interval_ms=50)
+    consumer = make(Consumer, group_id=coordinator_name("group", 2), topic_metadata_refresh_interval_ms=50)
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in (FIRST, SECOND)])
     read(consumer, 2)
     with down(connection_of(producer).cluster().own(1)), down(connection_of(consumer).cluster().own(1)):

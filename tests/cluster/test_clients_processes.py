@@ -6,8 +6,8 @@ import pytest
 
 from tests.processes import test_client_workers as workers
 from tests.processes.conftest import lives, processes, wait_for  # noqa: F401 - fixtures
+from tests.tools.workload import Job
 from txnstore.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from txnstore.testing.workload import Job
 
 #: Short: what befalls one database is shown elsewhere at length.
 RECORDS = 200

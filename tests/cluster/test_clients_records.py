@@ -21,7 +21,7 @@ from txnstore import (
     outcome,
 )
 from txnstore.admin import AdminClient, NewTopic
-from txnstore.db.cluster import open_cluster
+from txnstore.db.cluster.cluster import open_cluster
 from txnstore.log.topics import get_topic
 from txnstore.transactions.outcome import Outcome
 
@@ -87,11 +87,11 @@ def read_all(make, topic, *, isolation="read_committed", partitions=range(PARTIT
     return found
 
 
-def homes_of(urls, topic, transactional_id):
+def leaders_of(urls, topic, transactional_id):
     """Return which databases hold the topic's partitions, and which one coordinates the transactional id."""
     with open_cluster(urls) as cluster:
         found = cluster.controller.read(lambda connection: get_topic(connection, topic))
-        return found.homes, cluster.coordinator_id_of(transactional_id)
+        return found.leaders, cluster.coordinator_id_of(transactional_id)
 
 
 def everywhere(producer, topic, *values):
@@ -101,14 +101,14 @@ def everywhere(producer, topic, *values):
             producer.produce(topic, value, partition=number)
 
 
-def ids_at_each_home(client, prefix):
+def ids_at_each_leader(client, prefix):
     """Return a name that lives in each of the databases."""
     cluster = client._connection.cluster()
-    homes = {member.database_id for member in cluster.databases}
+    leaders = {member.database_id for member in cluster.databases}
     found: dict[int, str] = {}
     for name in (f"{prefix}-{number}" for number in itertools.count()):
         found.setdefault(cluster.coordinator_id_of(name), name)
-        if set(found) == homes:
+        if set(found) == leaders:
             return [found[home] for home in sorted(found)]
     raise AssertionError
 
@@ -158,7 +158,7 @@ def test_a_group_reads_from_all_databases_and_commits(make, topic):
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_transaction_over_all_databases_is_seen_whole_or_not_at_all(make, transactional, topic, flushed):
-    for name in ids_at_each_home(transactional(), "id"):
+    for name in ids_at_each_leader(transactional(), "id"):
         producer = transactional(name)
         reports: list[tuple[object, ...]] = []
         producer.begin_transaction()
@@ -210,9 +210,9 @@ def test_offsets_of_groups_in_every_database_are_committed_with_the_transaction(
     assert plain.flush(PATIENCE_SECONDS) == 0
     first = transactional()
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
-    groups = ids_at_each_home(first, "group")
+    groups = ids_at_each_leader(first, "group")
     # Each at home, and each elsewhere.
-    names = list(enumerate(ids_at_each_home(first, "id")))
+    names = list(enumerate(ids_at_each_leader(first, "id")))
     for transactional_id, group_id in [
         (name, groups[(place + shift) % 3]) for shift in (0, 1) for place, name in names
     ]:
@@ -268,7 +268,7 @@ def test_a_transaction_that_timed_out_is_aborted_everywhere_and_its_producer_goe
 
 
 def test_a_reader_helps_with_a_transaction_that_is_coordinated_elsewhere(make, transactional, topic):
-    names = ids_at_each_home(transactional(), "id")
+    names = ids_at_each_leader(transactional(), "id")
     abandoned = []
     for name in names:
         producer = transactional(name, transaction_timeout_ms=1_000)
@@ -290,7 +290,7 @@ def test_a_reader_helps_with_a_transaction_that_is_coordinated_elsewhere(make, t
 
 
 def test_writers_of_other_processes_write_to_all_databases(make, transactional, topic):
-    for name in ids_at_each_home(transactional(), "id"):
+    for name in ids_at_each_leader(transactional(), "id"):
         producer = transactional(name)
         producer.begin_transaction()
         token = producer.transaction_token(PATIENCE_SECONDS)
@@ -304,7 +304,7 @@ def test_writers_of_other_processes_write_to_all_databases(make, transactional, 
 
 
 def test_the_outcome_is_asked_of_the_database_that_knows(urls, transactional, topic):
-    for name in ids_at_each_home(transactional(), "id"):
+    for name in ids_at_each_leader(transactional(), "id"):
         producer = transactional(name)
         for commit, expected in ((True, Outcome.COMMITTED), (False, Outcome.ABORTED)):
             identity = producer._sender.session.identity
@@ -371,8 +371,8 @@ def test_a_record_for_a_known_part_in_another_database_is_refused_after_the_dead
         if error is not None:
             refused.append(error)
 
-    homes, coordinator = homes_of(urls, topic, "anna")
-    elsewhere = [number for number, home in enumerate(homes) if home != coordinator]
+    leaders, coordinator = leaders_of(urls, topic, "anna")
+    elsewhere = [number for number, home in enumerate(leaders) if home != coordinator]
     while not refused and time.monotonic() < deadline:
         for number in elsewhere:
             with contextlib.suppress(KafkaException):

@@ -29,7 +29,7 @@ def test_a_consumer_helps_the_outbox_of_each_database_that_it_reads(site):
     urls = ", ".join(site.urls)
     create_topic(urls, "orders", 3, txnstore_placement="roundrobin")
     with site.open() as cluster:
-        for number, home in enumerate(cluster.by_home(range(1, 4))):
+        for number, home in enumerate(cluster.by_leader(range(1, 4))):
             row = {"topic": "orders", "partition_number": number, "value": b"%d" % home}
             cluster.own(home).write(lambda connection, row=row: connection.execute(insert(outbox), row))
     assert records(urls, "orders", 3) == [b"1", b"2", b"3"]

@@ -9,9 +9,9 @@ from sqlalchemy import delete, select, update
 
 from tests.cluster.conftest import Bench, Site
 from txnstore.config import TOPIC_SETTINGS, Settings
-from txnstore.db.catalogue import apply_catalogue, read_catalogue
-from txnstore.db.cluster import repaired
-from txnstore.db.membership import Database, read_databases
+from txnstore.db.cluster.catalogue import apply_catalogue, read_catalogue
+from txnstore.db.cluster.cluster import repaired
+from txnstore.db.cluster.membership import Database, read_databases
 from txnstore.db.schema import partition_heads, partitions, store_configs, topics
 from txnstore.errors import (
     InvalidConfiguration,
@@ -29,7 +29,7 @@ from txnstore.log.cluster_topics import (
     grow_topic,
 )
 from txnstore.log.codec import encode
-from txnstore.log.placement import homes_by_hash, homes_in_turn
+from txnstore.log.placement import leaders_by_hash, leaders_in_turn
 from txnstore.log.topics import find_topics
 from txnstore.model import Record
 from txnstore.testing.cluster_invariants import assert_cluster_sound, cluster_violations
@@ -39,14 +39,14 @@ MEMBERS = [Database(number, f"db{number}", "", coordinates=True) for number in (
 
 
 def test_the_hash_of_its_name_places_a_partition_for_ever():
-    homes = homes_by_hash(MEMBERS, "orders", range(2000))
-    assert homes[:8] == homes_by_hash(MEMBERS, "orders", range(8))
-    assert homes[5:8] == homes_by_hash(MEMBERS, "orders", range(5, 8))
-    assert all(600 < count < 740 for count in Counter(homes).values())
+    leaders = leaders_by_hash(MEMBERS, "orders", range(2000))
+    assert leaders[:8] == leaders_by_hash(MEMBERS, "orders", range(8))
+    assert leaders[5:8] == leaders_by_hash(MEMBERS, "orders", range(5, 8))
+    assert all(600 < count < 740 for count in Counter(leaders).values())
 
 
 @pytest.mark.parametrize(
-    ("counts", "count", "homes"),
+    ("counts", "count", "leaders"),
     [
         ({}, 4, [1, 2, 3, 1]),
         ({1: 2, 2: 1}, 4, [3, 2, 3, 1]),
@@ -54,24 +54,24 @@ def test_the_hash_of_its_name_places_a_partition_for_ever():
         ({}, 0, []),
     ],
 )
-def test_in_turn_is_where_there_are_the_fewest(counts, count, homes):
-    assert homes_in_turn(MEMBERS, counts, count) == homes
+def test_in_turn_is_where_there_are_the_fewest(counts, count, leaders):
+    assert leaders_in_turn(MEMBERS, counts, count) == leaders
 
 
 def test_a_topic_says_where_its_partitions_live_or_leaves_it_to_the_store(sqlite_site: Site):
     with sqlite_site.open() as cluster:
         label = {"txnstore.placement": "second.db"}
         there = create_topic(cluster, "there", partition_count=3, config=label)
-        assert there.homes == (2, 2, 2)
-        assert grow_topic(cluster, "there", partition_count=5).homes == (2,) * 5
+        assert there.leaders == (2, 2, 2)
+        assert grow_topic(cluster, "there", partition_count=5).leaders == (2,) * 5
         hashed = create_topic(cluster, "hashed", partition_count=30)
-        assert list(hashed.homes) == homes_by_hash(MEMBERS, "hashed", range(30))
+        assert list(hashed.leaders) == leaders_by_hash(MEMBERS, "hashed", range(30))
         change_store_settings(cluster, {"txnstore.placement": "roundrobin"})
-        held = Counter([*there.homes, *hashed.homes, 2, 2])
+        held = Counter([*there.leaders, *hashed.leaders, 2, 2])
         in_turn = create_topic(cluster, "turn", partition_count=12)
-        assert list(in_turn.homes) == homes_in_turn(MEMBERS, held, 12)
+        assert list(in_turn.leaders) == leaders_in_turn(MEMBERS, held, 12)
         own = {"txnstore.placement": "hash"}
-        assert list(create_topic(cluster, "own", partition_count=9, config=own).homes) == homes_by_hash(
+        assert list(create_topic(cluster, "own", partition_count=9, config=own).leaders) == leaders_by_hash(
             MEMBERS, "own", range(9)
         )
         with pytest.raises(InvalidConfiguration, match=r"first.db, second.db, third.db; not 'fourth.db'"):
@@ -79,19 +79,19 @@ def test_a_topic_says_where_its_partitions_live_or_leaves_it_to_the_store(sqlite
         with pytest.raises(InvalidConfiguration, match="fourth"):
             change_topic_configs(cluster, "own", {"txnstore.placement": "fourth.db"})
         change_topic_configs(cluster, "own", {"txnstore.placement": "third.db"})
-        assert grow_topic(cluster, "own", partition_count=10).homes[9] == 3
+        assert grow_topic(cluster, "own", partition_count=10).leaders[9] == 3
         change_topic_configs(cluster, "own", {"txnstore.placement": None})
         for topic in (there, hashed, in_turn):
-            assert cluster.by_home(topic.partition_ids) == {
-                home: [number for number, at in zip(topic.partition_ids, topic.homes, strict=True) if at == home]
-                for home in sorted(set(topic.homes), key=topic.homes.index)
+            assert cluster.by_leader(topic.partition_ids) == {
+                home: [number for number, at in zip(topic.partition_ids, topic.leaders, strict=True) if at == home]
+                for home in sorted(set(topic.leaders), key=topic.leaders.index)
             }
         assert_cluster_sound(cluster, at_rest=True)
 
 
 def test_a_cluster_of_one_places_everything_at_home(sqlite_site: Site):
     with sqlite_site.open(sqlite_site.urls[0]) as cluster:
-        assert create_topic(cluster, "orders", partition_count=3).homes == (1, 1, 1)
+        assert create_topic(cluster, "orders", partition_count=3).leaders == (1, 1, 1)
         with pytest.raises(InvalidConfiguration, match=r"one of the databases main; not 'second\.db'"):
             create_topic(cluster, "lost", config={"txnstore.placement": "second.db"})
 
@@ -124,7 +124,7 @@ def plain(number: int) -> Append:
 
 
 def write(bench: Bench, number: int) -> None:
-    home = bench.cluster.home_of_partition(number)
+    home = bench.cluster.leader_of_partition(number)
     repaired(
         bench.cluster,
         home,
@@ -197,7 +197,7 @@ def test_a_database_added_to_a_running_cluster_gets_everything(site: Site):
         assert member.database_id == 3
         assert_cluster_sound(cluster, at_rest=True)
         topic = create_topic(cluster, "new", config={"txnstore.placement": member.label})
-        assert topic.homes == (3,)
+        assert topic.leaders == (3,)
         cluster.store_of_partition(topic.partition_ids[0]).write(
             lambda connection: append(connection, [plain(topic.partition_ids[0])])
         )

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import pytest
 
 from tests.cluster.conftest import Bench, Producer, read, row_of
-from txnstore.db.cluster import Cluster
+from tests.tools.crash_points import CrashPoint, When
+from tests.tools.crashes import Crashed, crash_at, every_crash, every_second_crash, noting, steps_of
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import InvalidProducerIdMapping
 from txnstore.groups.offsets import read_offsets
 from txnstore.testing.cluster_invariants import assert_cluster_sound
-from txnstore.testing.crash_points import CrashPoint, When
-from txnstore.testing.crashes import Crashed, crash_at, every_crash, every_second_crash, noting, steps_of
 from txnstore.transactions.recovery import recover
 from txnstore.transactions.states import TransactionState
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import Producer, Site, down, read
-from txnstore.db import cluster_members
-from txnstore.db.cluster import Cluster, open_cluster, split_urls
-from txnstore.db.membership import (
+from tests.tools.crashes import crash_at, noting, steps_of
+from txnstore.db.cluster import members as cluster_members
+from txnstore.db.cluster.cluster import Cluster, open_cluster, split_urls
+from txnstore.db.cluster.membership import (
     Database,
     claim,
     coordinator_of_name,
@@ -41,7 +42,6 @@ from txnstore.log.cluster_topics import create_topic
 from txnstore.log.codec import encode
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.testing.cluster_invariants import assert_cluster_sound
-from txnstore.testing.crashes import crash_at, noting, steps_of
 from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Outcome, resolve_outcome
@@ -118,7 +118,7 @@ def test_a_cluster_of_one_is_asked_nothing_more(sqlite_site: Site):
         assert cluster.controller.home is None
         assert cluster.coordinator_of("x") is cluster.coordinator_of("y") is cluster.controller
         assert cluster.store_of_partition(7) is cluster.coordinator_of_producer(1) is cluster.controller
-        assert cluster.by_home([5, 4]) == {1: [5, 4]}
+        assert cluster.by_leader([5, 4]) == {1: [5, 4]}
         cluster.publish()
         assert not cluster.reconcile(1)
 
@@ -134,7 +134,7 @@ def test_databases_that_come_once_something_is_coordinated_hold_partitions_only(
         assert member == Database(2, "second.db", member.store_uuid, coordinates=False)
         assert {cluster.coordinator_id_of(f"t{number}") for number in range(50)} == {1}
         topic = create_topic(cluster, "orders", partition_count=20)
-        assert set(topic.homes) == {1, 2}
+        assert set(topic.leaders) == {1, 2}
 
 
 def test_a_third_database_never_moves_a_name(sqlite_site: Site):
@@ -440,7 +440,7 @@ def commit_late(site: Site, stale: Cluster, producer: Producer) -> None:
 
 
 def abort_in_partition(site: Site, stale: Cluster, producer: Producer) -> None:
-    here = next(number for number, home in stale.homes_of(producer.sequences).items() if home == 1)
+    here = next(number for number, home in stale.leaders_of(producer.sequences).items() if home == 1)
     abort_open_transaction(stale.controller, OpenInPartition(here, producer.identity))
 
 

@@ -28,7 +28,7 @@ from txnstore.log.codec import encode
 from txnstore.log.producers import producers_of_partition
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.cluster_invariants import assert_cluster_sound
-from txnstore.transactions import marker_outbox
+from txnstore.transactions import pending_markers
 from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
 from txnstore.transactions.cluster_listing import hanging_transactions
 from txnstore.transactions.completion import complete_decided
@@ -99,9 +99,9 @@ def test_the_coordinator_commits_no_more_often_however_many_databases_take_part(
     for number in bench.topic.partition_ids:
         producer.send(number, b"warm")
     producer.end(commit=True)
-    homes = range(1, count + 1)
+    leaders = range(1, count + 1)
     with commits_of(bench.cluster.own(1).engine) as at_coordinator:
-        partitions = [bench.partition_at(home, nth) for home in homes for nth in (0, 1)]
+        partitions = [bench.partition_at(home, nth) for home in leaders for nth in (0, 1)]
         producer.coordinator.add_partitions(
             producer.transactional_id, producer.identity, partitions, added=producer.added
         )
@@ -457,16 +457,18 @@ def test_a_partition_deleted_between_decision_and_delivery_needs_no_marker(sqlit
     # As if the transaction had come between the look and the deletion.
     assert bench.queued(producer.transactional_id) == {bench.partition_at(2)}
     bench.cluster.own(1).write(lambda connection: connection.execute(delete(transaction_partitions)))
-    markers = bench.cluster.own(1).read(lambda connection: marker_outbox.queued(connection, producer.transactional_id))
+    markers = bench.cluster.own(1).read(
+        lambda connection: pending_markers.queued(connection, producer.transactional_id)
+    )
 
     def delete_but_for_the_queue(connection) -> None:
         topics.delete_topic(connection, "orders")
-        marker_outbox.queue(connection, producer.transactional_id, markers)
+        pending_markers.queue(connection, producer.transactional_id, markers)
 
     bench.cluster.own(1).write(delete_but_for_the_queue)
     bench.cluster.publish()
     if not remembered:
-        bench.cluster._homes.clear()
+        bench.cluster._leaders.clear()
     complete_decided(bench.cluster.own(1), producer.transactional_id)
     assert bench.row(producer.transactional_id).state is S.COMPLETE_COMMIT
     assert_cluster_sound(bench.cluster, at_rest=True)

@@ -12,8 +12,8 @@ from typing import Final
 
 from tests.crash.afterlives import start_producer
 from tests.crash.worlds import Place, Progress, Step, Victim, View, World, look, state_of
+from tests.tools.crashes import crash_at, every_crash, noting
 from txnstore.db.store import Store
-from txnstore.testing.crashes import crash_at, every_crash, noting
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.states import DECIDED, TransactionState
 

@@ -18,8 +18,8 @@ from txnstore.log.append import Appended
 from txnstore.model import ControlType
 from txnstore.transactions.completion import decide_separately
 from txnstore.transactions.coordinator import Ended, TransactionCoordinator
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.recovery import recover
-from txnstore.transactions.work import TransactionWork
 
 FIRST, SECOND = FLUSHES
 
@@ -57,7 +57,7 @@ def decides(*, commit: bool) -> Step:
     """Return the decision alone: no marker is delivered, as if its maker had gone away then."""
 
     def decide(world: World, connection: Connection) -> None:
-        work = TransactionWork.lock(connection, world.transactional_id)
+        work = LockedTransaction.lock(connection, world.transactional_id)
         work.decide(world.producer, commit=commit)
         decide_separately(work, "EndTxn")
 

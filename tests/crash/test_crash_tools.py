@@ -10,12 +10,8 @@ from sqlalchemy import func, select
 
 from tests.crash import children
 from tests.crash.worlds import Place
-from txnstore.db.schema import topics
-from txnstore.db.store import Store, open_store
-from txnstore.errors import ForeignSchema
-from txnstore.log.topics import create_topic
-from txnstore.testing.crash_points import When
-from txnstore.testing.crashes import (
+from tests.tools.crash_points import When
+from tests.tools.crashes import (
     Crash,
     crash_at,
     every_crash,
@@ -23,7 +19,11 @@ from txnstore.testing.crashes import (
     noting,
     steps_of,
 )
-from txnstore.testing.killed_children import ChildFailedError, every_kill, kill_at
+from tests.tools.killed_children import ChildFailedError, every_kill, kill_at
+from txnstore.db.schema import topics
+from txnstore.db.store import Store, open_store
+from txnstore.errors import ForeignSchema
+from txnstore.log.topics import create_topic
 
 
 def create(name: str, store: Store) -> None:

@@ -8,14 +8,14 @@ from sqlalchemy import Connection
 
 from tests.crash.children import use_first
 from tests.crash.worlds import Progress
+from tests.tools.crash_points import CrashPoint, When, at_each_step
+from tests.tools.crashes import crash_at, every_crash, noting, steps_of
+from tests.tools.killed_children import kill_at
 from txnstore.db.schema import metadata
 from txnstore.db.store import open_store
 from txnstore.errors import SchemaOutdated
 from txnstore.log.topics import create_topic
-from txnstore.testing.crash_points import CrashPoint, When, at_each_step
-from txnstore.testing.crashes import crash_at, every_crash, noting, steps_of
 from txnstore.testing.invariants import assert_sound
-from txnstore.testing.killed_children import kill_at
 from txnstore.testing.postgres_server import PostgresServer
 
 

@@ -15,9 +15,9 @@ from tests.crash.worlds import Place, World
 from txnstore.db.schema import (
     finished_transactions,
     group_offsets,
-    marker_outbox,
     partition_heads,
     pending_group_offsets,
+    pending_markers,
     producer_states,
     record_batches,
     stores,
@@ -259,10 +259,10 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
         _I.PARTICIPANTS_KNOWN,
         change(transaction_partitions, of_id(transaction_partitions, "opened"), transactional_id="id-1"),
     ),
-    "a decided marker is lost": (_I.OUTBOX_RIGHT, remove(marker_outbox, of_id(marker_outbox, "decided"))),
+    "a decided marker is lost": (_I.OUTBOX_RIGHT, remove(pending_markers, of_id(pending_markers, "decided"))),
     "a marker is queued against the decision": (
         _I.OUTBOX_RIGHT,
-        change(marker_outbox, of_id(marker_outbox, "decided"), outcome=0),
+        change(pending_markers, of_id(pending_markers, "decided"), outcome=0),
     ),
     "a transaction is over and left its records open": (
         _I.NOTHING_HANGS,

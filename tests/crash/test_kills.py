@@ -10,9 +10,9 @@ from tests.crash.afterlives import Remains, call_is_repeated, live_on, start_is_
 from tests.crash.children import START, Task, call, open_victim
 from tests.crash.scenarios import APPENDS, ENDINGS, SEPARATE_COMMIT, Scenario
 from tests.crash.worlds import Place, Progress, World, look, state_of
-from txnstore.testing.crashes import noting
+from tests.tools.crashes import noting
+from tests.tools.killed_children import every_kill
 from txnstore.testing.invariants import assert_sound
-from txnstore.testing.killed_children import every_kill
 
 
 @pytest.mark.parametrize("scenario", [APPENDS[0], ENDINGS[0], SEPARATE_COMMIT, START], ids=str)

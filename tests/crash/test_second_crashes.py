@@ -18,9 +18,9 @@ from tests.crash.afterlives import (
 )
 from tests.crash.scenarios import FIRST, SECOND, SENT, SEPARATE_COMMIT, Scenario, recovers, sends
 from tests.crash.worlds import TIMEOUT_MS, Place, Step, World, look, state_of
+from tests.tools.crash_points import CrashPoint, When
+from tests.tools.crashes import every_second_crash, noting
 from txnstore.db.store import Store
-from txnstore.testing.crash_points import CrashPoint, When
-from txnstore.testing.crashes import every_second_crash, noting
 from txnstore.testing.invariants import assert_sound
 
 

@@ -19,9 +19,9 @@ from tests.crash.afterlives import (
 from tests.crash.everywhere import crash_everywhere
 from tests.crash.scenarios import FIRST, NOTHING, SENT, Scenario, all_of, decides
 from tests.crash.worlds import TIMEOUT_MS, Place, Progress, View, World
+from tests.tools.crashes import every_crash, noting
 from txnstore.db.store import Store
 from txnstore.model import ControlType, ProducerIdentity
-from txnstore.testing.crashes import every_crash, noting
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.states import TransactionState

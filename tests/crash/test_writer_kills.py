@@ -11,11 +11,11 @@ from tests.crash.children import Task, call_together, open_victim
 from tests.crash.sinking import SINKING_BY_NAME, progress_of, replays
 from tests.crash.worlds import NEW_OFFSET, OLD, OLD_OFFSET, PARTITIONS, Place, Progress, World, look, state_of, written
 from tests.crash.writing_together import TOGETHER_BY_NAME, ends_together, reports
+from tests.tools.crashes import noting
+from tests.tools.killed_children import every_kill
 from txnstore.db.store import Store
 from txnstore.model import ControlType
-from txnstore.testing.crashes import noting
 from txnstore.testing.invariants import assert_sound
-from txnstore.testing.killed_children import every_kill
 
 
 def writer_is_followed(name: str, world: World, store: Store) -> None:

@@ -16,12 +16,13 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select, Table, select
 
+from tests.tools.crash_points import CrashPoint, When
 from txnstore.db.schema import (
     finished_transactions,
     group_offsets,
-    marker_outbox,
     partition_heads,
     pending_group_offsets,
+    pending_markers,
     producer_states,
     record_batches,
     sink_batches,
@@ -51,12 +52,11 @@ from txnstore.model import (
     ProducerIdentity,
     Record,
 )
-from txnstore.testing.crash_points import CrashPoint, When
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.states import TransactionState
-from txnstore.transactions.work import SentOffsets
 from txnstore.transactions.writers import TransactionWriter
 
 TIMEOUT_MS: Final = 60_000
@@ -296,7 +296,7 @@ _TABLES_OF_WORLD: Final = (
     transaction_groups,
     transaction_writers,
     transaction_writer_partitions,
-    marker_outbox,
+    pending_markers,
     group_offsets,
     pending_group_offsets,
     sink_runs,

@@ -16,8 +16,8 @@ from txnstore.db.store import Store
 from txnstore.model import ControlType
 from txnstore.transactions.completion import decide_separately
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.recovery import abort_if_timed_out
-from txnstore.transactions.work import TransactionWork
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
 SILENT: Final = "silent"
@@ -60,7 +60,7 @@ def decides_together(world: World, store: Store) -> None:
     """Decide to commit and go away before the first marker."""
 
     def work(connection) -> None:
-        transaction = TransactionWork.lock(connection, world.transactional_id)
+        transaction = LockedTransaction.lock(connection, world.transactional_id)
         transaction.decide(world.producer, commit=True, writers=[world.writers[0].writer_id])
         decide_separately(transaction, "EndTxn")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from txnstore.db import sqlite_checkpoint
-from txnstore.db.sqlite_checkpoint import ROOM_LAST_SECONDS, WAL_BYTES_DUE, WAL_BYTES_ROOM, checkpoint, make_room
-from txnstore.db.sqlite_connections import connect
+from txnstore.db.sqlite import checkpoint as sqlite_checkpoint
+from txnstore.db.sqlite.checkpoint import ROOM_LAST_SECONDS, WAL_BYTES_DUE, WAL_BYTES_ROOM, checkpoint, make_room
+from txnstore.db.sqlite.connections import connect
 from txnstore.db.store import open_store
 
 CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"

@@ -14,8 +14,11 @@ import psycopg
 import pytest
 from sqlalchemy import event
 
-from txnstore.db import postgresql_wakeup, sqlite_connections, sqlite_waiter
-from txnstore.db.postgresql_wakeup import SILENCE_MS
+from tests.tools.proxy import Proxy, upstream_of
+from txnstore.db.postgresql import wakeup as postgresql_wakeup
+from txnstore.db.postgresql.wakeup import SILENCE_MS
+from txnstore.db.sqlite import connections as sqlite_connections
+from txnstore.db.sqlite import waiter as sqlite_waiter
 from txnstore.db.store import open_store
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
@@ -23,7 +26,6 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import ensure_topic
 from txnstore.model import Record
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.proxy import Proxy, upstream_of
 
 CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
 #: A waiter who returns True before this time was woken: on PostgreSQL it looks by itself only after SILENCE_MS.

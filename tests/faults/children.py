@@ -20,10 +20,11 @@ from typing import Final
 
 from sqlalchemy import Connection, event
 
+from tests.tools.sqlite_faults import FailingDisk
 from txnstore import KafkaError, Message, Producer
 from txnstore.db.backend import Limits
-from txnstore.db.sqlite_checkpoint import checkpoint
-from txnstore.db.sqlite_connections import connect
+from txnstore.db.sqlite.checkpoint import checkpoint
+from txnstore.db.sqlite.connections import connect
 from txnstore.db.store import Store, open_store
 from txnstore.errors import TxnStoreError
 from txnstore.log.append import Append, append
@@ -31,7 +32,6 @@ from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import ensure_topic
 from txnstore.model import Record
-from txnstore.testing.sqlite_faults import FailingDisk
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import resolve_outcome
 

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import pytest
 from sqlalchemy import Connection
 
+from tests.tools.proxy import Proxy, upstream_of
 from txnstore.db.backend import Limits
 from txnstore.db.store import Store, open_store
 from txnstore.log.append import Append, Appended, append
@@ -30,7 +31,6 @@ from txnstore.log.fetch import fetch
 from txnstore.log.topics import ensure_topic
 from txnstore.model import NO_PRODUCER, NO_SEQUENCE, IsolationLevel, ProducerIdentity, Record
 from txnstore.testing.postgres_server import PostgresServer
-from txnstore.testing.proxy import Proxy, upstream_of
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 Result = TypeVar("Result")

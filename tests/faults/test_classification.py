@@ -8,10 +8,11 @@ import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from txnstore.db import postgresql, sqlite
 from txnstore.db.backend import Stage
-from txnstore.db.postgresql import PostgreSQLBackend
-from txnstore.db.sqlite import SQLiteBackend
+from txnstore.db.postgresql import backend as postgresql
+from txnstore.db.postgresql.backend import PostgreSQLBackend
+from txnstore.db.sqlite import backend as sqlite
+from txnstore.db.sqlite.backend import SQLiteBackend
 from txnstore.errors import (
     ForeignSchema,
     InvalidUrl,

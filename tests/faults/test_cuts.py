@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.tools.proxy import Proxy
 from txnstore.db.store import Store
 from txnstore.errors import OutcomeUnknown, StoreUnavailable, TxnStoreError
 from txnstore.model import ProducerIdentity
-from txnstore.testing.proxy import Proxy
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from txnstore.db import sqlite_connections
+from tests.tools.sqlite_faults import FailingDisk, NoSQLiteLibraryError
 from txnstore.db.backend import Limits
+from txnstore.db.sqlite import connections as sqlite_connections
 from txnstore.db.store import open_store
 from txnstore.errors import OutcomeUnknown, StoreBusy, StoreFull, StoreUnavailable, TransactionPoisoned
 from txnstore.log.append import append
 from txnstore.model import ProducerIdentity
-from txnstore.testing.sqlite_faults import FailingDisk, NoSQLiteLibraryError
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from txnstore import KafkaError, KafkaException, Producer
-from txnstore.clients import producer as producer_module
+from txnstore.clients.producer import producer as producer_module
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 
 SIDES = pytest.mark.parametrize("side", ["before", "after"])

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from tests.tools.anomalies import find_anomalies
+from tests.tools.histories import Event, History, Kind
+from tests.tools.interleaved_actor import Finished
+from tests.tools.interleaving import Scenario
+from tests.tools.recording import RecordedProducer, RecordedReader, dump, read_to_end
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.log.topics import create_topic
 from txnstore.model import IsolationLevel
-from txnstore.testing.anomalies import find_anomalies
-from txnstore.testing.histories import Event, History, Kind
-from txnstore.testing.interleaved_actor import Finished
-from txnstore.testing.interleaving import Scenario
 from txnstore.testing.manual_clock import ManualClock
-from txnstore.testing.recording import RecordedProducer, RecordedReader, dump, read_to_end
 
 _numbers = itertools.count(1)
 

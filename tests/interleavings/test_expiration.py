@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from sqlalchemy import delete
 
+from tests.tools.interleaving import before_locks, before_transactions, explore
 from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
 from txnstore.db.store import Store
 from txnstore.groups import coordinator
@@ -14,7 +15,6 @@ from txnstore.groups.expiration import expire_offsets
 from txnstore.groups.group_image import MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
-from txnstore.testing.interleaving import before_locks, before_transactions, explore
 
 RETENTION_MS = 7 * 86_400_000
 OLD, NEW = 5, 8

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from tests.tools.interleaving import Scenario, before_locks, before_transactions, explore
 from txnstore.db.store import open_store
 from txnstore.log.topics import ensure_topic, find_topics
-from txnstore.testing.interleaving import Scenario, before_locks, before_transactions, explore
 
 _numbers = itertools.count(1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import delete
 
+from tests.tools.interleaving import before_locks, before_transactions, explore
 from txnstore.db.schema import producer_states
-from txnstore.testing.interleaving import before_locks, before_transactions, explore
 from txnstore.transactions.recovery import expire_producers
 
 DAY_MS = 86_400_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tools.interleaving import before_locks, before_statements, explore
 from txnstore.db.schema import record_batches
 from txnstore.errors import TxnStoreError
 from txnstore.log.append import Append, append
@@ -11,7 +12,6 @@ from txnstore.log.codec import encode
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import delete_topic, find_topics
 from txnstore.model import Record
-from txnstore.testing.interleaving import before_locks, before_statements, explore
 
 INTERRUPTIONS_MAX = 2
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tools.interleaving import before_statements, before_transactions, explore
 from txnstore.groups.coordinator import join
 from txnstore.groups.group_image import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
-from txnstore.testing.interleaving import before_statements, before_transactions, explore
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.work import SentOffsets
+from txnstore.transactions.locked import SentOffsets
 
 PLAIN, PENDING = 5, 10
 

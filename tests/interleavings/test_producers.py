@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tools.interleaving import explore
 from txnstore.db.store import Store
-from txnstore.testing.interleaving import explore
 from txnstore.transactions.rows import read_row
 from txnstore.transactions.states import TransactionState
 

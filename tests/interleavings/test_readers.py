@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tools.interleaving import explore
 from txnstore.groups.offsets import read_offsets
 from txnstore.log.fetch import fetch
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata
-from txnstore.testing.interleaving import explore
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.work import SentOffsets
+from txnstore.transactions.locked import SentOffsets
 
 
 @pytest.mark.parametrize("isolation", list(IsolationLevel))

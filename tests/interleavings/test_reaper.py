@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnstore.testing.interleaving import explore, stop_here
+from tests.tools.interleaving import explore, stop_here
 from txnstore.transactions.metadata import FenceReason
 from txnstore.transactions.recovery import abort_if_timed_out, abort_timed_out
 from txnstore.transactions.rows import read_row

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tools.interleaving import explore
+from tests.tools.recording import Caller
 from txnstore.errors import OutcomeUnknown
-from txnstore.testing.interleaving import explore
-from txnstore.testing.recording import Caller
 from txnstore.transactions.completion import complete_decided, decide_separately
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.recovery import complete_all_decided
 from txnstore.transactions.rows import read_row
 from txnstore.transactions.states import TransactionState
-from txnstore.transactions.work import TransactionWork
 
 
 def decide(setting, store, producer, transaction, *, commit):
     """Take the decision and go away, as a coordinator does that crashes then: nobody hears an answer."""
 
     def work(connection):
-        locked = TransactionWork.lock(connection, setting.transactional_id)
+        locked = LockedTransaction.lock(connection, setting.transactional_id)
         locked.decide(producer.identity, commit=commit)
         decide_separately(locked, "EndTxn")
 

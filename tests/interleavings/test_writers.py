@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.tools.interleaving import Scenario, before_locks, explore, stop_here
 from txnstore.errors import ProducerFenced, TxnStoreError
 from txnstore.log.append import Append
 from txnstore.log.bounds import read_bounds
@@ -15,7 +16,6 @@ from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic
 from txnstore.model import Record
-from txnstore.testing.interleaving import Scenario, before_locks, explore, stop_here
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_if_timed_out, recover

@@ -34,7 +34,7 @@ from txnstore.log.producers import read_producer_states
 from txnstore.log.topics import create_topic, delete_topic, find_topics, get_topic
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
-from txnstore.transactions.marker_outbox import strike_off
+from txnstore.transactions.pending_markers import strike_off
 from txnstore.transactions.recovery import FOUND_MAX, expire_producers, expire_transactional_ids, trim_journal
 
 DAY_MS = 86_400_000
@@ -171,7 +171,7 @@ def make_partitions(connection, topic_id, partition_count):
     if connection.dialect.name == "postgresql":
         prefix, series = "txnstore.", "SELECT {columns} FROM generate_series(1, {last}) AS n"
     numbers = series.format(columns=f"{topic_id}, n, 1", last=partition_count - 1)
-    into = f"INSERT INTO {prefix}partitions (topic_id, partition_number, home_database_id) {numbers}"
+    into = f"INSERT INTO {prefix}partitions (topic_id, partition_number, leader_database_id) {numbers}"
     connection.execute(text(into))
     heads = (
         f"INSERT INTO {prefix}partition_heads (partition_id, log_start_offset, next_offset, running_max_timestamp_ms)"

@@ -15,8 +15,8 @@ from tests.outbox.conftest import plain_connection
 from txnstore import Outbox
 from txnstore.db.store import open_store
 from txnstore.errors import TxnStoreError
-from txnstore.log import outbox_rows
-from txnstore.log.outbox_poller import OutboxPoller
+from txnstore.log.outbox import rows as outbox_rows
+from txnstore.log.outbox.poller import OutboxPoller
 
 AGGREGATES = 3
 TOPICS = ("one", "two")

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from tests.outbox.conftest import engine_url, plain_connection
 from tests.outbox.steps import records, values, waiting
 from txnstore import KafkaError, KafkaException, Outbox
-from txnstore.log.outbox_sequencer import sequence_outbox
+from txnstore.log.outbox.sequencer import sequence_outbox
 
 only_postgresql = pytest.mark.parametrize("txnstore_url", ["postgresql"], indirect=True)
 only_sqlite = pytest.mark.parametrize("txnstore_url", ["sqlite"], indirect=True)

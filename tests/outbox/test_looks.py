@@ -11,7 +11,7 @@ from sqlalchemy import event, text
 from tests.clients.log_writer import PATIENCE_SECONDS, eventually, polled_until
 from txnstore import Consumer, TopicPartition
 from txnstore.log.bounds import read_bounds
-from txnstore.log.outbox_rows import callers_going_on, has_outbox_rows, last_ids_of_callers, list_rows
+from txnstore.log.outbox.rows import callers_going_on, has_outbox_rows, last_ids_of_callers, list_rows
 from txnstore.log.topics import create_topic
 
 REFUSED_ROWS = 300_000

@@ -15,7 +15,7 @@ from tests.outbox.steps import records, values, waiting
 from txnstore import Consumer, KafkaError, KafkaException, Outbox
 from txnstore.db.store import Store, open_store
 from txnstore.errors import PermissionDenied, StoreUnavailable
-from txnstore.log.outbox_sequencer import drain_outbox, sequence_outbox
+from txnstore.log.outbox.sequencer import drain_outbox, sequence_outbox
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ def test_a_consumer_that_may_only_read_reads_on(url, monkeypatch, caller, store)
         tries.append(True)
         raise PermissionDenied
 
-    monkeypatch.setattr("txnstore.clients.outbox_help.sequence_outbox", refuse)
+    monkeypatch.setattr("txnstore.clients.consumer.outbox_help.sequence_outbox", refuse)
     configuration = {"bootstrap.servers": url, "group.id": "g", "auto.offset.reset": "earliest"}
     with Consumer(configuration) as consumer:
         consumer.subscribe(["t"])

@@ -12,13 +12,14 @@ from tests.outbox.steps import records, refusals, values, waiting
 from txnstore.db.schema import databases, outbox, outbox_sequencers, partitions
 from txnstore.db.settings import change_store_settings
 from txnstore.db.store import open_store
-from txnstore.log import outbox_rows, outbox_sequencer
 from txnstore.log import topics as topics_of_the_log
 from txnstore.log.append import append
 from txnstore.log.heads import lock_heads
-from txnstore.log.outbox_poller import PAUSE_LAST_SECONDS, OutboxPoller
-from txnstore.log.outbox_rows import lock_outbox
-from txnstore.log.outbox_sequencer import Sequenced, drain_outbox, sequence_outbox
+from txnstore.log.outbox import rows as outbox_rows
+from txnstore.log.outbox import sequencer as outbox_sequencer
+from txnstore.log.outbox.poller import PAUSE_LAST_SECONDS, OutboxPoller
+from txnstore.log.outbox.rows import lock_outbox
+from txnstore.log.outbox.sequencer import Sequenced, drain_outbox, sequence_outbox
 from txnstore.log.partitioners import consistent
 from txnstore.log.topics import create_topic, delete_topic, list_topics
 from txnstore.testing.invariants import assert_sound
@@ -219,7 +220,7 @@ def test_who_commits_during_a_round_is_for_the_next_one(store, caller, small_pag
         late.commit()
         return take(connection, ids)
 
-    monkeypatch.setattr("txnstore.log.outbox_sequencer.take_rows", take_and_commit)
+    monkeypatch.setattr("txnstore.log.outbox.sequencer.take_rows", take_and_commit)
     assert sequence_outbox(store).moved_count == 8
     assert b"late 1" not in values(store)
     assert drain_outbox(store) == 2
@@ -240,7 +241,7 @@ def test_a_row_that_its_owner_takes_back_during_a_round_is_no_record(store, call
         taken.append(ids)
         return take(connection, ids)
 
-    monkeypatch.setattr("txnstore.log.outbox_sequencer.take_rows", take_back_first)
+    monkeypatch.setattr("txnstore.log.outbox.sequencer.take_rows", take_back_first)
     assert sequence_outbox(store).moved_count == 2
     assert values(store) == [b"a", b"c"]
     assert [len(ids) for ids in taken] == [3, 2]
@@ -260,7 +261,7 @@ def test_who_commits_between_the_list_and_the_choice_goes_as_a_whole(store, call
         late.commit()
         return last_ids(connection)
 
-    monkeypatch.setattr("txnstore.log.outbox_sequencer.last_ids_of_callers", commit_and_look)
+    monkeypatch.setattr("txnstore.log.outbox.sequencer.last_ids_of_callers", commit_and_look)
     assert sequence_outbox(store).moved_count == 10
     assert values(store) == [b"late 1", *[b"large"] * 7, b"late 2", b"end"]
 
@@ -332,8 +333,8 @@ def test_without_the_lock_a_later_row_would_pass_an_earlier_one(store, url, call
             caller().insert(b"effect").commit()
             assert sequence_outbox(other, retry_timeout_ms=0).is_busy
 
-        monkeypatch.setattr("txnstore.log.outbox_sequencer.count_moved", during)
-        monkeypatch.setattr("txnstore.log.outbox_sequencer.append", lambda *_: None)
+        monkeypatch.setattr("txnstore.log.outbox.sequencer.count_moved", during)
+        monkeypatch.setattr("txnstore.log.outbox.sequencer.append", lambda *_: None)
         sequence_outbox(store)
         assert sequence_outbox(other).moved_count == 1
 
@@ -459,7 +460,7 @@ def test_a_partition_in_another_database_is_refused_for_now(store, caller):
         }
         connection.execute(insert(databases), other)
         connection.execute(
-            update(partitions).where(partitions.c.partition_id == topic.partition_ids[1]).values(home_database_id=2)
+            update(partitions).where(partitions.c.partition_id == topic.partition_ids[1]).values(leader_database_id=2)
         )
 
     store.write(move)

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from txnstore.db import postgresql_branches, postgresql_exchange
-from txnstore.db.postgresql_exchange import Answer, Statement
+from tests.tools.crash_points import CrashPoint, When, at_each_step
+from tests.tools.crashes import Crash, _cut
+from txnstore.db.postgresql import branches as postgresql_branches
+from txnstore.db.postgresql import exchange as postgresql_exchange
+from txnstore.db.postgresql.exchange import Answer, Statement
 from txnstore.participants import branches
-from txnstore.testing.crash_points import CrashPoint, When, at_each_step
-from txnstore.testing.crashes import Crash, _cut
 
 #: Is told where the process has arrived; may raise, or not return.
 AtPlace = Callable[[str, Connection | None, CrashPoint], None]

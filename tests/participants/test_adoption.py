@@ -11,10 +11,10 @@ from sqlalchemy import select
 from tests.copies import copy_file, restore_dump
 from tests.participants.bank import Bank
 from txnstore.db import identity
-from txnstore.db.callers_connections import callers_connection
-from txnstore.db.cluster import open_cluster
-from txnstore.db.joined import is_same_store, run_joined
-from txnstore.db.membership import read_databases
+from txnstore.db.callers.connections import callers_connection
+from txnstore.db.callers.on_caller_connection import is_same_store, run_joined
+from txnstore.db.cluster.cluster import open_cluster
+from txnstore.db.cluster.membership import read_databases
 from txnstore.db.opening import upgrade
 from txnstore.db.schema import outbox, stores
 from txnstore.db.store import connect_store, open_store

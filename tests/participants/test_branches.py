@@ -7,8 +7,8 @@ import threading
 import psycopg
 import pytest
 
-from txnstore.db import postgresql_exchange
-from txnstore.db.postgresql_exchange import Answer, AnswerKind
+from txnstore.db.postgresql import exchange as postgresql_exchange
+from txnstore.db.postgresql.exchange import Answer, AnswerKind
 from txnstore.errors import (
     BranchUnfinished,
     InvalidProducerEpoch,

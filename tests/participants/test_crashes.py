@@ -10,10 +10,10 @@ import pytest
 
 from tests.participants.bank import Bank, Transfer
 from tests.participants.dying import die_at, places_of
+from tests.tools.crashes import noting
 from txnstore.db.store import Store, open_store
 from txnstore.errors import TxnStoreError
 from txnstore.participants.recovery import raise_failed, recover_branches
-from txnstore.testing.crashes import noting
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_timed_out

@@ -13,9 +13,9 @@ from tests.participants.bank import DATABASES, Bank, Table, Transfer, make_table
 from tests.participants.children import Task, transfer_and_be_killed
 from tests.participants.dying import at_each_place, places_of
 from tests.participants.test_crashes import check, is_committed, look
+from tests.tools.crashes import noting
 from txnstore.db.store import open_store
 from txnstore.errors import TransactionAbortable, TxnStoreError
-from txnstore.testing.crashes import noting
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.private_cluster import PrivateCluster
 from txnstore.transactions.coordinator import TransactionCoordinator

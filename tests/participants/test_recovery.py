@@ -7,9 +7,9 @@ import threading
 import pytest
 from sqlalchemy import delete, update
 
-from txnstore.db import postgresql_branches
-from txnstore.db.postgresql_branches import list_prepared
-from txnstore.db.postgresql_exchange import Answer, AnswerKind, exchange
+from txnstore.db.postgresql import branches as postgresql_branches
+from txnstore.db.postgresql.branches import list_prepared
+from txnstore.db.postgresql.exchange import Answer, AnswerKind, exchange
 from txnstore.db.schema import transaction_branches, transactions
 from txnstore.db.store import open_store
 from txnstore.errors import (

@@ -34,7 +34,7 @@ from txnstore.log.codec import encode
 from txnstore.log.fetch import PAGE_OFFSETS_MAX, fetch
 from txnstore.log.finding import find_appended
 from txnstore.log.max_timestamp import offset_of_max_timestamp
-from txnstore.log.outbox_rows import has_outbox_rows
+from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.maintenance.duties import DUTIES, Duty
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction

@@ -11,7 +11,7 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from txnstore.testing.workload import run_job
+from tests.tools.workload import run_job
 
 #: How long a process may take to end once it is killed, or to say what it was asked.
 PATIENCE_SECONDS = 20
@@ -23,7 +23,7 @@ class Processes:
     def __init__(self):
         # Processes come from a small one that has everything imported: they begin in milliseconds.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["__main__", "txnstore.testing.workload"])
+        self._context.set_forkserver_preload(["__main__", "tests.tools.workload"])
         self._started = []
         self._pipes = []
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import txnstore as confluent_kafka
-from txnstore.testing.workload import Job
+from tests.tools.workload import Job
 
 CALL_SECONDS: Final = 10.0
 #: What it does how often: aborts on purpose, gives a transaction up at a rebalance instead of committing it.

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 import txnstore as confluent_kafka
-from txnstore.testing.workload import Job
+from tests.tools.workload import Job
 
 
 def idle(job: Job, pipe: Connection, topic: str) -> None:

@@ -11,11 +11,11 @@ from unittest import mock
 from sqlalchemy import Engine, event
 
 from tests.processes.upkeep_ledger import Ledger
+from tests.tools.proxy import Proxy, upstream_of
+from tests.tools.proxy_faults import Effect, Fault
+from tests.tools.wire import contains_statement
+from tests.tools.workload import Job
 from txnstore.log.sequences import find_duplicate
-from txnstore.testing.proxy import Proxy, upstream_of
-from txnstore.testing.proxy_faults import Effect, Fault
-from txnstore.testing.wire import contains_statement
-from txnstore.testing.workload import Job
 
 #: How many of the answers are lost.
 SHARE: Final = 0.12

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import txnstore as confluent_kafka
-from txnstore.testing.workload import Job
+from tests.tools.workload import Job
 
 CALL_SECONDS = 10.0
 

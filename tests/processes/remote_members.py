@@ -11,9 +11,9 @@ import psycopg
 
 import txnstore as confluent_kafka
 from tests.processes.remote_member import Told, obey
+from tests.tools.workload import Job
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.workload import Job
 
 TOPIC, GROUP = "input", "members"
 #: How long a process may take to answer, beside what it was told to wait.

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
+from tests.tools.workload import Job, write_late
 from txnstore import Consumer, TopicPartition
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
 from txnstore.model import Record
-from txnstore.testing.workload import Job, write_late
 
 TIMEOUT_MS = 1_000
 LOOK_SECONDS = 0.5

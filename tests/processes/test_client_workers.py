@@ -14,8 +14,8 @@ import pytest
 
 import txnstore as confluent_kafka
 from tests.processes.transforming import GROUP, Plan, transform
+from tests.tools.workload import Job
 from txnstore.admin import AdminClient, NewTopic
-from txnstore.testing.workload import Job
 
 SOURCE, TARGET = "input", "output"
 SOURCE_PARTITIONS, TARGET_PARTITIONS = 4, 2

@@ -23,7 +23,7 @@ import pytest
 import txnstore as confluent_kafka
 from tests.processes.group_transforming import GroupPlan, transform_in_group
 from tests.processes.remote_members import make_topic
-from txnstore.testing.workload import Job
+from tests.tools.workload import Job
 
 RUNS = int(os.environ.get("TXNSTORE_GROUP_RUNS", "1"))
 FIRST_SEED = os.environ.get("TXNSTORE_GROUP_SEED") or None

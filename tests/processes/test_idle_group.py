@@ -12,8 +12,8 @@ import pytest
 
 from tests.processes.idle_member import idle
 from tests.processes.remote_members import PATIENCE_SECONDS, make_topic
+from tests.tools.workload import Job
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.workload import Job
 
 MEMBERS = 10
 #: Some heartbeats of each member.

@@ -17,13 +17,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from txnstore.db.schema import transactions
-from txnstore.log.topics import create_topic
-from txnstore.model import IsolationLevel
-from txnstore.testing.anomalies import find_anomalies
-from txnstore.testing.histories import Decision, History, Kind
-from txnstore.testing.recording import LineRecorder, dump, read_to_end
-from txnstore.testing.workload import (
+from tests.tools.anomalies import find_anomalies
+from tests.tools.histories import Decision, History, Kind
+from tests.tools.recording import LineRecorder, dump, read_to_end
+from tests.tools.workload import (
     Job,
     PlainWriter,
     TransactionalWriter,
@@ -33,6 +30,9 @@ from txnstore.testing.workload import (
     write_plainly,
     write_transactions,
 )
+from txnstore.db.schema import transactions
+from txnstore.log.topics import create_topic
+from txnstore.model import IsolationLevel
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.metadata import EPOCH_EXHAUSTED
 

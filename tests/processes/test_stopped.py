@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.tools.anomalies import find_anomalies
+from tests.tools.histories import History
+from tests.tools.recording import LineRecorder, dump, read_to_end
+from tests.tools.workload import Job, TransactionalWriter, read_events, write_late
 from txnstore.log.bounds import read_bounds
 from txnstore.log.topics import create_topic
-from txnstore.testing.anomalies import find_anomalies
-from txnstore.testing.histories import History
-from txnstore.testing.recording import LineRecorder, dump, read_to_end
-from txnstore.testing.workload import Job, TransactionalWriter, read_events, write_late
 from txnstore.transactions.recovery import abort_if_timed_out
 
 TIMEOUT_MS = 1_000

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 import txnstore as confluent_kafka
-from txnstore.testing.workload import Job
+from tests.tools.workload import Job
 
 CALL_SECONDS = 10.0
 #: How often a transaction is aborted on purpose.

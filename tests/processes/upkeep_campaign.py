@@ -47,6 +47,7 @@ from tests.processes.upkeep_programs import (
     write_idempotently,
     write_in_transactions,
 )
+from tests.tools.workload import Job
 from txnstore.db.schema import group_offsets, producer_states, transaction_log, transactions
 from txnstore.db.settings import change_store_settings
 from txnstore.db.store import Store, open_store
@@ -60,7 +61,6 @@ from txnstore.testing.invariants import find_violations
 from txnstore.testing.postgres_server import PostgresServer, connection_string
 from txnstore.testing.private_cluster import PrivateCluster
 from txnstore.testing.violations import Invariant
-from txnstore.testing.workload import Job
 from txnstore.transactions.states import TransactionState
 
 TIMES: Final = Times(producer_ms=1_000, transactional_id_ms=4_000, journal_ms=2_000, transaction_timeout_ms=2_500)

@@ -21,6 +21,7 @@ from typing import Any, Final
 import txnstore as confluent_kafka
 from tests.processes.group_transforming import Fenced, GroupPlan, TransformingMember
 from tests.processes.upkeep_ledger import COMMITTED, REFUSED, UNKNOWN, Ledger, read_ledgers
+from tests.tools.workload import Job, again
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.store import Store, open_store
 from txnstore.errors import ProducerFenced, TxnStoreError
@@ -30,7 +31,6 @@ from txnstore.log.topics import get_topic
 from txnstore.maintenance.duties import DUTIES, Duty
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import Record
-from txnstore.testing.workload import Job, again
 from txnstore.transactions.sink_coordinator import decide, open_writer
 from txnstore.transactions.sink_runs import run_of_query
 from txnstore.transactions.writers import append_as_writer

@@ -26,8 +26,8 @@ def kafka_broker():
     if os.environ.get("TXNSTORE_TEST_KAFKA_BOOTSTRAP"):
         yield None
         return
-    from txnstore.testing.kafka_broker import KafkaBroker
-    from txnstore.testing.kafka_jars import NoKafkaError
+    from tests.tools.kafka_broker import KafkaBroker
+    from tests.tools.kafka_jars import NoKafkaError
 
     try:
         broker = KafkaBroker()

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import txnstore
 import txnstore.admin
 from tests.relay.kafka_side import KafkaSide
+from tests.tools.crash_points import CrashPoint, When
+from tests.tools.crashes import Crash
 from txnstore.relay.kafka_cluster import KafkaCluster
-from txnstore.testing.crash_points import CrashPoint, When
-from txnstore.testing.crashes import Crash
 
 #: What a relay asks of its producer, in the order of one turn.
 CALLS = (

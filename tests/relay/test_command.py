@@ -136,7 +136,7 @@ def test_a_topic_that_lives_elsewhere_is_refused(store):
     topic = store.read(lambda connection: get_topic(connection, "shop"))
     check_homes(topic, store.database_id)
     with pytest.raises(RelayFailed, match="shop-1 lives in another database"):
-        check_homes(replace(topic, homes=(1, 2)), 1)
+        check_homes(replace(topic, leaders=(1, 2)), 1)
 
 
 def test_names_never_meet():

@@ -12,6 +12,7 @@ from tests.relay.kafka_side import Sent
 from tests.relay.running import beside, wait_until
 from tests.relay.store_side import copy, make_topic, numbered, read
 from tests.relay.test_to_kafka_steps import NULLS
+from tests.tools.crashes import every_crash, noting
 from txnstore.db.schema import relay_positions
 from txnstore.db.store import Store, open_store
 from txnstore.errors import OutcomeUnknown, RecordTooLarge
@@ -20,7 +21,6 @@ from txnstore.log.topics import get_topic
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.options import OnGap, RelayOptions, Start
-from txnstore.testing.crashes import every_crash, noting
 
 
 class Place(NamedTuple):

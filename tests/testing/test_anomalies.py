@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from txnstore.testing.anomalies import CHECKS, find_anomalies
-from txnstore.testing.histories import Event, History, Kind, read_lines
+from tests.tools.anomalies import CHECKS, find_anomalies
+from tests.tools.histories import Event, History, Kind, read_lines
 
 PARTITIONS = ("p0", "p1")
 SEEDS = range(10)

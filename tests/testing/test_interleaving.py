@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from txnstore.db.schema import partition_heads, stores
-from txnstore.log.topics import create_topic
-from txnstore.testing.interleaved_actor import ActorStuckError
-from txnstore.testing.interleaving import (
+from tests.tools.interleaved_actor import ActorStuckError
+from tests.tools.interleaving import (
     Scenario,
     before_locks,
     before_statements,
     explore,
     stop_here,
 )
+from txnstore.db.schema import partition_heads, stores
+from txnstore.log.topics import create_topic
 
 
 @pytest.fixture

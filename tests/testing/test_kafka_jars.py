@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from txnstore.testing import kafka_jars, maven
-from txnstore.testing.kafka_jars import Jar, NoKafkaError, fetch_jars
+from tests.tools import kafka_jars, maven
+from tests.tools.kafka_jars import Jar, NoKafkaError, fetch_jars
 from txnstore.testing.ports import free_port
 
 CONTENTS = {f"part{number}": b"jar %d" % number * 1_000 for number in range(4)}
@@ -132,7 +132,7 @@ def test_who_is_too_slow_is_given_up(repository, tmp_path):
 def test_who_is_not_there_is_asked_once_and_his_address_is_not_said(repository, tmp_path, monkeypatch, address):
     monkeypatch.setenv(kafka_jars.REPOSITORY_VARIABLE, f"http://{address.format(free_port())}")
     pauses: list[float] = []
-    monkeypatch.setattr("txnstore.testing.maven.sleep", pauses.append)
+    monkeypatch.setattr("tests.tools.maven.sleep", pauses.append)
     with pytest.raises(NoKafkaError, match="0 of 4 jars are here") as raised:
         fetch_jars(tmp_path)
     assert not pauses

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from psycopg import errors
 
+from tests.tools.proxy import Proxy, upstream_of
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.proxy import Proxy, upstream_of
 
 WAIT_SECONDS = 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txnstore.testing.wire import (
+from tests.tools.wire import (
     CANCEL,
     ENCRYPTION,
     STARTUP,

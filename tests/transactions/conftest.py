@@ -33,9 +33,9 @@ from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
 from txnstore.transactions.completion import decide_separately
 from txnstore.transactions.coordinator import Ended, Initialized, TransactionCoordinator
+from txnstore.transactions.locked import LockedTransaction, SentOffsets
 from txnstore.transactions.metadata import TransactionMetadata
 from txnstore.transactions.states import DECIDED, TransactionState
-from txnstore.transactions.work import SentOffsets, TransactionWork
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Producer:
         """End the transaction as a process does that dies before it has written the first marker."""
 
         def work(connection: Connection) -> None:
-            transaction = TransactionWork.lock(connection, self.transactional_id)
+            transaction = LockedTransaction.lock(connection, self.transactional_id)
             transaction.decide(self.identity, commit=commit)
             decide_separately(transaction, "EndTxn")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import event, select, update
 
-from txnstore.db.schema import marker_outbox
+from txnstore.db.schema import pending_markers
 from txnstore.errors import InvalidProducerIdMapping, UnknownTopicOrPartition
 from txnstore.model import ControlType
 from txnstore.transactions.completion import complete_decided
@@ -20,13 +20,13 @@ S = TransactionState
 def outbox(bench, producer) -> list[tuple]:
     statement = (
         select(
-            marker_outbox.c.partition_id,
-            marker_outbox.c.producer_id,
-            marker_outbox.c.producer_epoch,
-            marker_outbox.c.outcome,
+            pending_markers.c.partition_id,
+            pending_markers.c.producer_id,
+            pending_markers.c.producer_epoch,
+            pending_markers.c.outcome,
         )
-        .where(marker_outbox.c.transactional_id == producer.transactional_id)
-        .order_by(marker_outbox.c.partition_id)
+        .where(pending_markers.c.transactional_id == producer.transactional_id)
+        .order_by(pending_markers.c.partition_id)
     )
     return [tuple(row) for row in bench.store.read(lambda connection: connection.execute(statement).all())]
 
@@ -153,8 +153,8 @@ def test_an_id_that_cannot_be_completed_keeps_no_other_one_from_it(own_bench) ->
         producer.send(partition_id, b"a")
         producer.decide(commit=True)
     nowhere = (
-        update(marker_outbox)
-        .where(marker_outbox.c.transactional_id == broken.transactional_id)
+        update(pending_markers)
+        .where(pending_markers.c.transactional_id == broken.transactional_id)
         .values(partition_id=10**9)
     )
     own_bench.store.write(lambda connection: connection.execute(nowhere))

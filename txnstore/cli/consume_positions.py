@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, exists, not_, select
 
 from txnstore.cli.terminal import CommandFailed
-from txnstore.clients.homes import reads_at_homes
+from txnstore.clients.leaders import reads_at_leaders
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
@@ -101,7 +101,7 @@ def read_positions(  # noqa: PLR0917 - where, and what
             for partition_id, bounds in read_bounds(opened, partition_ids).items()
         }
 
-    found_at = reads_at_homes(store, connection)(list(names), look)
+    found_at = reads_at_leaders(store, connection)(list(names), look)
     of = {number: found_at[partition_id][0] for number, partition_id in ids.items()}
     return Positions(
         topic,

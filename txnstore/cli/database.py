@@ -11,7 +11,7 @@ from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, example
 from txnstore.cli.terminal import say
 from txnstore.db import migrating
 from txnstore.db.backend import Limits
-from txnstore.db.cluster import split_urls
+from txnstore.db.cluster.cluster import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import Found, check_schema_name, upgrade
 from txnstore.db.schema import SCHEMA_VERSION

@@ -14,7 +14,7 @@ from txnstore.cli.output import json_text
 from txnstore.cli.record_output import as_json as json_bytes
 from txnstore.cli.record_output import headers_as_json
 from txnstore.cli.terminal import CommandFailed, printable
-from txnstore.clients.homes import all_stores, at_home_of
+from txnstore.clients.leaders import all_stores, at_leader_of
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import record_batches, transaction_log
 from txnstore.db.store import Store
@@ -81,7 +81,7 @@ def log(
 ) -> None:
     """Print the log of a partition: its record batches, their records, and the markers that end transactions."""
     with opened(url, schema) as controller:
-        store = at_home_of(controller, topic, partition, lambda home: home)
+        store = at_leader_of(controller, topic, partition, lambda home: home)
         partition_id, bounds = store.read(lambda connection: _found(connection, topic, partition))
         if not as_json:
             _print(f"Dumping {topic}-{partition}")
@@ -330,7 +330,7 @@ def _print_all(  # noqa: PLR0917 - where, and what
 ) -> None:
     """Print page after page, from a position on; each one says where the next begins, or that it is the last."""
     with opened(url, schema) as controller:
-        store = at_home_of(controller, topic, partition, lambda home: home)
+        store = at_leader_of(controller, topic, partition, lambda home: home)
         for facts in _facts_of_pages(store, page, position):
             if as_json:
                 _print_json(facts)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, and_, bindparam, case, exists, func, not_, select
 
-from txnstore.clients.homes import Reads, reads_at_homes
+from txnstore.clients.leaders import Reads, reads_at_leaders
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.groups.listing import ListedGroup, list_offsets
@@ -76,7 +76,7 @@ def offset_rows(store: Store, connection: Connection, group: ListedGroup) -> lis
 
     `connection` is one to `store`, which coordinates the group; partitions are looked at where they live.
     """
-    read = reads_at_homes(store, connection)
+    read = reads_at_leaders(store, connection)
     committed = list_offsets(connection, group.group_id)
     owners = {partition: member.member_id for member in group.members for partition in member.owned}
     wanted = sorted(committed.offsets.keys() | committed.unstable | owners.keys())

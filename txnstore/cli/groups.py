@@ -16,7 +16,7 @@ from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, list_text, show_facts, show_json, show_rows
 from txnstore.cli.terminal import CommandFailed, hint, say
 from txnstore.cli.times import FORMS, parse_time
-from txnstore.clients.homes import all_stores, at_coordinator, reads_at_homes
+from txnstore.clients.leaders import all_stores, at_coordinator, reads_at_leaders
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.errors import GroupIdNotFound
@@ -191,13 +191,13 @@ def delete(
     """Delete groups without members, and what they have committed: all of them in a database, or none."""
     names = sorted(dict.fromkeys(groups))
     with opened(url, schema) as store:
-        by_home = _by_home(store, names)
-        for home, own in by_home:
+        by_leader = _by_leader(store, names)
+        for home, own in by_leader:
             home.read(partial(_found_all, own))
         if not yes:
             typer.confirm(f"Delete {list_text(names)}, with the committed offsets?", abort=True)
 
-        for home, own in by_home:
+        for home, own in by_leader:
             home.write(partial(_delete_all, own))
     for name in names:
         say(f"group {name} was deleted")
@@ -211,7 +211,7 @@ def _found(connection: Connection, group_id: str) -> ListedGroup:
     return group
 
 
-def _by_home(store: Store, group_ids: Iterable[str]) -> list[tuple[Store, list[str]]]:
+def _by_leader(store: Store, group_ids: Iterable[str]) -> list[tuple[Store, list[str]]]:
     """Return the groups with the store that coordinates them."""
     if store.cluster is None:
         return [(store, list(group_ids))]
@@ -234,7 +234,7 @@ def _delete_all(group_ids: Iterable[str], connection: Connection) -> None:
 
 def _described_all(store: Store, group_ids: list[str]) -> list[dict[str, Any]]:
     described: dict[str, dict[str, Any]] = {}
-    for home, own in _by_home(store, group_ids):
+    for home, own in _by_leader(store, group_ids):
         described |= home.read(partial(_described, home, own))
     return [described[group_id] for group_id in group_ids]
 
@@ -263,7 +263,7 @@ def _plan(
     else:
         raise CommandFailed(f"group {group_id} has committed nothing; --topic says where it is to begin")
     topics = topics_by_name(connection, {partition.topic for partition in partitions})
-    read = reads_at_homes(home, connection)
+    read = reads_at_leaders(home, connection)
     rows = []
     for partition in partitions:
         topic = topics.get(partition.topic) or get_topic(connection, partition.topic)

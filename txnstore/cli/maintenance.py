@@ -13,7 +13,7 @@ import typer
 from txnstore.cli.branches import Participants
 from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, examples, one_url
 from txnstore.cli.terminal import TRY_AGAIN_LATER, say
-from txnstore.db.cluster import Cluster, open_cluster
+from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
 from txnstore.maintenance.branch_duties import branch_duties

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from txnstore.db.backend import Limits
-from txnstore.db.cluster import Cluster, open_cluster
+from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.store import Store
 
 URL_VARIABLE: Final = "TXNSTORE_URL"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from txnstore.cli.output import json_text
 from txnstore.cli.record_input import unescape
-from txnstore.clients.message import Message
+from txnstore.clients.model.message import Message
 from txnstore.model import TimestampType
 
 Print = Callable[[Message], bytes]

@@ -17,7 +17,7 @@ from txnstore.cli.output import show_json
 from txnstore.cli.terminal import CommandFailed, printable, say
 from txnstore.cli.timeline_facts import OFFSETS_MAX, Lane, Mark, Pointer, Timeline, read_timeline
 from txnstore.cli.timeline_svg import svg
-from txnstore.clients.homes import at_home_of
+from txnstore.clients.leaders import at_leader_of
 from txnstore.db.names import DEFAULT_SCHEMA
 
 EXAMPLES: Final = examples(
@@ -84,7 +84,7 @@ def timeline(
     if count is None:
         count = _SVG_COUNT if svg_file is not None else _screen_columns()
     with opened(url, schema) as store:
-        found = at_home_of(
+        found = at_leader_of(
             store,
             topic,
             partition,

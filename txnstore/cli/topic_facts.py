@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, func, select
 
-from txnstore.clients.homes import all_stores, reads_at_homes
+from txnstore.clients.leaders import all_stores, reads_at_leaders
 from txnstore.db.schema import partition_heads, partitions, producer_states, record_batches, topics
 from txnstore.db.store import Store
 from txnstore.log.bounds import read_bounds
@@ -79,7 +79,7 @@ def describe_topic(store: Store, connection: Connection, name: str) -> dict[str,
         TxnStoreError: a database that holds a partition cannot be reached.
     """
     topic = get_topic(connection, name)
-    read = reads_at_homes(store, connection)
+    read = reads_at_leaders(store, connection)
     bounds = read(topic.partition_ids, read_bounds)
     open_in = read(topic.partition_ids, lambda opened, _: _open_transactions(opened))
     sizes = read(topic.partition_ids, _sizes)
@@ -97,7 +97,7 @@ def describe_topic(store: Store, connection: Connection, name: str) -> dict[str,
                 "batches": count,
                 "size_bytes": size_bytes,
                 "last_timestamp_ms": last_ms,
-                **({} if store.cluster is None else {"database": store.cluster.label_of(topic.homes[number])}),
+                **({} if store.cluster is None else {"database": store.cluster.label_of(topic.leaders[number])}),
             }
         )
     return {

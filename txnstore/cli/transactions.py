@@ -16,7 +16,7 @@ from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, duration_text, list_text, show_facts, show_json, show_rows, time_text
 from txnstore.cli.terminal import CommandFailed, say
 from txnstore.clients.broker import BROKER_ID, broker_id_of
-from txnstore.clients.homes import all_stores, at_coordinator, at_partition, reads_at_homes
+from txnstore.clients.leaders import all_stores, at_coordinator, at_partition, reads_at_leaders
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.log.producers import producers_of_partition
@@ -173,7 +173,7 @@ def describe_producers(
             found = get_topic(connection, topic)
             numbers = range(len(found.partition_ids)) if partitions is None else dict.fromkeys(partitions)
             ids = {found.partition_id(number): number for number in numbers}
-            states = reads_at_homes(store, connection)(list(ids), _producers)
+            states = reads_at_leaders(store, connection)(list(ids), _producers)
             return [
                 {"topic": topic, "partition": number, **_producer(state)}
                 for partition_id, number in ids.items()
@@ -235,7 +235,7 @@ def abort(
         def work(connection: Connection) -> OpenInPartition:
             partition_id = get_topic(connection, topic).partition_id(partition)
             if start_offset is not None:
-                states = reads_at_homes(store, connection)([partition_id], _producers)[partition_id]
+                states = reads_at_leaders(store, connection)([partition_id], _producers)[partition_id]
                 return _open_at(states, partition_id, f"{topic}-{partition}", start_offset)
             assert producer_id is not None
             assert producer_epoch is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from txnstore.clients.cluster_metadata import BrokerMetadata, Node
-from txnstore.db.membership import CONTROLLER_ID
+from txnstore.clients.model.metadata import BrokerMetadata, Node
+from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
 

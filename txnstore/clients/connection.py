@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from txnstore.clients.configuration import Configuration
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.configuration.configuration import Configuration
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.db.backend import Durability, Limits
-from txnstore.db.cluster import Cluster, open_cluster
+from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import StoreClosed, StoreUnavailable

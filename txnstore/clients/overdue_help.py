@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from txnstore.clients.worker import Worker
-from txnstore.db.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import StoreClosed, TxnStoreError
 from txnstore.transactions.timeouts import abort_overdue_in
@@ -121,9 +121,9 @@ class WriterHelp:
     def _end_overdue(self, partition_ids: Collection[int]) -> None:
         try:
             cluster = self._cluster()
-            homes = cluster.by_home(partition_ids)
+            leaders = cluster.by_leader(partition_ids)
         except TxnStoreError as error:
             _log.debug("could not look for transactions whose time is up: %s", error)
             return
-        for database_id, own in homes.items():
+        for database_id, own in leaders.items():
             end_overdue(partial(cluster.own, database_id), own)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from txnstore.clients.broker import broker_address, broker_nodes
-from txnstore.clients.cluster_metadata import Node
 from txnstore.clients.connection import StoreConnection
+from txnstore.clients.model.metadata import Node
 
 #: As of a thing that was never measured: there are no requests to brokers here.
 _NOT_MEASURED: Final = dict.fromkeys(

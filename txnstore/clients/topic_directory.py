@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection
 
 from txnstore.clients.broker import BROKER_ID, broker_id_of, brokers_metadata
-from txnstore.clients.cluster_metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.error_mapping import kafka_error_of
-from txnstore.db.membership import CONTROLLER_ID
+from txnstore.clients.model.error_mapping import kafka_error_of
+from txnstore.clients.model.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
+from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, InvalidTopic, TxnStoreError, UnknownTopicOrPartition
@@ -135,9 +135,9 @@ class TopicDirectory:
     def _learn(self, topic: Topic) -> None:
         """Let the cluster know where the partitions live; look at it again if it has grown meanwhile."""
         cluster = self._connection.cluster()
-        if not cluster.is_alone or any(home != CONTROLLER_ID for home in topic.homes):
+        if not cluster.is_alone or any(home != CONTROLLER_ID for home in topic.leaders):
             known = {member.database_id for member in cluster.databases}
-            if not known.issuperset(topic.homes):
+            if not known.issuperset(topic.leaders):
                 cluster.refresh()
             cluster.learn(topic)
 
@@ -263,7 +263,7 @@ def _find(connection: Connection, names: list[str]) -> dict[str, Topic]:
 def _topic_metadata(topic: Topic) -> TopicMetadata:
     metadata = TopicMetadata()
     metadata.topic = topic.name
-    for number, home in enumerate(topic.homes):
+    for number, home in enumerate(topic.leaders):
         partition = PartitionMetadata()
         partition.id = number
         partition.leader = broker_id_of(home)

@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import Connection, select
 
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.errors import StoreUnavailable, TxnStoreError
 
 #: A client that is polled looks for its database at most this often.

@@ -10,7 +10,8 @@ from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from txnstore.db import records_view_postgresql, records_view_sqlite
+from txnstore.db.postgresql import records_view as records_view_postgresql
+from txnstore.db.sqlite import records_view as records_view_sqlite
 
 #: Payloads are kept as they are: an append spends no time on compressing them, and the view cuts slices out of them.
 _KEEP_PAYLOADS: Final = (

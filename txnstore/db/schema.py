@@ -151,7 +151,7 @@ partitions: Final = _table(
     _identity("partition_id", "The number of the partition in the whole cluster; never used again."),
     _column("topic_id", Int64, "The topic it belongs to."),
     _column("partition_number", Int32, "Its number within the topic, from 0."),
-    _column("home_database_id", Int32, "The database that holds its log."),
+    _column("leader_database_id", Int32, "The database that holds its log."),
     UniqueConstraint("topic_id", "partition_number", name="partitions_number"),
     _check("partitions_number_known", "partition_number >= 0"),
     comment="Partitions of topics; kept by the controller.",
@@ -390,8 +390,8 @@ transaction_log: Final = _table(
     sqlite_autoincrement=True,
 )
 
-marker_outbox: Final = _table(
-    "marker_outbox",
+pending_markers: Final = _table(
+    "pending_markers",
     _column("transactional_id", String, "The decided transaction."),
     _column("partition_id", Int64, "The partition that its marker is still missing from."),
     _column("producer_id", Int64, "The producer whose records the marker ends."),

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, delete, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.config import STORE_SETTINGS, Settings, check_setting_name, parse_setting
-from txnstore.db.membership import lock_catalogue
+from txnstore.db.cluster.membership import lock_catalogue
 from txnstore.db.schema import store_configs
 
 _ALL: Final = select(store_configs.c.name, store_configs.c.value)

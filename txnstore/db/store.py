@@ -24,10 +24,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from txnstore.clock import Clock
 from txnstore.db import opening
 from txnstore.db.backend import Access, Backend, Limits, Stage
-from txnstore.db.membership import CONTROLLER_ID
+from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.postgresql import PostgreSQLBackend
-from txnstore.db.sqlite import SQLiteBackend
+from txnstore.db.postgresql.backend import PostgreSQLBackend
+from txnstore.db.sqlite.backend import SQLiteBackend
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.db.waiting import Announcer, Waiter
 from txnstore.errors import (
@@ -42,7 +42,7 @@ from txnstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from txnstore.db.cluster import Cluster, Home
+    from txnstore.db.cluster.cluster import Cluster, Home
 
 Result = TypeVar("Result")
 

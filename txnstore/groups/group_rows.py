@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.db.membership import check_lives_here
+from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.row_counts import must_hit, must_hit_each
 from txnstore.db.schema import group_members, groups, partitions, topics
 from txnstore.db.server_time import server_now_ms

@@ -12,7 +12,7 @@ from sqlalchemy import BindParameter, Connection, Executable, Table, bindparam, 
 from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.db.membership import check_lives_here
+from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.portions import chunks
 from txnstore.db.schema import group_members, group_offsets, groups, partitions, pending_group_offsets, topics
 from txnstore.db.server_time import server_now_ms

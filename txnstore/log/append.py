@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from txnstore.config import Settings
 from txnstore.errors import InvalidRecord, InvalidTimestamp, InvalidTransactionState, RecordTooLarge
 from txnstore.log.encoded_batch import EncodedBatch
-from txnstore.log.partition_work import PartitionWork, identity_of
+from txnstore.log.locked_partitions import LockedPartitions, identity_of
 from txnstore.log.producers import ProducerKey
 from txnstore.log.sequences import check_append, find_duplicate, last_sequence_of
 from txnstore.log.topics import DEFAULT_TOPIC_SETTINGS
@@ -74,7 +74,7 @@ def append(
         UnannouncedProducerError: a batch comes from elsewhere, and its partition does not know the producer.
     """
     check_sizes(appends)
-    work = PartitionWork.lock(connection, (item.partition_id for item in appends), producers_of(appends))
+    work = LockedPartitions.lock(connection, (item.partition_id for item in appends), producers_of(appends))
     if from_elsewhere:
         for key in producers_of(appends):
             if work.producer_state(key) is None:
@@ -97,7 +97,7 @@ def announce(connection: Connection, producer: ProducerIdentity, partition_ids: 
         UnknownTopicOrPartition: a partition is not in this database.
     """
     wanted = list(partition_ids)
-    work = PartitionWork.lock(connection, wanted, [(partition_id, producer.producer_id) for partition_id in wanted])
+    work = LockedPartitions.lock(connection, wanted, [(partition_id, producer.producer_id) for partition_id in wanted])
     work.announce(producer)
 
 
@@ -121,12 +121,12 @@ def check_sizes(appends: Iterable[Append]) -> None:
             )
 
 
-def place_all(work: PartitionWork, appends: Iterable[Append], *, coordinated: bool) -> list[Appended]:
+def place_all(work: LockedPartitions, appends: Iterable[Append], *, coordinated: bool) -> list[Appended]:
     """Check and place each batch; nothing is written before `work.save`."""
     return [_place(work, item, coordinated=coordinated) for item in appends]
 
 
-def _place(work: PartitionWork, item: Append, *, coordinated: bool) -> Appended:
+def _place(work: LockedPartitions, item: Append, *, coordinated: bool) -> Appended:
     head = work.heads[item.partition_id]
     batch = item.batch
     _check_form(batch)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, func, select
 from txnstore.db.schema import partition_heads, producer_states, record_batches
 from txnstore.errors import InvalidTimestamp, UnknownTopicOrPartition
 from txnstore.log.codec import TIMESTAMP_MS_MAX, decode
-from txnstore.log.outbox_rows import OUTBOX_WAITS
+from txnstore.log.outbox.rows import OUTBOX_WAITS
 from txnstore.model import IsolationLevel
 
 

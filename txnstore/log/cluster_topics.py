@@ -13,8 +13,8 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from txnstore.db import settings
-from txnstore.db.cluster import Cluster
-from txnstore.db.membership import CONTROLLER_ID, read_databases
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.membership import CONTROLLER_ID, read_databases
 from txnstore.db.store import Store
 from txnstore.errors import InvalidTransactionState
 from txnstore.log import topic_configs, topics

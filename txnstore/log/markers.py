@@ -15,7 +15,7 @@ from sqlalchemy import Connection, bindparam, select
 from txnstore.db.schema import finished_transactions
 from txnstore.errors import InvalidProducerEpoch, TransactionCoordinatorFenced
 from txnstore.log.codec import encode_control
-from txnstore.log.partition_work import PartitionWork
+from txnstore.log.locked_partitions import LockedPartitions
 from txnstore.log.producers import ProducerKey
 from txnstore.log.sequences import ProducerState
 from txnstore.model import ControlType, ProducerIdentity
@@ -61,7 +61,7 @@ def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
     """
     if not markers:
         return
-    work = PartitionWork.lock(
+    work = LockedPartitions.lock(
         connection,
         (marker.partition_id for marker in markers),
         (marker.key for marker in markers),
@@ -71,7 +71,7 @@ def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
     work.save()
 
 
-def place_markers(work: PartitionWork, markers: Iterable[Marker]) -> None:
+def place_markers(work: LockedPartitions, markers: Iterable[Marker]) -> None:
     """Place those of the markers that are not there yet; nothing is written before `work.save`."""
     for marker in markers:
         state = work.producer_state(marker.key)

@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import Connection, func, select
 
 from txnstore.config import Settings
-from txnstore.db.membership import Database, hash_of_name
+from txnstore.db.cluster.membership import Database, hash_of_name
 from txnstore.db.schema import partitions
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import InvalidConfiguration
@@ -19,7 +19,7 @@ PLACEMENT: Final = "txnstore.placement"
 BY_HASH: Final = "hash"
 ROUND_ROBIN: Final = "roundrobin"
 
-_COUNTS: Final = select(partitions.c.home_database_id, func.count()).group_by(partitions.c.home_database_id)
+_COUNTS: Final = select(partitions.c.leader_database_id, func.count()).group_by(partitions.c.leader_database_id)
 
 
 def place_partitions(
@@ -36,10 +36,10 @@ def place_partitions(
         return [members[0].database_id] * len(numbers)
     how = how or read_store_settings(connection)[PLACEMENT]
     if how == BY_HASH:
-        return homes_by_hash(members, name, numbers)
+        return leaders_by_hash(members, name, numbers)
     if how == ROUND_ROBIN:
         counts = {row[0]: row[1] for row in connection.execute(_COUNTS)}
-        return homes_in_turn(members, counts, len(numbers))
+        return leaders_in_turn(members, counts, len(numbers))
     return [next(member.database_id for member in members if member.label == how)] * len(numbers)
 
 
@@ -56,18 +56,18 @@ def check_placement(members: Sequence[Database], how: str) -> None:
         )
 
 
-def homes_by_hash(members: Sequence[Database], name: str, numbers: range) -> list[int]:
+def leaders_by_hash(members: Sequence[Database], name: str, numbers: range) -> list[int]:
     """Return for each partition the database that the hash of its name selects."""
     ids = sorted(member.database_id for member in members)
     return [ids[hash_of_name(f"{name}-{number}") % len(ids)] for number in numbers]
 
 
-def homes_in_turn(members: Sequence[Database], counts: dict[int, int], count: int) -> list[int]:
+def leaders_in_turn(members: Sequence[Database], counts: dict[int, int], count: int) -> list[int]:
     """Return for each new partition the database that has the fewest by then, the first of them."""
     held = Counter({member.database_id: counts.get(member.database_id, 0) for member in members})
-    homes: list[int] = []
+    leaders: list[int] = []
     for _ in range(count):
         home = min(held, key=lambda database_id: (held[database_id], database_id))
         held[home] += 1
-        homes.append(home)
-    return homes
+        leaders.append(home)
+    return leaders

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, delete, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.config import TOPIC_SETTINGS, check_setting_name, check_topic_config, setting_text
-from txnstore.db.membership import lock_catalogue, read_databases
+from txnstore.db.cluster.membership import lock_catalogue, read_databases
 from txnstore.db.schema import topic_configs, topics
 from txnstore.log.placement import PLACEMENT, check_placement
 from txnstore.log.topics import Topic, get_topic

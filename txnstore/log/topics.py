@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Select, bindparam, delete, func, insert, sele
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.config import TOPIC_SETTINGS, Settings, check_topic_config, setting_text
-from txnstore.db.catalogue import forget_partitions, lock_heads_of, new_head
-from txnstore.db.membership import CONTROLLER_ID, lock_catalogue
+from txnstore.db.cluster.catalogue import forget_partitions, lock_heads_of, new_head
+from txnstore.db.cluster.membership import CONTROLLER_ID, lock_catalogue
 from txnstore.db.portions import chunks
 from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import (
@@ -55,7 +55,7 @@ class Topic:
     config: Mapping[str, str]
     """The settings that were set, as text."""
 
-    homes: tuple[int, ...] = ()
+    leaders: tuple[int, ...] = ()
     """The numbers of the databases that hold the partitions, in the same order."""
 
     def partition_id(self, number: int) -> int:
@@ -80,7 +80,7 @@ _COLLIDING: Final = select(topics.c.name).where(
     func.replace(topics.c.name, ".", "_") == bindparam("folded"), topics.c.name != bindparam("own_name")
 )
 _PARTITIONS: Final = (
-    select(partitions.c.topic_id, partitions.c.partition_id, partitions.c.home_database_id)
+    select(partitions.c.topic_id, partitions.c.partition_id, partitions.c.leader_database_id)
     .where(partitions.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
     .order_by(partitions.c.topic_id, partitions.c.partition_number)
 )
@@ -151,9 +151,9 @@ def create_topic(
         connection.execute(
             insert(topic_configs), [{"topic_id": topic_id, "name": key, "value": text} for key, text in config.items()]
         )
-    homes = place_partitions(connection, members, name, settings, range(partition_count))
-    partition_ids = _add_partitions(connection, topic_id, 0, homes)
-    return Topic(topic_id, name, topic_uuid, partition_ids, settings, config, tuple(homes))
+    leaders = place_partitions(connection, members, name, settings, range(partition_count))
+    partition_ids = _add_partitions(connection, topic_id, 0, leaders)
+    return Topic(topic_id, name, topic_uuid, partition_ids, settings, config, tuple(leaders))
 
 
 def ensure_topic(connection: Connection, name: str, *, partition_count: int = 1) -> Topic:
@@ -240,8 +240,8 @@ def grow_topic(connection: Connection, name: str, *, partition_count: int) -> To
         raise InvalidPartitions(
             f"topic {name} has {present} partitions already; it can only get more, not {partition_count}"
         )
-    homes = place_partitions(connection, members, name, topic.settings, range(present, partition_count))
-    _add_partitions(connection, topic.topic_id, present, homes)
+    leaders = place_partitions(connection, members, name, topic.settings, range(present, partition_count))
+    _add_partitions(connection, topic.topic_id, present, leaders)
     return get_topic(connection, name)
 
 
@@ -288,16 +288,16 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def _add_partitions(connection: Connection, topic_id: int, first: int, homes: Sequence[int]) -> tuple[int, ...]:
+def _add_partitions(connection: Connection, topic_id: int, first: int, leaders: Sequence[int]) -> tuple[int, ...]:
     connection.execute(
         insert(partitions),
         [
-            {"topic_id": topic_id, "partition_number": number, "home_database_id": home}
-            for number, home in enumerate(homes, first)
+            {"topic_id": topic_id, "partition_number": number, "leader_database_id": home}
+            for number, home in enumerate(leaders, first)
         ],
     )
     rows = connection.execute(_PARTITIONS, {"topic_ids": [topic_id]}).all()
-    own = [row.partition_id for row in rows[first:] if row.home_database_id == CONTROLLER_ID]
+    own = [row.partition_id for row in rows[first:] if row.leader_database_id == CONTROLLER_ID]
     if own:
         connection.execute(insert(partition_heads), [new_head(partition_id) for partition_id in own])
     return tuple(row.partition_id for row in rows)

@@ -10,7 +10,7 @@ from txnstore.db.store import Store
 from txnstore.groups import expiration
 from txnstore.log.cluster_topics import bring_up_to_date
 from txnstore.log.deleting import purge_deleted_partitions
-from txnstore.log.outbox_sequencer import drain_outbox
+from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.participants.recovery import recover_in_cluster
 from txnstore.transactions import recovery
 from txnstore.transactions.recovery import FOUND_MAX

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from sqlalchemy import Engine
 
-from txnstore.clients.configuration import Configuration, producer_configuration
+from txnstore.clients.configuration.configuration import Configuration, producer_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.error_mapping import kafka_exception_of
-from txnstore.clients.kafka_error import KafkaError, KafkaException
-from txnstore.clients.record_arguments import timeout_seconds_of
-from txnstore.db.callers_connections import session_of
+from txnstore.clients.model.error_mapping import kafka_exception_of
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.producer.arguments import timeout_seconds_of
+from txnstore.db.callers.connections import session_of
+from txnstore.db.callers.outbox_insert import OutboxRow, outbox_connection
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.outbox_insert import OutboxRow, outbox_connection
 from txnstore.errors import TxnStoreError
-from txnstore.log.outbox_sequencer import drain_outbox
+from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.outbox.background import BackgroundSequencer
 from txnstore.outbox.changes import Change, Watch
 from txnstore.outbox.rows import outbox_row, row_of

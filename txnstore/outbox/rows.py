@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from txnstore.clients.configuration import Configuration
-from txnstore.clients.error_mapping import kafka_exception_of
-from txnstore.clients.kafka_error import KafkaError, KafkaException
-from txnstore.clients.record_arguments import PARTITION_MAX, TIMESTAMP_MAX, as_bytes, packed_headers, whole_number
-from txnstore.db.outbox_insert import OutboxRow
+from txnstore.clients.configuration.configuration import Configuration
+from txnstore.clients.model.error_mapping import kafka_exception_of
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.producer.arguments import PARTITION_MAX, TIMESTAMP_MAX, as_bytes, packed_headers, whole_number
+from txnstore.db.callers.outbox_insert import OutboxRow
 from txnstore.errors import InvalidTimestamp, InvalidTopic
 from txnstore.log.headers import pack_record_headers
 from txnstore.log.topics import check_topic_name

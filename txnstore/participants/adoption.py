@@ -15,11 +15,11 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, select, update
 
-from txnstore.db.membership import Database, read_databases
+from txnstore.db.cluster.membership import Database, read_databases
 from txnstore.db.schema import databases, outbox, stores, transaction_branches
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, PermissionDenied, StoreCopied, WrongCluster
-from txnstore.log.outbox_rows import lock_outbox
+from txnstore.log.outbox.rows import lock_outbox
 from txnstore.transactions.branch_rows import all_branches
 from txnstore.transactions.recovery import abort_by_administrator
 

@@ -18,7 +18,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.db.identity import check_not_adopted, check_original_once
-from txnstore.db.postgresql_branches import (
+from txnstore.db.postgresql.branches import (
     DIVISION_BY_ZERO,
     OUTBOX_INSTEAD,
     UNDEFINED_OBJECT,
@@ -34,7 +34,7 @@ from txnstore.db.postgresql_branches import (
     prepare_statement,
     roll_back,
 )
-from txnstore.db.postgresql_exchange import Answer, AnswerKind, exchange
+from txnstore.db.postgresql.exchange import Answer, AnswerKind, exchange
 from txnstore.db.store import Store
 from txnstore.errors import BranchUnfinished, TransactionAbortable, TxnStoreError
 from txnstore.model import ProducerIdentity
@@ -46,8 +46,8 @@ from txnstore.transactions.branch_rows import (
     forget_branches,
     insert_branches,
 )
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.timeouts import write_in_time
-from txnstore.transactions.work import TransactionWork
 
 #: How long the databases may take to prepare: constraints that were deferred are checked now.
 VOTE_TIMEOUT_MS: Final = 30_000
@@ -330,7 +330,7 @@ def register_branches(
         TxnStoreError: see `protocol.add_to_transaction`.
     """
     # The lock of its row: a decision from elsewhere comes before, and is found, or after, and knows of them.
-    transaction = TransactionWork.lock(connection, transactional_id)
+    transaction = LockedTransaction.lock(connection, transactional_id)
     transaction.begin(producer)
     transaction.save("AddBranches")
     insert_branches(connection, branches)

@@ -17,7 +17,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.db.identity import check_original
-from txnstore.db.postgresql_branches import (
+from txnstore.db.postgresql.branches import (
     INSUFFICIENT_PRIVILEGE,
     UNDEFINED_OBJECT,
     connect_participant,
@@ -25,8 +25,8 @@ from txnstore.db.postgresql_branches import (
     list_prepared,
     look_at_database,
 )
-from txnstore.db.postgresql_connection import StoreConnection
-from txnstore.db.postgresql_exchange import Answer, AnswerKind
+from txnstore.db.postgresql.connection import StoreConnection
+from txnstore.db.postgresql.exchange import Answer, AnswerKind
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.errors import BranchUnfinished, InvalidRequest, PermissionDenied, TxnStoreError

@@ -12,7 +12,7 @@ def check_homes(topic: Topic, database_id: int) -> None:
     Raises:
         RelayFailed: there is one.
     """
-    elsewhere = [number for number, home in enumerate(topic.homes) if home != database_id]
+    elsewhere = [number for number, home in enumerate(topic.leaders) if home != database_id]
     if elsewhere:
         raise RelayFailed(
             f"{topic.name}-{elsewhere[0]} lives in another database of the cluster; a relay copies only topics that"

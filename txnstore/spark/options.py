@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from txnstore.clients.configuration_keys import KEYS_BY_ALIAS
+from txnstore.clients.configuration.keys import KEYS_BY_ALIAS
 from txnstore.errors import InvalidConfiguration
 
 _logger: Final = logging.getLogger("txnstore")

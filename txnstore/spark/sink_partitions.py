@@ -13,7 +13,7 @@ from itertools import repeat
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txnstore.clients.partition_choice import PartitionChoice
+from txnstore.clients.producer.partition_choice import PartitionChoice
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.partitioners import partitions_of_keys
 from txnstore.log.topics import Topic

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from txnstore.clients.sender import BATCHES_PER_PARTITION_MAX
+from txnstore.clients.producer.sender import BATCHES_PER_PARTITION_MAX
 from txnstore.clients.topic_directory import create_used_topic
 from txnstore.db.store import Store
 from txnstore.errors import OutcomeUnknown

@@ -14,10 +14,10 @@ from typing import Final
 
 from sqlalchemy.engine import make_url
 
-from txnstore.clients.configuration import admin_configuration
-from txnstore.clients.kafka_error import KafkaException
-from txnstore.db.cluster import split_urls
-from txnstore.db.membership import read_databases
+from txnstore.clients.configuration.configuration import admin_configuration
+from txnstore.clients.model.kafka_error import KafkaException
+from txnstore.db.cluster.cluster import split_urls
+from txnstore.db.cluster.membership import read_databases
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store, open_store
 from txnstore.db.url import parse_url

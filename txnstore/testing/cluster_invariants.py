@@ -10,14 +10,14 @@ from typing import Final
 
 from sqlalchemy import select
 
-from txnstore.db.catalogue import read_catalogue
-from txnstore.db.cluster import Cluster
+from txnstore.db.cluster.catalogue import read_catalogue
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.schema import partition_heads, partitions
 from txnstore.testing.log_invariants import partition_violations
 from txnstore.testing.transaction_invariants import rest_violations, violations_of_several
 from txnstore.testing.violations import Invariant, Violation
 
-_OWN: Final = select(partitions.c.partition_id, partitions.c.home_database_id)
+_OWN: Final = select(partitions.c.partition_id, partitions.c.leader_database_id)
 _HEADS: Final = select(partition_heads.c.partition_id)
 
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Table, bindparam, func, select, union
 
-from txnstore.db.membership import PRODUCER_ID_BITS
+from txnstore.db.cluster.membership import PRODUCER_ID_BITS
 from txnstore.db.schema import (
     finished_transactions,
     group_offsets,
-    marker_outbox,
     pending_group_offsets,
+    pending_markers,
     producer_states,
     record_batches,
     stores,
@@ -118,7 +118,7 @@ def rest_violations(connection: Connection) -> Iterator[Violation]:
         if _S(row.state) in _UNFINISHED:
             yield Violation(Invariant.NOTHING_OPEN, f"{row.transactional_id!r} is {_S(row.state).kafka_name}")
     for table in (
-        marker_outbox,
+        pending_markers,
         transaction_partitions,
         transaction_writers,
         transaction_writer_partitions,
@@ -148,7 +148,7 @@ def _read(connection: Connection) -> _Tables:
         writers=_grouped(_all(connection, transaction_writers)),
         writer_partitions=writer_partitions,
         groups={name: {row.group_id for row in rows} for name, rows in groups.items()},
-        outbox=_grouped(_all(connection, marker_outbox)),
+        outbox=_grouped(_all(connection, pending_markers)),
         open_in_partitions=list(connection.execute(_OPEN_IN_PARTITIONS)),
         pending=_all(connection, pending_group_offsets),
         finished=_all(connection, finished_transactions),

@@ -13,7 +13,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, select, union_all
 
-from txnstore.db.cluster import Home
+from txnstore.db.cluster.cluster import Home
 from txnstore.db.schema import transaction_writers, transactions
 from txnstore.db.store import Store
 from txnstore.errors import (
@@ -27,9 +27,9 @@ from txnstore.log.producers import read_producer_states
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions import rows, writer_rows
 from txnstore.transactions.completion import complete_if_possible
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.metadata import FenceReason
 from txnstore.transactions.states import TransactionState
-from txnstore.transactions.work import TransactionWork
 
 _OWNER: Final = union_all(
     select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
@@ -99,7 +99,7 @@ def _abort(target: OpenInPartition, home: Home | None, connection: Connection) -
     is_here = home is None or not home.partitions_elsewhere(connection, [target.partition_id])
     of_producer = {"of_producer_id": target.producer.producer_id}
     owner = connection.execute(_OWNER, of_producer).scalars().first()
-    work = None if owner is None else TransactionWork.lock(connection, owner, home)
+    work = None if owner is None else LockedTransaction.lock(connection, owner, home)
     row = None if work is None else work.row
 
     def end_here() -> None:

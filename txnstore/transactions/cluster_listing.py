@@ -7,8 +7,8 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, select, union_all
 
-from txnstore.db.cluster import Cluster
-from txnstore.db.membership import coordinator_of_producer
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.schema import (
     transaction_partitions,
     transaction_writer_partitions,

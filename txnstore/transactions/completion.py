@@ -11,25 +11,25 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerIdMapping, NotCoordinator, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import finish_pending_offsets
 from txnstore.log.append import Appended
 from txnstore.log.markers import write_markers
 from txnstore.model import ProducerIdentity
-from txnstore.transactions import marker_outbox, rows, writer_rows
+from txnstore.transactions import pending_markers, rows, writer_rows
 from txnstore.transactions.delivery import Delivered, deliver
 from txnstore.transactions.ending import markers_of
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.metadata import TransactionMetadata
 from txnstore.transactions.states import DECIDED, TransactionState
-from txnstore.transactions.undelivered import Undelivered
-from txnstore.transactions.work import TransactionWork
+from txnstore.transactions.undelivered import PendingDelivery
 
 _log = logging.getLogger(__name__)
 
 
-def decide_separately(work: TransactionWork, reason: str) -> list[Appended]:
+def decide_separately(work: LockedTransaction, reason: str) -> list[Appended]:
     """Write a decision that `work` has taken, with its markers in the outbox instead of the partitions."""
     decided = work.known
     appended = work.save(reason)
@@ -37,7 +37,7 @@ def decide_separately(work: TransactionWork, reason: str) -> list[Appended]:
         # Read after the save: it may have written to further partitions.
         participants = writer_rows.participants_of(work.connection, decided.transactional_id)
         markers = markers_of(decided, participants, work.counted)
-        marker_outbox.queue(work.connection, decided.transactional_id, markers)
+        pending_markers.queue(work.connection, decided.transactional_id, markers)
     return appended
 
 
@@ -53,13 +53,13 @@ def complete_decided(store: Store, transactional_id: str) -> ProducerIdentity:
     cluster = store.cluster
     if cluster is not None:
         left = store.read(lambda connection: _read_undelivered(connection, transactional_id))
-        if isinstance(left, Undelivered):
+        if isinstance(left, PendingDelivery):
             return complete_delivered(store, cluster, left)
         return left
 
     def complete(connection: Connection) -> ProducerIdentity:
         # Whatever is missing by now, others may have been here too: the row's lock decides.
-        work = TransactionWork.lock(connection, transactional_id)
+        work = LockedTransaction.lock(connection, transactional_id)
         work.finish()
         work.save("completion")
         return work.known.identity
@@ -75,7 +75,7 @@ def complete_decided(store: Store, transactional_id: str) -> ProducerIdentity:
     return complete_decided(store, transactional_id)
 
 
-def complete_delivered(store: Store, cluster: Cluster, left: Undelivered) -> ProducerIdentity:
+def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) -> ProducerIdentity:
     """Deliver what a decision has left to other databases, and complete it: one database transaction at its own.
 
     Raises:
@@ -108,32 +108,32 @@ def complete_if_possible(store: Store, transactional_id: str) -> None:
         _log.warning("the transaction of %.80r is decided; recovery will complete it: %s", transactional_id, error)
 
 
-def _read_undelivered(connection: Connection, transactional_id: str) -> Undelivered | ProducerIdentity:
+def _read_undelivered(connection: Connection, transactional_id: str) -> PendingDelivery | ProducerIdentity:
     row = rows.read_row(connection, transactional_id).row
     if row is None:
         raise InvalidProducerIdMapping
     if row.state not in DECIDED:
         return row.identity
-    markers = marker_outbox.queued(connection, transactional_id)
-    return Undelivered(row, markers, rows.groups_of(connection, transactional_id))
+    markers = pending_markers.queued(connection, transactional_id)
+    return PendingDelivery(row, markers, rows.groups_of(connection, transactional_id))
 
 
-def _is_left(row: TransactionMetadata | None, left: Undelivered) -> bool:
+def _is_left(row: TransactionMetadata | None, left: PendingDelivery) -> bool:
     """Return whether the transaction is decided and not complete, as it was when `left` was read."""
     return row is not None and row.state in DECIDED and row.identity == left.decided.identity
 
 
 def _strike_off(
-    store: Store, left: Undelivered, delivered: Delivered, connection: Connection
+    store: Store, left: PendingDelivery, delivered: Delivered, connection: Connection
 ) -> ProducerIdentity | None:
     """Take note of what was delivered, and complete the transaction if that was all; None if it was not."""
     transactional_id = left.decided.transactional_id
-    work = TransactionWork.lock(connection, transactional_id, store.home)
+    work = LockedTransaction.lock(connection, transactional_id, store.home)
     row = work.row
     if not _is_left(row, left):
         # Somebody else has completed it, and it may have gone on since: nothing here is about what comes after.
         return left.decided.next_identity if row is None else row.identity
-    marker_outbox.strike_off(connection, transactional_id, delivered.partition_ids)
+    pending_markers.strike_off(connection, transactional_id, delivered.partition_ids)
     for group_id in delivered.group_ids:
         rows.forget_group(connection, transactional_id, group_id)
     work.finish()
@@ -146,11 +146,11 @@ def _deliver_one(transactional_id: str, connection: Connection) -> bool:
     decided = rows.lock_row(connection, transactional_id).row
     if decided is None or decided.state not in DECIDED:
         return False
-    markers = marker_outbox.queued(connection, transactional_id)
+    markers = pending_markers.queued(connection, transactional_id)
     if markers:
         partition_id = markers[0].partition_id
         write_markers(connection, [marker for marker in markers if marker.partition_id == partition_id])
-        marker_outbox.strike_off(connection, transactional_id, [partition_id])
+        pending_markers.strike_off(connection, transactional_id, [partition_id])
         return True
     for group_id in rows.groups_of(connection, transactional_id):
         commit = decided.state is TransactionState.PREPARE_COMMIT

@@ -13,8 +13,8 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster import Home
-from txnstore.db.membership import check_lives_here
+from txnstore.db.cluster.cluster import Home
+from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeForgotten, OutcomeUnknown, TxnStoreError
@@ -25,13 +25,13 @@ from txnstore.log.producers import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_decided, complete_delivered, decide_separately
+from txnstore.transactions.locked import LockedTransaction, SentOffsets
 from txnstore.transactions.metadata import TransactionMetadata
 from txnstore.transactions.outcome import Outcome, has_committed, remembered_outcome
 from txnstore.transactions.protocol import InitAction, InitRequest
 from txnstore.transactions.remote_parts import RemoteParts
 from txnstore.transactions.timeouts import write_in_time
-from txnstore.transactions.undelivered import Undelivered
-from txnstore.transactions.work import SentOffsets, TransactionWork
+from txnstore.transactions.undelivered import PendingDelivery
 
 #: How often a start waits for the last transaction of its id; each time somebody else has begun another one.
 INIT_TRIES: Final = 5
@@ -52,7 +52,7 @@ class Initialized:
 class Interrupted:
     """A start that has to wait until the last transaction is complete in other databases."""
 
-    left: Undelivered
+    left: PendingDelivery
     is_own_abort: bool
     """Whether it is this start that has aborted the transaction."""
 
@@ -154,15 +154,15 @@ class TransactionCoordinator:
         check_transactional_id(transactional_id)
         cluster = self.store.cluster
         if cluster is not None:
-            homes = cluster.by_home(appends)
-            if len(homes) > 1:
+            leaders = cluster.by_leader(appends)
+            if len(leaders) > 1:
                 raise InvalidRequest("the batches of one append live in one database: make a call for each")
-            if appends and self.store.database_id not in homes:
+            if appends and self.store.database_id not in leaders:
                 remote = RemoteParts(self.store, cluster, transactional_id, producer, retry_timeout_ms)
-                return remote.append(*homes.popitem(), added)
+                return remote.append(*leaders.popitem(), added)
 
         def work(connection: Connection) -> list[Appended]:
-            transaction = TransactionWork.lock(connection, transactional_id)
+            transaction = LockedTransaction.lock(connection, transactional_id)
             transaction.append(producer, appends)
             return transaction.save("Produce")
 
@@ -205,7 +205,7 @@ class TransactionCoordinator:
         check_transactional_id(transactional_id)
 
         def work(connection: Connection) -> None:
-            TransactionWork.lock(connection, transactional_id).begin(producer)
+            LockedTransaction.lock(connection, transactional_id).begin(producer)
 
         write_in_time(self.store, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
@@ -234,7 +234,7 @@ class TransactionCoordinator:
             return
 
         def work(connection: Connection) -> None:
-            transaction = TransactionWork.lock(connection, transactional_id)
+            transaction = LockedTransaction.lock(connection, transactional_id)
             transaction.send_offsets(producer, sent)
             transaction.save("TxnOffsetCommit")
 
@@ -312,7 +312,7 @@ class TransactionCoordinator:
         # Not who the producer is by now: a newer one may have come since.
         return replace(ended, appended=[*sent_elsewhere, *ended.appended]) if sent_elsewhere else ended
 
-    def _complete_before_init(self, left: Undelivered) -> None:
+    def _complete_before_init(self, left: PendingDelivery) -> None:
         assert self.store.cluster is not None, "nothing is left to other databases where there are none"
         try:
             complete_delivered(self.store, self.store.cluster, left)
@@ -397,8 +397,8 @@ class _EndRequest:
     separate_delivery: bool
 
 
-def _end(request: _EndRequest, home: Home | None, connection: Connection) -> tuple[Ended, Undelivered | None]:
-    transaction = TransactionWork.lock(connection, request.transactional_id, home)
+def _end(request: _EndRequest, home: Home | None, connection: Connection) -> tuple[Ended, PendingDelivery | None]:
+    transaction = LockedTransaction.lock(connection, request.transactional_id, home)
     row = transaction.row
     if row is not None and row.is_repetition(request.producer):
         # The answer was lost: the rest was sent already, and is not sent again.
@@ -425,19 +425,19 @@ def _end(request: _EndRequest, home: Home | None, connection: Connection) -> tup
     return Ended(transaction.known.next_identity, appended), transaction.undelivered
 
 
-def lock_or_insert(connection: Connection, request: InitRequest, home: Home | None = None) -> TransactionWork:
+def lock_or_insert(connection: Connection, request: InitRequest, home: Home | None = None) -> LockedTransaction:
     """Lock the row of a transactional id, which is made if nobody has used the id.
 
     Raises:
         NotCoordinator: it is new, and another database of the cluster coordinates it.
     """
-    transaction = TransactionWork.lock(connection, request.transactional_id, home)
+    transaction = LockedTransaction.lock(connection, request.transactional_id, home)
     if transaction.row is None:
         protocol.check_init_request(request)
         producer_id = allocate_producer_id(connection)
         check_lives_here(connection, request.transactional_id, is_locked=True)
         rows.insert_row(connection, protocol.new_transactional_id(request, producer_id, transaction.now_ms))
-        transaction = TransactionWork.lock(connection, request.transactional_id, home)
+        transaction = LockedTransaction.lock(connection, request.transactional_id, home)
     return transaction
 
 
@@ -479,7 +479,7 @@ def try_to_initialize(connection: Connection, request: InitRequest, home: Home |
     return Initialized(transaction.known.identity, ongoing)
 
 
-def _decide_init(transaction: TransactionWork, request: InitRequest) -> tuple[InitAction, TransactionMetadata]:
+def _decide_init(transaction: LockedTransaction, request: InitRequest) -> tuple[InitAction, TransactionMetadata]:
     return protocol.init_producer_id(
         transaction.known, request, now_ms=transaction.now_ms, allocate=transaction.allocate
     )

@@ -13,11 +13,11 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import OutcomeUnknown, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets_elsewhere import finish_offsets_from_elsewhere
 from txnstore.log.markers import Marker, write_markers
-from txnstore.transactions.undelivered import Undelivered
+from txnstore.transactions.undelivered import PendingDelivery
 
 #: How long one database is tried: the others, and whoever waits for the answer, are not to wait for it.
 DELIVERY_TIMEOUT_MS: Final = 500
@@ -41,7 +41,7 @@ class _Share:
     group_ids: list[str] = field(default_factory=list)
 
 
-def deliver(cluster: Cluster, coordinator_id: int, left: Undelivered) -> Delivered:
+def deliver(cluster: Cluster, coordinator_id: int, left: PendingDelivery) -> Delivered:
     """Write markers and finish offsets wherever they live but in the coordinator's own database; say what was done.
 
     A partition that the controller has deleted needs no marker any more.
@@ -64,25 +64,25 @@ def deliver(cluster: Cluster, coordinator_id: int, left: Undelivered) -> Deliver
     return delivered
 
 
-def _shares(cluster: Cluster, left: Undelivered, delivered: Delivered) -> dict[int, _Share]:
+def _shares(cluster: Cluster, left: PendingDelivery, delivered: Delivered) -> dict[int, _Share]:
     shares: dict[int, _Share] = {}
     partition_ids = {marker.partition_id for marker in left.markers}
     try:
-        homes = cluster.homes_of(partition_ids)
+        leaders = cluster.leaders_of(partition_ids)
         # Asked and not known: the topic was deleted, and its records with it.
-        delivered.partition_ids.update(partition_ids - homes.keys())
+        delivered.partition_ids.update(partition_ids - leaders.keys())
     except TxnStoreError as error:
         delivered.error = error
-        homes = cluster.known_homes(partition_ids)
+        leaders = cluster.known_leaders(partition_ids)
     for marker in left.markers:
-        if marker.partition_id in homes:
-            shares.setdefault(homes[marker.partition_id], _Share()).markers.append(marker)
+        if marker.partition_id in leaders:
+            shares.setdefault(leaders[marker.partition_id], _Share()).markers.append(marker)
     for group_id in left.group_ids:
         shares.setdefault(cluster.coordinator_id_of(group_id), _Share()).group_ids.append(group_id)
     return shares
 
 
-def _deliver_share(cluster: Cluster, database_id: int, left: Undelivered, share: _Share) -> None:
+def _deliver_share(cluster: Cluster, database_id: int, left: PendingDelivery, share: _Share) -> None:
     def work(markers: Sequence[Marker], connection: Connection) -> None:
         write_markers(connection, markers)
         if share.group_ids:
@@ -105,4 +105,4 @@ def _deliver_share(cluster: Cluster, database_id: int, left: Undelivered, share:
 
 def _still_there(cluster: Cluster, partition_ids: Collection[int]) -> Collection[int]:
     """Return those of the partitions that the controller has; what is remembered of them does not count."""
-    return cluster.controller.read(lambda connection: cluster.read_homes(partition_ids, connection)).keys()
+    return cluster.controller.read(lambda connection: cluster.read_leaders(partition_ids, connection)).keys()

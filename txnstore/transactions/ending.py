@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from txnstore.log.markers import Marker
-from txnstore.transactions.marker_outbox import marker_of, marker_of_writer
 from txnstore.transactions.metadata import TransactionMetadata
+from txnstore.transactions.pending_markers import marker_of, marker_of_writer
 from txnstore.transactions.writer_rows import Participants
 
 

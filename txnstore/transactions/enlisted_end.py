@@ -21,8 +21,8 @@ from txnstore.log.append import Append
 from txnstore.log.finding import find_appended
 from txnstore.model import ProducerIdentity
 from txnstore.transactions.coordinator import Ended, recall_commit
+from txnstore.transactions.locked import LockedTransaction, SentOffsets
 from txnstore.transactions.states import TransactionState
-from txnstore.transactions.work import SentOffsets, TransactionWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def end_within(connection: Connection, request: EndRequest) -> Ended:
     Raises:
         TxnStoreError: see `coordinator.end_transaction`; the database transaction has to be rolled back.
     """
-    transaction = TransactionWork.lock(connection, request.transactional_id)
+    transaction = LockedTransaction.lock(connection, request.transactional_id)
     transaction.begin(request.producer)
     if request.appends:
         transaction.append(request.producer, request.appends)
@@ -79,7 +79,7 @@ def resolve_end(store: Store, request: EndRequest, *, retry_timeout_ms: int | No
     """
 
     def work(connection: Connection) -> Resolved:
-        transaction = TransactionWork.lock(connection, request.transactional_id)
+        transaction = LockedTransaction.lock(connection, request.transactional_id)
         row = transaction.row
         is_committed = (
             row is not None

@@ -12,16 +12,16 @@ from typing import Final
 
 from sqlalchemy import Connection, and_, bindparam, exists, select, union_all
 
-from txnstore.db.cluster import Home
+from txnstore.db.cluster.cluster import Home
 from txnstore.db.schema import transaction_log, transactions
 from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, TransactionalIdNotFound
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_if_possible
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.states import DECIDED, TransactionState
-from txnstore.transactions.work import TransactionWork
 
 _ONGOING: Final = TransactionState.ONGOING
 
@@ -180,7 +180,7 @@ def resolve_outcome(store: Store, transactional_id: str, producer: ProducerIdent
 
 
 def _resolve(transactional_id: str, producer: ProducerIdentity, home: Home | None, connection: Connection) -> Outcome:
-    transaction = TransactionWork.lock(connection, transactional_id, home)
+    transaction = LockedTransaction.lock(connection, transactional_id, home)
     transaction.finish()
     row = transaction.row
     if row is not None:

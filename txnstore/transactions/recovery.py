@@ -24,11 +24,11 @@ from txnstore.groups.offsets_elsewhere import forget_offset_producers
 from txnstore.log.producers import forget_producers
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_decided, complete_if_possible
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.metadata import FenceReason
 from txnstore.transactions.sink_runs import forget_jobs
 from txnstore.transactions.states import DECIDED, EXPIRABLE, TransactionState
 from txnstore.transactions.timeouts import abort_if_timed_out
-from txnstore.transactions.work import TransactionWork
 
 __all__ = [
     "Recovered",
@@ -145,7 +145,7 @@ def abort_by_administrator(store: Store, transactional_id: str, detail: str = "b
     """
 
     def work(connection: Connection) -> bool:
-        transaction = TransactionWork.lock(connection, transactional_id, store.home)
+        transaction = LockedTransaction.lock(connection, transactional_id, store.home)
         if transaction.row is None or transaction.row.state is not TransactionState.ONGOING:
             return False
         transaction.fence_and_abort(FenceReason.ADMIN, detail)
@@ -235,7 +235,7 @@ def _each(transactional_ids: Iterable[str], help_with: Callable[[str], bool]) ->
 
 
 def _expire(transactional_id: str, expiration_ms: int, connection: Connection) -> bool:
-    transaction = TransactionWork.lock(connection, transactional_id)
+    transaction = LockedTransaction.lock(connection, transactional_id)
     row = transaction.row
     if row is None or not protocol.may_expire(row, transaction.now_ms, expiration_ms):
         return False

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster import Cluster, repaired
+from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerEpoch,
@@ -27,8 +27,8 @@ from txnstore.log.append import Append, Appended, UnannouncedProducerError, anno
 from txnstore.log.finding import find_appended
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
+from txnstore.transactions.locked import LockedTransaction, SentOffsets, check_batches
 from txnstore.transactions.timeouts import write_in_time
-from txnstore.transactions.work import SentOffsets, TransactionWork, check_batches
 
 Result = TypeVar("Result")
 
@@ -90,10 +90,10 @@ class RemoteParts:
         """Let those of the partitions take part that live elsewhere and are not `added`; enter them there."""
         known = set() if added is None else added
         wanted = set(partition_ids) - known
-        homes = self.cluster.homes_of(wanted)
-        for number in wanted - homes.keys():
+        leaders = self.cluster.leaders_of(wanted)
+        for number in wanted - leaders.keys():
             raise UnknownTopicOrPartition(f"there is no partition with id {number}; was its topic deleted?")
-        new = {number for number, home in homes.items() if home != self.coordinator.database_id}
+        new = {number for number, home in leaders.items() if home != self.coordinator.database_id}
         if new:
             self.add(new, ())
             known |= new
@@ -153,22 +153,22 @@ class RemoteParts:
         Raises:
             TxnStoreError: see `append` and `send_offsets`; some of it may have been sent.
         """
-        homes = self.cluster.by_home(appends)
-        own_appends = homes.pop(self.coordinator.database_id, [])
+        leaders = self.cluster.by_leader(appends)
+        own_appends = leaders.pop(self.coordinator.database_id, [])
         away = [sent for sent in offsets if self._home_of(sent) != self.coordinator.database_id]
         own_offsets = [sent for sent in offsets if self._home_of(sent) == self.coordinator.database_id]
-        if not homes and not away:
+        if not leaders and not away:
             return [], own_appends, own_offsets
-        elsewhere = [item for items in homes.values() for item in items]
+        elsewhere = [item for items in leaders.values() for item in items]
         check_batches(self.producer, appends)
         check_sizes(appends)
         partition_ids = {item.partition_id for item in elsewhere}
         group_ids = {sent.committer.group_id for sent in away}
         work = partial(self._add_unless_ended, partition_ids, group_ids)
         if write_in_time(self.coordinator, self.transactional_id, work, retry_timeout_ms=self.retry_timeout_ms):
-            return self._find(homes), own_appends, own_offsets
+            return self._find(leaders), own_appends, own_offsets
         outcomes = self.cluster.each(
-            {database_id: partial(self._append, database_id, items) for database_id, items in homes.items()}
+            {database_id: partial(self._append, database_id, items) for database_id, items in leaders.items()}
         )
         for outcome in outcomes.values():
             if isinstance(outcome, TxnStoreError):
@@ -207,9 +207,9 @@ class RemoteParts:
             self._explain()
             raise
 
-    def _find(self, homes: dict[int, list[Append]]) -> list[Appended]:
+    def _find(self, leaders: dict[int, list[Append]]) -> list[Appended]:
         found: list[Appended] = []
-        for database_id, items in homes.items():
+        for database_id, items in leaders.items():
             store = self.cluster.own(database_id)
             found += store.read(
                 lambda connection, items=items: find_appended(connection, items),  # type: ignore[misc]
@@ -218,7 +218,7 @@ class RemoteParts:
         return found
 
     def _add(self, partition_ids: Collection[int], group_ids: Collection[str], connection: Connection) -> None:
-        transaction = TransactionWork.lock(connection, self.transactional_id, self.coordinator.home)
+        transaction = LockedTransaction.lock(connection, self.transactional_id, self.coordinator.home)
         transaction.add(self.producer, partition_ids, group_ids)
         transaction.save("AddPartitionsToTxn" if partition_ids else "AddOffsetsToTxn")
 

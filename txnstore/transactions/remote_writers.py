@@ -12,7 +12,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster import Cluster, repaired
+from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch, InvalidTransactionState
 from txnstore.log.append import Append, Appended, append
@@ -31,7 +31,7 @@ class RemoteWriter:
     writer: TransactionWriter
     retry_timeout_ms: int | None
 
-    def append(self, homes: Mapping[int, Sequence[Append]]) -> list[Appended]:
+    def append(self, leaders: Mapping[int, Sequence[Append]]) -> list[Appended]:
         """Append batches to each of some databases, all or none in each.
 
         Raises:
@@ -39,7 +39,7 @@ class RemoteWriter:
             InvalidTransactionState: the writer has reported already.
             TxnStoreError: see `log.append.append`.
         """
-        partition_ids = {item.partition_id for items in homes.values() for item in items}
+        partition_ids = {item.partition_id for items in leaders.values() for item in items}
         has_reported = write_in_time(
             self.coordinator,
             self._transactional_id,
@@ -47,7 +47,7 @@ class RemoteWriter:
             retry_timeout_ms=self.retry_timeout_ms,
         )
         found: list[Appended] = []
-        for database_id, items in homes.items():
+        for database_id, items in leaders.items():
             found += self._append(database_id, items, has_reported=has_reported)
         return found
 

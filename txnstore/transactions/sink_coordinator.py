@@ -25,6 +25,7 @@ from txnstore.db.server_time import server_now_ms
 from txnstore.db.store import Store
 from txnstore.errors import ProducerFenced
 from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.transactions.locked import LockedTransaction, SentOffsets
 from txnstore.transactions.sink_inputs import (
     NotedInput,
     Novelty,
@@ -37,7 +38,6 @@ from txnstore.transactions.sink_inputs import (
 from txnstore.transactions.sink_runs import SinkRun, end_run, enter_run, save_identity
 from txnstore.transactions.states import TransactionState
 from txnstore.transactions.timeouts import write_in_time
-from txnstore.transactions.work import SentOffsets, TransactionWork
 from txnstore.transactions.writer_rules import TransactionWriter
 from txnstore.transactions.writers import enter_writer
 
@@ -161,7 +161,7 @@ def _abort(run: SinkRun, batch_id: int, connection: Connection) -> bool:
     return transaction is not None and _abort_open(transaction, f"sink abort of batch {batch_id}")
 
 
-def _abort_open(transaction: TransactionWork, reason: str) -> bool:
+def _abort_open(transaction: LockedTransaction, reason: str) -> bool:
     if transaction.known.state is not TransactionState.ONGOING:
         return False
     transaction.end(transaction.known.identity, commit=False)
@@ -182,7 +182,7 @@ def _is_decided(batch_id: int, last: int | None, noted: NotedInput) -> bool:
     return noted.novelty is Novelty.REPEATED
 
 
-def _check_writers(run: SinkRun, batch_id: int, writers: Collection[int], transaction: TransactionWork) -> None:
+def _check_writers(run: SinkRun, batch_id: int, writers: Collection[int], transaction: LockedTransaction) -> None:
     has_reported = transaction.participants.has_reported
     missing = sorted(writer_id for writer_id in writers if not has_reported.get(writer_id, False))
     if missing:

@@ -23,9 +23,9 @@ from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.commit_rules import is_storable_text
 from txnstore.model import NO_PRODUCER, ProducerIdentity
 from txnstore.transactions.coordinator import check_transactional_id, initialize, lock_or_insert
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.protocol import InitRequest
-from txnstore.transactions.work import TransactionWork
 
 #: So many runs of a transactional id are remembered.
 RUNS_REMEMBERED: Final = 100
@@ -111,7 +111,7 @@ def sink_id_of_query(query_id: str) -> str:
     return f"query:{query_id}"
 
 
-def enter_run(connection: Connection, run: SinkRun, timeout_ms: int) -> TransactionWork:
+def enter_run(connection: Connection, run: SinkRun, timeout_ms: int) -> LockedTransaction:
     """Lock the transactional id of a run, which becomes the newest one if it was not seen before.
 
     Raises:
@@ -130,10 +130,10 @@ def enter_run(connection: Connection, run: SinkRun, timeout_ms: int) -> Transact
         why = "is over: its driver has aborted it" if known_as == NO_PRODUCER.producer_id else _SUPERSEDED
         raise ProducerFenced(f"run {run.run_id[:80]!r} of {run.transactional_id[:80]!r} {why}; nothing was changed")
     _insert(connection, run, initialize(connection, request).identity)
-    return TransactionWork.lock(connection, run.transactional_id)
+    return LockedTransaction.lock(connection, run.transactional_id)
 
 
-def end_run(connection: Connection, run: SinkRun) -> TransactionWork | None:
+def end_run(connection: Connection, run: SinkRun) -> LockedTransaction | None:
     """Let a run be over: none of its tasks begins anything from now on.
 
     Returns its transactional id, locked, if there may be something open of it; None if there is not, if a newer run
@@ -162,15 +162,15 @@ def save_identity(connection: Connection, run: SinkRun, identity: ProducerIdenti
 
 
 def _entered_again(
-    connection: Connection, run: SinkRun, transaction: TransactionWork, newest: Row[Any], request: InitRequest
-) -> TransactionWork:
+    connection: Connection, run: SinkRun, transaction: LockedTransaction, newest: Row[Any], request: InitRequest
+) -> LockedTransaction:
     row, expected = transaction.known, _identity(newest)
     if row.identity == expected:
         return transaction
     if row.producer_epoch < 0:
         # Its transactional id has expired meanwhile, and was made anew just now.
         save_identity(connection, run, initialize(connection, request).identity)
-        return TransactionWork.lock(connection, run.transactional_id)
+        return LockedTransaction.lock(connection, run.transactional_id)
     if not _was_aborted_from_outside(row, expected):
         raise ProducerFenced(
             f"another producer uses the transactional id {run.transactional_id[:80]!r}: it is {row.identity} now, not"

@@ -8,15 +8,15 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import BindParameter, Connection, bindparam, select
 
-from txnstore.db.membership import coordinator_of_producer
+from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.schema import pending_group_offsets, producer_states, transactions
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.store import Store
 from txnstore.errors import TransactionAbortable, TxnStoreError
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_if_possible
+from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.metadata import FenceReason
-from txnstore.transactions.work import TransactionWork
 
 Result = TypeVar("Result")
 
@@ -58,7 +58,7 @@ def abort_if_timed_out(
     def work(connection: Connection) -> bool:
         if not waits and not rows.try_lock(connection, transactional_id):
             return False
-        transaction = TransactionWork.lock(connection, transactional_id, store.home)
+        transaction = LockedTransaction.lock(connection, transactional_id, store.home)
         row = transaction.row
         if row is None or not protocol.has_timed_out(row, transaction.now_ms):
             return False

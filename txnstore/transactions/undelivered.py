@@ -11,7 +11,7 @@ from txnstore.transactions.states import TransactionState
 
 
 @dataclass(frozen=True, slots=True)
-class Undelivered:
+class PendingDelivery:
     """The rest of a decision."""
 
     decided: TransactionMetadata

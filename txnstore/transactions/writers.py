@@ -18,13 +18,13 @@ from sqlalchemy import Connection
 
 from txnstore.db.store import Store
 from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
-from txnstore.log.partition_work import PartitionWork
+from txnstore.log.locked_partitions import LockedPartitions
 from txnstore.log.producers import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import rows, writer_rows
+from txnstore.transactions.locked import LockedTransaction, check_batches
 from txnstore.transactions.remote_writers import RemoteWriter
 from txnstore.transactions.timeouts import write_in_time
-from txnstore.transactions.work import TransactionWork, check_batches
 from txnstore.transactions.writer_rules import TransactionWriter, check_open, check_unreported
 
 __all__ = [
@@ -49,7 +49,7 @@ def begin_transaction(
     """
 
     def work(connection: Connection) -> None:
-        transaction = TransactionWork.lock(connection, transactional_id)
+        transaction = LockedTransaction.lock(connection, transactional_id)
         transaction.begin(producer)
         transaction.save("AddWriters")
 
@@ -128,9 +128,9 @@ def _append_over_several(
     store: Store, remote: RemoteWriter, appends: Sequence[Append], *, report: bool
 ) -> list[Appended]:
     """Append to each database: what lives elsewhere first, for the coordinator's own part reports."""
-    homes = remote.cluster.by_home(appends)
-    own = homes.pop(store.database_id, [])
-    found = remote.append(homes) if homes else []
+    leaders = remote.cluster.by_leader(appends)
+    own = leaders.pop(store.database_id, [])
+    found = remote.append(leaders) if leaders else []
     if own or report:
         work = partial(_append, remote.writer, own, report)
         found += write_in_time(
@@ -156,7 +156,7 @@ def _append(
     has_reported = writer_rows.has_reported(connection, writer)
     appended: list[Appended] = []
     if appends:
-        work = PartitionWork.lock(connection, (item.partition_id for item in appends), producers_of(appends))
+        work = LockedPartitions.lock(connection, (item.partition_id for item in appends), producers_of(appends))
         appended = place_all(work, appends, coordinated=True)
         check_unreported(writer, appended, has_reported=has_reported)
         work.save()

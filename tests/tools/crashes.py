@@ -1,0 +1,246 @@
+"""This file is crashes: a piece of code dies at one step after another, and a test looks at what each one leaves.
+
+    for crash in every_crash(lambda: open_store(url), lambda store: produce(store, b"x", b"y")):
+        with open_store(url) as store:
+            assert len(offsets(store)) % 2 == 0, crash
+
+Complete, not random: every statement is a step, and on both sides of every step there is a crash. It is one of a
+process: from then on nothing that the code does reaches the database, not even a ROLLBACK; its connections are cut.
+For a process that really dies see `tests.tools.killed_children`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, NoReturn, Protocol, TypeVar, runtime_checkable
+
+from sqlalchemy import Connection, Engine, event
+
+from tests.tools.crash_points import CrashPoint, When, at_each_step
+
+Subject = TypeVar("Subject")
+Make = Callable[[], Subject]
+Action = Callable[[Subject], object]
+
+
+class Crash(BaseException):
+    """The process is dead. No `except Exception` survives it."""
+
+    def __init__(self, point: CrashPoint) -> None:
+        """Remember where it happened."""
+        super().__init__(f"crashed {point}")
+        self.point = point
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """What holds something that has to be let go, like a `Store`."""
+
+    def close(self) -> None:
+        """Let it go."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed(Generic[Subject]):
+    """What a crash has left."""
+
+    subject: Subject
+    """What the crashed code worked on: as dead as the code. Look at its database through another store."""
+
+    point: CrashPoint
+    """Where it happened."""
+
+    _graves: Sequence[_Grave] = field(default=(), repr=False)
+
+    @property
+    def step(self) -> int:
+        """The number of the statement, from 1."""
+        return self.point.step
+
+    @property
+    def when(self) -> When:
+        """The side of the statement."""
+        return self.point.when
+
+    @property
+    def statement(self) -> str:
+        """The statement, shortened."""
+        return self.point.statement
+
+    def __str__(self) -> str:
+        """Return where it happened, for messages."""
+        return str(self.point)
+
+    def revive(self) -> None:
+        """Let the engines that the code used reach their database again, over new connections.
+
+        For tests that crash many times and would rather not open a store for each: it serves as the next process.
+        """
+        for grave in self._graves:
+            grave.open()
+
+
+@dataclass(frozen=True, slots=True)
+class CrashedTwice(Generic[Subject]):
+    """What a second crash has left, in the recovery from the first."""
+
+    first: Crashed[Subject]
+    second: Crashed[Subject]
+
+    @property
+    def subject(self) -> Subject:
+        """What both worked on."""
+        return self.second.subject
+
+    def __str__(self) -> str:
+        """Return where both happened, for messages."""
+        return f"{self.first}, then in the recovery {self.second}"
+
+    def revive(self) -> None:
+        """Let the engines that both used reach their database again, over new connections."""
+        self.first.revive()
+        self.second.revive()
+
+
+def every_crash(make: Make[Subject], action: Action[Subject]) -> Iterator[Crashed[Subject]]:
+    """Yield what a crash of `action` leaves at each side of each of its steps, in order.
+
+    `make` returns what the action works on, once for each crash: a store, or whatever holds one. It must be fresh,
+    for the last crash has left its traces. A subject that has a method `close` is closed as soon as it is dead. It
+    ends once the action comes to its end untouched.
+    """
+    for step in itertools.count(1):
+        for when in When:
+            subject = make()
+            crashed = crash_at(step, when, action, subject)
+            _close(subject)
+            if crashed is not None:
+                yield crashed
+            elif when is When.BEFORE:
+                return
+
+
+def every_second_crash(
+    make: Make[Subject],
+    action: Action[Subject],
+    recovery: Action[Subject],
+    *,
+    is_first: Callable[[CrashPoint], bool] | None = None,
+) -> Iterator[CrashedTwice[Subject]]:
+    """Yield what is left by each crash of `recovery` after each crash of `action`: all pairs.
+
+    `recovery` gets the same subject, whose engines that the action used are dead; it brings another store along.
+    `is_first` picks the first crashes: those just after a COMMIT, say, if it is shown that the others leave no traces.
+    """
+    subject = make()
+    points = steps_of(action, subject)
+    _close(subject)
+    for point in points if is_first is None else filter(is_first, points):
+        firsts: list[Crashed[Subject]] = []
+
+        def make_crashed(point: CrashPoint = point, firsts: list[Crashed[Subject]] = firsts) -> Subject:
+            subject = make()
+            first = crash_at(point.step, point.when, action, subject)
+            assert first is not None, f"the action does not crash {point} any more"
+            firsts.append(first)
+            return subject
+
+        for second in every_crash(make_crashed, recovery):
+            yield CrashedTwice(firsts[-1], second)
+        firsts[-1].revive()
+
+
+def steps_of(action: Action[Subject], subject: Subject) -> list[CrashPoint]:
+    """Run the action to its end and return the places where it could have crashed."""
+    points: list[CrashPoint] = []
+    with at_each_step(lambda _, point: points.append(point)):
+        action(subject)
+    return points
+
+
+def crash_at(step: int, when: When, action: Action[Subject], subject: Subject) -> Crashed[Subject] | None:
+    """Run the action until it crashes there, and return what that leaves; None if it comes to its end before."""
+    crasher = _Crasher(step, when)
+    try:
+        with at_each_step(crasher):
+            action(subject)
+    except Crash as crash:
+        if crash.point is not crasher.point:
+            raise
+    return None if crasher.point is None else Crashed(subject, crasher.point, crasher.graves)
+
+
+@contextmanager
+def noting(place: object) -> Iterator[None]:
+    """Let an error say after which crash it came up, for the checks in a loop over crashes."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"after a crash {place}")
+        raise
+
+
+def _close(subject: object) -> None:
+    if isinstance(subject, Closable):
+        subject.close()
+
+
+class _Crasher:
+    """Crashes at one side of one step, and at everything that comes later."""
+
+    def __init__(self, step: int, when: When) -> None:
+        self._step = step
+        self._when = when
+        self._alive: set[Engine] = set()
+        self.point: CrashPoint | None = None
+        self.graves: list[_Grave] = []
+
+    def __call__(self, connection: Connection, point: CrashPoint) -> None:
+        self._alive.add(connection.engine)
+        if self.point is None and (point.step, point.when) == (self._step, self._when):
+            self.point = point
+        if self.point is not None:
+            while self._alive:
+                self.graves.append(_Grave(self._alive.pop(), self.point))
+            _cut(connection, self.point)
+
+
+class _Grave:
+    """Where an engine of a dead process lies: nothing reaches the database through it, from whichever thread."""
+
+    def __init__(self, engine: Engine, point: CrashPoint) -> None:
+        self._engine = engine
+        self._point = point
+        self._is_open = False
+        event.listen(engine, "before_cursor_execute", self._refuse_statement)
+        event.listen(engine, "checkout", self._refuse_connection)
+        engine.dispose()
+
+    def open(self) -> None:
+        """Let the engine out."""
+        if self._is_open:
+            return
+        self._is_open = True
+        event.remove(self._engine, "before_cursor_execute", self._refuse_statement)
+        event.remove(self._engine, "checkout", self._refuse_connection)
+
+    def _refuse_statement(self, connection: Connection, *_: object) -> None:
+        _cut(connection, self._point)
+
+    def _refuse_connection(self, *_: object) -> None:
+        raise Crash(self._point)
+
+
+def _cut(connection: Connection, point: CrashPoint) -> NoReturn:
+    """Close the driver's connection without a word: whoever tidies up later has nothing to say ROLLBACK on."""
+    driver = None if connection.invalidated else connection.connection.driver_connection
+    if isinstance(driver, sqlite3.Connection):
+        # Closed while a SELECT is not read to its end, it would keep its locks until the cursor is collected.
+        driver.rollback()
+    connection.invalidate()
+    raise Crash(point)

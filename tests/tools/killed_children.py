@@ -1,0 +1,160 @@
+"""This file is crashes that are none of ours to soften: a child process is killed (SIGKILL) at one step after another.
+
+    for killed in every_kill(lambda: url, produce_two_records):
+        with open_store(url) as store:
+            assert len(offsets(store)) % 2 == 0, killed
+
+What the database finds then is what a real crash of a client leaves: locks, an unfinished write-ahead log, a
+connection that ends in the middle. Needs POSIX.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.context import ForkServerContext
+from typing import Any, Final, Generic, TypeVar
+
+from sqlalchemy import Connection
+
+from tests.tools.crash_points import CrashPoint, When, at_each_step
+
+Argument = TypeVar("Argument")
+Subject = TypeVar("Subject")
+
+#: How long a child may live that is not killed.
+CHILD_TIMEOUT_SECONDS: Final = 60.0
+
+#: What a child needs is imported once, in the process that the children are forked from.
+_PRELOADED: Final = (
+    "tests.tools.killed_children",
+    "txnstore.db.store",
+    "txnstore.transactions.coordinator",
+    "txnstore.transactions.recovery",
+    "alembic.command",
+)
+
+
+def itself(argument: Any) -> Any:
+    """Return the argument: it is what the action works on."""
+    return argument
+
+
+class ChildFailedError(Exception):
+    """The action failed in a child, or did not come to an end: the text has the child's traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Killed(Generic[Argument]):
+    """What a killed process has left."""
+
+    argument: Argument
+    point: CrashPoint
+
+    def __str__(self) -> str:
+        """Return where it happened, for messages."""
+        return f"killed {self.point}"
+
+
+def every_kill(
+    make: Callable[[], Argument],
+    action: Callable[[Subject], object],
+    *,
+    prepare: Callable[[Argument], Subject] = itself,
+) -> Iterator[Killed[Argument]]:
+    """Yield what is left by a process that is killed in `action`, at each side of each of its steps, in order.
+
+    `make` returns an argument for each child, which stands for fresh state. In the child `prepare` turns it into what
+    the action works on; what it does are no steps. Argument and functions go to another process, so they can be
+    pickled: functions are those of a module. It ends once a child has come to its end untouched.
+
+    Raises:
+        ChildFailedError: the action raised an error.
+    """
+    for step in itertools.count(1):
+        for when in When:
+            argument = make()
+            point = kill_at(step, when, action, argument, prepare=prepare)
+            if point is not None:
+                yield Killed(argument, point)
+            elif when is When.BEFORE:
+                return
+
+
+def kill_at(
+    step: int,
+    when: When,
+    action: Callable[[Subject], object],
+    argument: Argument,
+    *,
+    prepare: Callable[[Argument], Subject] = itself,
+) -> CrashPoint | None:
+    """Run the action in a child that is killed there, and return where that was; None if it came to its end before.
+
+    Raises:
+        ChildFailedError: the action raised an error.
+    """
+    context = _context(action.__module__)
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_run_child, args=(sender, step, when, action, argument, prepare), daemon=True)
+    child.start()
+    sender.close()
+    child.join(CHILD_TIMEOUT_SECONDS)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+        raise ChildFailedError(f"the child did not end within {CHILD_TIMEOUT_SECONDS} s")
+    with receiver:
+        told = _received(receiver)
+    exit_code = child.exitcode
+    child.close()
+    if exit_code == -signal.SIGKILL and isinstance(told, CrashPoint):
+        return told
+    if exit_code == 0 and told is None:
+        return None
+    raise ChildFailedError(f"the child ended with exit code {exit_code}:\n{told}")
+
+
+def _received(receiver: Pipe) -> object:
+    try:
+        return receiver.recv()
+    except EOFError:
+        return None
+
+
+def _context(module: str) -> ForkServerContext:
+    """Return where children come from: forked from a process that has one thread and the imports, and no connection."""
+    context = multiprocessing.get_context("forkserver")
+    # A child looks at the main module of its parent as well, which for tests is pytest: slow to import.
+    main = [name for name in ("pytest",) if name in sys.modules]
+    context.set_forkserver_preload([*_PRELOADED, module, *main])
+    return context
+
+
+def _run_child(
+    sender: Pipe,
+    step: int,
+    when: When,
+    action: Callable[[Subject], object],
+    argument: Argument,
+    prepare: Callable[[Argument], Subject],
+) -> None:
+    def kill(connection: Connection, point: CrashPoint) -> None:
+        if (point.step, point.when) == (step, when):
+            sender.send(point)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        subject = prepare(argument)
+        with at_each_step(kill):
+            action(subject)
+    except BaseException:  # noqa: BLE001 - whatever it was, the parent says it
+        sender.send(traceback.format_exc())
+        os._exit(1)

@@ -1,0 +1,236 @@
+"""This file is how an administrative call runs: in the background, item by item, and never longer than it may take.
+
+The caller gets a future for each item at once.  The work is done on the client's worker; what is not answered by the
+deadline fails with `_TIMED_OUT`, and what has not begun by then is not done any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Final, Generic, TypeVar
+
+from sqlalchemy import Connection
+
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.model.error_mapping import kafka_exception_of
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.unreachable import RECENT_SECONDS, unreachable
+from txnstore.clients.worker import Worker
+from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+#: How the names of the calls begin that change nothing.
+_READS: Final = ("cluster_id", "describe_", "find_", "list_")
+#: The longest timeout that librdkafka takes.
+TIMEOUT_SECONDS_MAX: Final = 3600
+
+
+def check_timeout(name: str, seconds: float | None, *, low_seconds: int = 0) -> None:
+    """Refuse what is no timeout; None is the default.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is outside the range.
+    """
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"must be real number, not {type(seconds).__name__}")
+    if not low_seconds <= seconds <= TIMEOUT_SECONDS_MAX:
+        limits = f"{low_seconds}..{TIMEOUT_SECONDS_MAX * 1000}"
+        raise ValueError(f'Invalid value type for "{name}": expecting integer in range {limits}')
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"Expected {name} to be bool type, not {type(value).__name__}")
+
+
+class Call(Generic[Item, Answer]):
+    """One call: its items, a future for each, and the time by which they are settled."""
+
+    def __init__(self, name: str, items: Iterable[Item], timeout_seconds: float | None) -> None:
+        """Begin the time of the call; None: it has as long as it takes."""
+        self.name = name
+        self.timeout_seconds = timeout_seconds
+        self._began_seconds = time.monotonic()
+        self.futures: dict[Item, Future[Answer]] = {}
+        for item in items:
+            future: Future[Answer] = Future()
+            # As confluent-kafka's: it cannot be cancelled.
+            future.set_running_or_notify_cancel()
+            self.futures[item] = future
+
+    def retry_ms(self, store: Store) -> int:
+        """Return how long a unit of work may be tried again: within the time that is left."""
+        longest_ms = store.limits.retry_timeout_ms
+        if self.timeout_seconds is None:
+            return longest_ms
+        left_seconds = self.timeout_seconds - (time.monotonic() - self._began_seconds)
+        return min(longest_ms, max(0, int(left_seconds * 1000)))
+
+    def settle(self, item: Item, work: Callable[[], Answer]) -> None:
+        """Give the item's future what `work` returns or raises; nothing is done if it is settled already."""
+        future = self.futures[item]
+        if future.done():
+            return
+        try:
+            answer = work()
+        except Exception as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
+            self.fail(item, error)
+        else:
+            # Its time may have been up while the work was done.
+            with contextlib.suppress(InvalidStateError):
+                future.set_result(answer)
+
+    def fail(self, item: Item, error: Exception) -> None:
+        """Give the item's future the error, in the shape of the clients', unless it is settled."""
+        if isinstance(error, TxnStoreError):
+            cause, error = error, kafka_exception_of(error)
+            error.__cause__ = cause
+        with contextlib.suppress(InvalidStateError):
+            self.futures[item].set_exception(error)
+
+    def fail_all(self, error: Exception) -> None:
+        """Give every future that is not settled the error."""
+        for item in self.futures:
+            self.fail(item, error)
+
+    def time_out(self, connection: StoreConnection) -> None:
+        """Fail what is not settled: the time is up."""
+        if self.name == "list_topics":
+            self.fail_all(unreachable(connection, "Failed to get metadata", self._began_seconds))
+            return
+        trouble = connection.trouble_since(self._began_seconds - RECENT_SECONDS)
+        text = f"{self.name}: the database has not answered within {self.timeout_seconds:g} s"
+        if trouble is not None:
+            text = f"{text}: {trouble}"
+        if not self.name.startswith(_READS):
+            text = f"{text}; what was asked for may still be done"
+        self.fail_all(KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True)))
+
+
+class _Rehearsed(Exception):
+    """Ends a database transaction that was only to show whether it would have worked."""
+
+
+def write(
+    store: Store, call: Call[Any, Any], work: Callable[[Connection], object], *, validate_only: bool = False
+) -> None:
+    """Run `work` in one database transaction within the call's time; with `validate_only` roll it back at its end."""
+
+    def work_or_rehearse(connection: Connection) -> None:
+        work(connection)
+        if validate_only:
+            raise _Rehearsed
+
+    with contextlib.suppress(_Rehearsed):
+        store.write(work_or_rehearse, retry_timeout_ms=call.retry_ms(store))
+
+
+class AdminCalls:
+    """The calls of one client: they run one after the other on its worker."""
+
+    def __init__(
+        self, connection: StoreConnection, *, default_timeout_seconds: float, report: Callable[[KafkaError], None]
+    ) -> None:
+        """Make ready; no thread is started before the first call.
+
+        `report` is told, on the worker, of every time that the database could not be reached.
+        """
+        self.connection = connection
+        self._default_timeout_seconds = default_timeout_seconds
+        self._report = report
+        self._worker = Worker("txnstore-admin")
+
+    def for_each(
+        self,
+        owner: object,
+        name: str,
+        items: Iterable[Item],
+        work: Callable[[Store, Call[Item, Answer], Item], Answer],
+        timeout_seconds: float | None,
+    ) -> dict[Item, Future[Answer]]:
+        """Do `work` for one item after the other, and return a future for each.
+
+        The `owner` is kept until all is done: a client that its program has forgotten finishes what it began.
+        """
+
+        def work_all(store: Store, call: Call[Item, Answer]) -> None:
+            for item in call.futures:
+                call.settle(item, functools.partial(work, store, call, item))
+
+        seconds = self._default_timeout_seconds if timeout_seconds is None else timeout_seconds
+        return self._submit(owner, Call(name, items, seconds), work_all)
+
+    def run(self, owner: object, name: str, work: Callable[[Store], Answer], timeout_seconds: float) -> Answer:
+        """Do `work` and return what it returned; a negative timeout waits for as long as it takes.
+
+        Raises:
+            KafkaException: `_TIMED_OUT`, or what the database's error became.
+        """
+        call: Call[str, Answer] = Call(name, [name], None if timeout_seconds < 0 else timeout_seconds)
+        futures = self._submit(owner, call, lambda store, call: call.settle(name, lambda: work(store)))
+        return futures[name].result()
+
+    def close(self, timeout_seconds: float) -> None:
+        """End: what has not begun fails, and what runs is waited for that long; a second call does nothing."""
+        if self.connection.process_id == os.getpid():
+            self.connection.give_up()
+            self._worker.close(timeout_seconds)
+        self.connection.close()
+
+    def _submit(
+        self, owner: object, call: Call[Item, Answer], work: Callable[[Store, Call[Item, Answer]], None]
+    ) -> dict[Item, Future[Answer]]:
+        # The caller's own: what he takes out of it is settled as well.
+        answer = dict(call.futures)
+        if not answer:
+            return answer
+
+        def job() -> None:
+            assert owner is not None  # and lives until here
+            work(self.connection.store(), call)
+
+        job_done = self._worker.submit(job)
+        if call.timeout_seconds is not None:
+
+            def time_out() -> None:
+                call.time_out(self.connection)
+                # What has not begun is not to be done later.
+                job_done.cancel()
+
+            timer = threading.Timer(call.timeout_seconds, time_out)
+            timer.daemon = True
+            timer.start()
+            job_done.add_done_callback(lambda _: timer.cancel())
+        job_done.add_done_callback(functools.partial(self._finish, call))
+        return answer
+
+    def _finish(self, call: Call[Any, Any], job_done: Future[None]) -> None:
+        """Settle what the job left open: it failed as a whole, or never ran."""
+        if job_done.cancelled():
+            call.fail_all(
+                KafkaException(
+                    KafkaError(KafkaError._DESTROY, f"{call.name} was not carried out: the client is closed")
+                )
+            )
+        else:
+            error = job_done.exception()
+            if error is not None:
+                call.fail_all(error if isinstance(error, Exception) else RuntimeError(f"{call.name} was interrupted"))
+        for future in call.futures.values():
+            failure = future.exception()
+            if isinstance(failure, KafkaException) and failure.args[0] == KafkaError._TRANSPORT:
+                self._report(failure.args[0])
+                break

@@ -1,0 +1,230 @@
+"""This file is what the admin client does with configurations: of topics, and of the store, which plays the broker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection
+
+from txnstore.clients.admin.calls import Call, write
+from txnstore.clients.admin.resources import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    ResourceType,
+)
+from txnstore.clients.broker import BROKER_ID
+from txnstore.clients.leaders import publish
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting, check_setting_name
+from txnstore.db.settings import change_store_settings, read_store_config
+from txnstore.db.store import Store
+from txnstore.errors import InvalidConfiguration
+from txnstore.log.topic_configs import change_topic_configs, lock_topic_configs
+from txnstore.log.topics import get_topic
+
+Changes = dict[str, str | None]
+"""The new text of each setting; None: its default."""
+
+
+def known_topic_config(topic: str, config: Mapping[str, Any], logger: logging.Logger) -> dict[str, str]:
+    """Return the settings that a topic is created with, as text; the log tells of those that have no effect.
+
+    Raises:
+        InvalidConfiguration: a setting has no value.
+    """
+    for name, value in config.items():
+        if value is None:
+            raise InvalidConfiguration(f"topic {topic}: the setting {str(name)[:80]!r} has no value")
+    _tell_of_meaningless(map(str, config), logger)
+    return {str(name): str(value) for name, value in config.items()}
+
+
+def _tell_of_meaningless(names: Iterable[str], logger: logging.Logger) -> None:
+    for name in names:
+        if name in TOPIC_SETTINGS and not TOPIC_SETTINGS[name].about:
+            logger.info("topic setting %s has no meaning for a database: it is kept, and has no effect", name)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def check_resources(resources: Iterable[ConfigResource]) -> list[ConfigResource]:
+    """Return the resources of a call.
+
+    Raises:
+        TypeError: something is no ConfigResource.
+        ValueError: there are none, or one has no name.
+    """
+    if isinstance(resources, str | bytes | ConfigResource):
+        raise TypeError(f"{type(resources).__name__!r} object is not a list of ConfigResource objects")
+    found = list(resources)
+    if not found:
+        raise ValueError("Expected non-empty list of ConfigResource objects")
+    for resource in found:
+        if not isinstance(resource, ConfigResource):
+            raise TypeError(f"Expected list of {ConfigResource}, not of {type(resource).__name__}")
+        if not resource.name:
+            raise ValueError(f"Invalid ConfigResource({resource.restype_int},)")
+    return found
+
+
+def check_incremental(resources: Iterable[ConfigResource]) -> list[ConfigResource]:
+    """Return the resources whose entries are to be changed.
+
+    Raises:
+        TypeError: something has the wrong type.
+        ValueError: a resource has nothing to change.
+    """
+    found = check_resources(resources)
+    for resource in found:
+        if not resource.incremental_configs:
+            raise ValueError(
+                "expected non-empty list of ConfigEntry to alter incrementally in incremental_configs field"
+            )
+        for entry in resource.incremental_configs:
+            if not isinstance(entry, ConfigEntry):
+                raise TypeError(f"expected ConfigEntry in incremental_configs field, not {type(entry).__name__}")
+            if not isinstance(entry.incremental_operation, AlterConfigOpType):
+                raise TypeError("expected .incremental_operation to be one of AlterConfigOpType")
+            if not isinstance(entry.name, str):
+                raise TypeError(f"Expected .name to be str type, not {type(entry.name).__name__}")
+            if entry.incremental_operation is not AlterConfigOpType.DELETE and not isinstance(entry.value, str):
+                raise TypeError(f"Expected .value to be str type, not {type(entry.value).__name__}")
+    return found
+
+
+# --- what is done -----------------------------------------------------------------------------------------------------
+
+
+def describe(
+    store: Store, call: Call[ConfigResource, dict[str, ConfigEntry]], resource: ConfigResource
+) -> dict[str, ConfigEntry]:
+    """Return all entries of the resource by name, those with their default included."""
+    if _is_topic(resource):
+        topic = store.read(
+            lambda connection: get_topic(connection, resource.name), retry_timeout_ms=call.retry_ms(store)
+        )
+        return _entries(TOPIC_SETTINGS, topic.config, ConfigSource.DYNAMIC_TOPIC_CONFIG)
+    config = store.read(read_store_config, retry_timeout_ms=call.retry_ms(store))
+    return _entries(STORE_SETTINGS, config, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+
+
+def replace(
+    store: Store,
+    call: Call[ConfigResource, None],
+    resource: ConfigResource,
+    *,
+    validate_only: bool,
+    logger: logging.Logger,
+) -> None:
+    """Give the resource the values of `set_config`, and every other entry its default."""
+    wanted = known_topic_config(resource.name, resource.set_config_dict, logger)
+
+    def changes(present: Mapping[str, str]) -> Changes:
+        return dict.fromkeys(present) | wanted
+
+    _change(store, call, resource, changes, validate_only=validate_only)
+
+
+def change(
+    store: Store,
+    call: Call[ConfigResource, None],
+    resource: ConfigResource,
+    *,
+    validate_only: bool,
+    logger: logging.Logger,
+) -> None:
+    """Change the entries of `incremental_configs`, and no others."""
+    entries = resource.incremental_configs
+    names = [entry.name for entry in entries]
+    _tell_of_meaningless(names, logger)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise KafkaException(
+            KafkaError(KafkaError.INVALID_REQUEST, f"{resource.name}: the setting {twice[:80]!r} was given twice")
+        )
+
+    table = TOPIC_SETTINGS if _is_topic(resource) else STORE_SETTINGS
+
+    def changes(present: Mapping[str, str]) -> Changes:
+        return {entry.name: _changed(entry, present, table) for entry in entries}
+
+    _change(store, call, resource, changes, validate_only=validate_only)
+
+
+def _change(
+    store: Store,
+    call: Call[ConfigResource, None],
+    resource: ConfigResource,
+    changes: Callable[[Mapping[str, str]], Changes],
+    *,
+    validate_only: bool,
+) -> None:
+    of_topic = _is_topic(resource)
+
+    def work(connection: Connection) -> None:
+        if of_topic:
+            topic = lock_topic_configs(connection, resource.name)
+            change_topic_configs(connection, topic, changes(topic.config))
+        else:
+            change_store_settings(connection, changes(read_store_config(connection)))
+
+    write(store, call, work, validate_only=validate_only)
+    publish(store)
+
+
+def _is_topic(resource: ConfigResource) -> bool:
+    """Return whether it is a topic; otherwise it is the broker, which is the store.
+
+    Raises:
+        KafkaException: `INVALID_REQUEST`: it is something else.
+    """
+    if resource.restype is ResourceType.TOPIC:
+        return True
+    if resource.restype is not ResourceType.BROKER:
+        text = f"{resource.restype.name} has no configuration here; TOPIC and BROKER have one"
+        raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST, text))
+    if resource.name != str(BROKER_ID):
+        text = f"the only broker is {BROKER_ID}, not {resource.name[:80]!r}"
+        raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST, text))
+    return False
+
+
+def _entries(table: Mapping[str, Setting], config: Mapping[str, str], source: ConfigSource) -> dict[str, ConfigEntry]:
+    return {
+        name: ConfigEntry(
+            name,
+            config.get(name, setting.default_text),
+            source if name in config else ConfigSource.DEFAULT_CONFIG,
+            is_default=name not in config,
+        )
+        for name, setting in table.items()
+    }
+
+
+def _changed(entry: ConfigEntry, present: Mapping[str, str], table: Mapping[str, Setting]) -> str | None:
+    """Return the text that the entry has after its operation."""
+    operation = entry.incremental_operation
+    if operation is AlterConfigOpType.DELETE:
+        return None
+    assert entry.value is not None
+    if operation is AlterConfigOpType.SET:
+        return entry.value
+    assert operation is not None
+    setting = check_setting_name(table, entry.name)
+    if not setting.is_list:
+        raise InvalidConfiguration(f"Can't {operation.name} to key {entry.name} because its type is not LIST.")
+    words = _words(present.get(entry.name, setting.default_text))
+    given = _words(entry.value)
+    if operation is AlterConfigOpType.APPEND:
+        return ",".join(dict.fromkeys(words + given))
+    return ",".join(word for word in words if word not in given)
+
+
+def _words(text: str) -> list[str]:
+    # The text of an empty list has one word, which is empty.
+    return [word.strip() for word in text.split(",") if word.strip()]

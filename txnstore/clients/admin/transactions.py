@@ -1,0 +1,245 @@
+"""This file is what the admin client does with transactions: list, describe, abort and fence them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+from sqlalchemy import Connection
+
+from txnstore.clients.admin.arguments import check_number
+from txnstore.clients.admin.calls import Call
+from txnstore.clients.admin.partitions import at_leader_of, partition_id_of, public_partition
+from txnstore.clients.admin.transaction_results import (
+    AbortTransactionSpec,
+    HangingTransaction,
+    PartitionProducerState,
+    ProducerIdAndEpoch,
+    ProducerState,
+    TransactionDescription,
+    TransactionListing,
+)
+from txnstore.clients.broker import broker_id_of
+from txnstore.clients.leaders import all_stores, at_coordinator, at_partition
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.store import Store
+from txnstore.errors import TransactionalIdNotFound
+from txnstore.log import producers as log_producers
+from txnstore.log.sequences import ProducerState as LogProducerState
+from txnstore.model import OFFSET_MAX, ProducerIdentity
+from txnstore.transactions import listing, rows
+from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
+from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
+from txnstore.transactions.listing import TransactionFilter
+from txnstore.transactions.states import TransactionState
+
+#: Any duration.
+NO_DURATION_MS: Final = -1
+#: Kafka's transaction.max.timeout.ms by default.
+MAX_TIMEOUT_MS_DEFAULT: Final = 15 * 60 * 1000
+#: As Kafka's: the timeout is for a producer that will never write.
+_FENCING_TIMEOUT_MS: Final = 1
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def check_ids(transactional_ids: object) -> list[str]:
+    """Return the transactional ids of a list that is not empty; each is looked at more closely in its future."""
+    if not isinstance(transactional_ids, list):
+        raise TypeError(f"Expected a list of transactional ids, not {type(transactional_ids).__name__}")
+    if not transactional_ids:
+        raise ValueError("Expected at least one transactional id")
+    for transactional_id in transactional_ids:
+        check_id(transactional_id)
+    return transactional_ids
+
+
+def check_id(transactional_id: object) -> None:
+    """Refuse what is no text."""
+    if not isinstance(transactional_id, str):
+        raise TypeError(f"a transactional id must be str, not {type(transactional_id).__name__}")
+
+
+def transaction_filter(
+    states: object, producer_ids: object, duration_ms: object, transactional_id_pattern: object
+) -> TransactionFilter:
+    """Return the conditions that `list_transactions()` was given.
+
+    Raises:
+        TypeError, ValueError: one of them is none.
+    """
+    for name, values in (("states", states), ("producer_ids", producer_ids)):
+        if values is not None and not isinstance(values, set | frozenset | list | tuple):
+            raise TypeError(f"'{name}' must be a set")
+    wanted_states: Collection[object] = states or ()  # type: ignore[assignment]  # checked above
+    if not all(isinstance(state, TransactionState) for state in wanted_states):
+        raise TypeError("All elements of states must be of type TransactionState")
+    wanted_ids: Collection[object] = producer_ids or ()  # type: ignore[assignment]  # checked above
+    for producer_id in wanted_ids:
+        check_number("a producer id", producer_id, OFFSET_MAX)
+    check_number("duration_ms", duration_ms, OFFSET_MAX, smallest=NO_DURATION_MS)
+    return TransactionFilter(
+        frozenset(wanted_states),  # type: ignore[arg-type]
+        frozenset(wanted_ids),  # type: ignore[arg-type]
+        None if duration_ms == NO_DURATION_MS else duration_ms,  # type: ignore[arg-type]
+        _pattern(transactional_id_pattern),
+    )
+
+
+def _pattern(text: object) -> re.Pattern[str] | None:
+    if text is None or text == "":
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f"transactional_id_pattern must be str, not {type(text).__name__}")
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ValueError(f"transactional_id_pattern is no regular expression: {error}") from None
+
+
+# --- what is done -----------------------------------------------------------------------------------------------------
+
+
+def find(store: Store, retry_ms: int, wanted: TransactionFilter) -> list[TransactionListing]:
+    """Return the transactional ids that meet the conditions."""
+    found = [
+        row
+        for home in all_stores(store)
+        for row in home.read(
+            lambda connection: listing.list_transactions(connection, wanted), retry_timeout_ms=retry_ms
+        )
+    ]
+    found.sort(key=lambda row: row.transactional_id)
+    return [TransactionListing(row.transactional_id, row.producer_id, row.state) for row in found]
+
+
+def describe(store: Store, call: Call[str, TransactionDescription], transactional_id: str) -> TransactionDescription:
+    """Return how the transaction stands."""
+    check_transactional_id(transactional_id)
+    return at_coordinator(store, transactional_id, lambda home: _describe(home, call, transactional_id))
+
+
+def _describe(home: Store, call: Call[str, TransactionDescription], transactional_id: str) -> TransactionDescription:
+    found = home.read(
+        lambda connection: listing.describe_transaction(connection, transactional_id),
+        retry_timeout_ms=call.retry_ms(home),
+    )
+    row = found.row
+    return TransactionDescription(
+        broker_id_of(home.database_id),
+        row.state,
+        row.producer_id,
+        row.producer_epoch,
+        row.timeout_ms,
+        row.start_ms if found.is_running else None,
+        max(0, found.now_ms - row.start_ms) if found.is_running else None,
+        frozenset(map(public_partition, found.partitions)) if found.is_running else frozenset(),
+        frozenset(found.group_ids) if found.is_running else frozenset(),
+    )
+
+
+def describe_producers(
+    store: Store, call: Call[TopicPartition, PartitionProducerState], partition: TopicPartition
+) -> PartitionProducerState:
+    """Return the producers that the partition remembers."""
+    found = at_leader_of(
+        store,
+        call,
+        partition,
+        lambda home: home.read(
+            lambda connection: log_producers.producers_of_partition(connection, partition_id_of(connection, partition)),
+            retry_timeout_ms=call.retry_ms(home),
+        ),
+    )
+    return PartitionProducerState([_producer_state(state) for state in found])
+
+
+def abort(store: Store, call: Call[AbortTransactionSpec, None], spec: AbortTransactionSpec) -> None:
+    """Abort the transaction."""
+    partition_id = store.read(
+        lambda connection: partition_id_of(connection, spec.topic_partition), retry_timeout_ms=call.retry_ms(store)
+    )
+    producer = ProducerIdentity(spec.producer_id, spec.producer_epoch)
+    target = OpenInPartition(partition_id, producer, spec.coordinator_epoch)
+    at_partition(
+        store, partition_id, lambda home: abort_open_transaction(home, target, retry_timeout_ms=call.retry_ms(home))
+    )
+
+
+def fence(store: Store, call: Call[str, ProducerIdAndEpoch], transactional_id: str) -> ProducerIdAndEpoch:
+    """Fence the producers of the transactional id."""
+    initialized = at_coordinator(
+        store,
+        transactional_id,
+        lambda home: TransactionCoordinator(home).init_producer_id(
+            transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(home)
+        ),
+    )
+    return ProducerIdAndEpoch(initialized.identity.producer_id, initialized.identity.epoch)
+
+
+def terminate(store: Store, call: Call[str, None], transactional_id: str) -> None:
+    """Abort the open transaction of a transactional id that there is, and fence its producer."""
+    check_transactional_id(transactional_id)
+    at_coordinator(store, transactional_id, lambda home: _terminate(home, call, transactional_id))
+
+
+def _terminate(home: Store, call: Call[str, None], transactional_id: str) -> None:
+    found = home.read(
+        lambda connection: rows.read_row(connection, transactional_id), retry_timeout_ms=call.retry_ms(home)
+    )
+    if found.row is None:
+        raise TransactionalIdNotFound(f"nobody has used the transactional id {transactional_id[:80]!r}, or it expired")
+    TransactionCoordinator(home).init_producer_id(
+        transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(home)
+    )
+
+
+def find_hanging(
+    store: Store, retry_ms: int, partitions: list[TopicPartition] | None, max_timeout_ms: int
+) -> list[HangingTransaction]:
+    """Return the transactions that hang."""
+
+    def work(connection: Connection) -> list[listing.HangingTransaction]:
+        ids = None if partitions is None else [partition_id_of(connection, partition) for partition in partitions]
+        return listing.hanging_transactions(connection, max_timeout_ms, ids)
+
+    def found_in_cluster(cluster: Cluster) -> list[listing.HangingTransaction]:
+        from txnstore.transactions.cluster_listing import hanging_transactions
+
+        ids = None
+        if partitions is not None:
+            ids = store.read(lambda connection: [partition_id_of(connection, partition) for partition in partitions])
+        return hanging_transactions(cluster, max_timeout_ms, ids)
+
+    cluster = store.cluster
+    hanging = store.read(work, retry_timeout_ms=retry_ms) if cluster is None else found_in_cluster(cluster)
+    return [
+        HangingTransaction(
+            public_partition(found.partition),
+            found.producer_id,
+            found.producer_epoch,
+            _epoch_or_none(found.coordinator_epoch),
+            found.start_offset,
+            found.last_timestamp_ms,
+            found.age_ms,
+        )
+        for found in hanging
+    ]
+
+
+def _producer_state(state: LogProducerState) -> ProducerState:
+    return ProducerState(
+        state.producer_id,
+        state.epoch,
+        state.last_sequence,
+        state.last_timestamp_ms,
+        _epoch_or_none(state.coordinator_epoch),
+        state.transaction_first_offset,
+    )
+
+
+def _epoch_or_none(epoch: int) -> int | None:
+    return epoch if epoch >= 0 else None

@@ -1,0 +1,254 @@
+"""This file is the consumer for asyncio: the methods of `Consumer` as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.model.message import Message
+from txnstore.clients.model.metadata import ClusterMetadata
+from txnstore.clients.model.topic_partition import TopicPartition
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+#: A long wait is cut into pieces: between them other calls have their turn, and after a cancelled one the next begins.
+_SLICE_SECONDS: Final = 0.2
+
+_CONSUME_MAX: Final = 1_000_000
+
+
+class _ReturningConsumer(Consumer):
+    """A consumer that takes back what its caller did not wait for."""
+
+    def give_back(self, messages: list[Message]) -> None:
+        """Hand these records out again; the group's offsets do not count them as read."""
+        with self._parts.arrived:
+            self._parts.subscription.give_back(messages)
+
+
+class AIOConsumer:
+    """A `Consumer` whose methods are coroutines; made while a loop runs, and used on that loop.
+
+    Calls are made one after the other, in threads.  Callbacks may be coroutine functions; they run on the loop, get
+    this object as their consumer, and may await its methods.  Cancelling `poll` or `consume`, as `asyncio.wait_for`
+    does, loses no message: the next call returns it.
+
+    Args:
+        consumer_conf: the configuration of `Consumer`; it is not changed.
+        max_workers: how many threads there may be.
+        executor: where to run the calls instead; it stays the caller's.
+
+    Raises:
+        ValueError: `max_workers` is below one, or there is no `group.id`.
+        RuntimeError: no loop is running.
+        KafkaException: as of `Consumer`.
+    """
+
+    def __init__(self, consumer_conf: dict[str, Any], max_workers: int = 100, executor: Executor | None = None) -> None:
+        self._calls = AsyncCalls(max_workers, executor, name="txnstore-aio-consumer", one_at_a_time=True)
+        self._consumer = _ReturningConsumer(self._calls.with_callbacks(consumer_conf, "on_commit"))
+        self._closed = False
+        self._taking = threading.Lock()
+        #: What has been read and has not reached the caller: it was cancelled, or is about to get it.
+        self._taken: list[Message] = []
+        #: Events, which cannot be given back as records can, for the next call.
+        self._events: list[Message] = []
+
+    @property
+    def executor(self) -> Executor:
+        """Where the calls run."""
+        return self._calls.executor
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def poll(self, timeout: float = -1) -> Message | None:
+        """Return the next message or event, or None if none came within `timeout` seconds; below zero: for ever."""
+        messages = await self._read(1, timeout)
+        return messages[0] if messages else None
+
+    async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """Return up to so many messages and events: as many as came in time; arguments as of `Consumer.consume`."""
+        if not 0 <= num_messages <= _CONSUME_MAX:
+            raise ValueError("num_messages must be between 0 and 1000000 (1M)")
+        return await self._read(num_messages, timeout)
+
+    async def subscribe(
+        self,
+        topics: list[str],
+        on_assign: Callable[..., Any] | None = None,
+        on_revoke: Callable[..., Any] | None = None,
+        on_lost: Callable[..., Any] | None = None,
+    ) -> None:
+        """Subscribe as `Consumer.subscribe` does; the callbacks get this object and the partitions."""
+        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        given = {name: self._rebalance_callback(function) for name, function in callbacks.items() if function}
+        await self._call(self._consumer.subscribe, topics, **given)
+
+    async def unsubscribe(self) -> None:
+        """As `Consumer.unsubscribe`."""
+        await self._call(self._consumer.unsubscribe)
+
+    async def assign(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.assign`."""
+        await self._call(self._consumer.assign, partitions)
+
+    async def unassign(self) -> None:
+        """As `Consumer.unassign`."""
+        await self._call(self._consumer.unassign)
+
+    async def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.incremental_assign`."""
+        await self._call(self._consumer.incremental_assign, partitions)
+
+    async def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.incremental_unassign`."""
+        await self._call(self._consumer.incremental_unassign, partitions)
+
+    async def assignment(self) -> list[TopicPartition]:
+        """As `Consumer.assignment`."""
+        return await self._call(self._consumer.assignment)
+
+    async def commit(
+        self,
+        message: Message | None = None,
+        offsets: list[TopicPartition] | None = None,
+        asynchronous: bool = True,
+        *,
+        connection: Any = None,
+    ) -> list[TopicPartition] | None:
+        """As `Consumer.commit`; the connection may also be an `AsyncConnection` or `AsyncSession` of SQLAlchemy."""
+        commit = functools.partial(self._consumer.commit, message, offsets, asynchronous)
+        if connection is None:
+            return await self._call(commit)
+        if not hasattr(connection, "run_sync"):
+            return await self._call(functools.partial(commit, connection=connection))
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+        # Its statements are only understood on the loop's own thread.
+        answered: list[TopicPartition] | None = await connection.run_sync(
+            lambda given: self._with_nothing_taken(functools.partial(commit, connection=given))
+        )
+        return answered
+
+    async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
+        """As `Consumer.store_offsets`."""
+        await self._call(self._consumer.store_offsets, message, offsets)
+
+    async def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """As `Consumer.committed`."""
+        return await self._call(self._consumer.committed, partitions, timeout)
+
+    async def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """As `Consumer.position`."""
+        return await self._call(self._consumer.position, partitions)
+
+    async def seek(self, partition: TopicPartition) -> None:
+        """As `Consumer.seek`."""
+        await self._call(self._consumer.seek, partition)
+
+    async def pause(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.pause`."""
+        await self._call(self._consumer.pause, partitions)
+
+    async def resume(self, partitions: list[TopicPartition]) -> None:
+        """As `Consumer.resume`."""
+        await self._call(self._consumer.resume, partitions)
+
+    async def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int] | None:
+        """As `Consumer.get_watermark_offsets`."""
+        return await self._call(self._consumer.get_watermark_offsets, partition, timeout, cached)
+
+    async def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """As `Consumer.offsets_for_times`."""
+        return await self._call(self._consumer.offsets_for_times, partitions, timeout)
+
+    async def consumer_group_metadata(self) -> Any:
+        """As `Consumer.consumer_group_metadata`."""
+        return await self._call(self._consumer.consumer_group_metadata)
+
+    async def memberid(self) -> str | None:
+        """As `Consumer.memberid`."""
+        return await self._call(self._consumer.memberid)
+
+    async def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterMetadata:
+        """As `Consumer.list_topics`."""
+        return await self._call(self._consumer.list_topics, topic, timeout)
+
+    async def cluster_id(self, timeout: float = -1) -> str:
+        """As `Consumer.cluster_id`."""
+        return await self._call(self._consumer.cluster_id, timeout)
+
+    async def set_sasl_credentials(self, username: str, password: str) -> None:
+        """As `Consumer.set_sasl_credentials`."""
+        await self._call(self._consumer.set_sasl_credentials, username, password)
+
+    async def close(self) -> None:
+        """Leave the group, as `Consumer.close` does, and end the threads; again: nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._calls.run(self._with_nothing_taken, self._consumer.close)
+        finally:
+            await self._calls.close()
+
+    async def _call(
+        self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
+    ) -> _Result:
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+        return await self._calls.run(self._with_nothing_taken, functools.partial(work, *arguments, **keywords))
+
+    async def _read(self, count: int, timeout: float) -> list[Message]:
+        """Return up to `count` messages within the timeout, asked for in pieces of it."""
+        deadline = None if timeout < 0 else self._calls.loop.time() + timeout
+        read: list[Message] = []
+        try:
+            while True:
+                left = None if deadline is None else max(0.0, deadline - self._calls.loop.time())
+                slice_seconds = _SLICE_SECONDS if left is None else min(left, _SLICE_SECONDS)
+                await self._call(self._read_some, count - len(read), slice_seconds)
+                read += self._take()
+                if len(read) == count or (left is not None and left <= _SLICE_SECONDS):
+                    return read
+        except asyncio.CancelledError:
+            # What the thread still reads comes behind.
+            with self._taking:
+                self._taken[:0] = read
+            raise
+
+    def _read_some(self, count: int, timeout: float) -> None:
+        messages, self._events = self._events[:count], self._events[count:]
+        if not messages:
+            messages = self._consumer.consume(count, timeout)
+        with self._taking:
+            self._taken += messages
+
+    def _take(self) -> list[Message]:
+        with self._taking:
+            taken, self._taken = self._taken, []
+        return taken
+
+    def _with_nothing_taken(self, work: Callable[[], _Result]) -> _Result:
+        """Call the consumer; what a cancelled call has read is given back first, as if it had never been read."""
+        taken = self._take()
+        if taken:
+            self._consumer.give_back(taken)
+            self._events += (message for message in taken if message.error() is not None)
+        return work()
+
+    def _rebalance_callback(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
+        return self._calls.callback(lambda _, partitions: function(self, partitions))

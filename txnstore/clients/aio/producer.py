@@ -1,0 +1,250 @@
+"""This file is the producer for asyncio: the methods of `Producer` as coroutines, and a future for every message."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.message import Message
+from txnstore.clients.model.metadata import ClusterMetadata
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.producer.producer import Producer
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+_logger = logging.getLogger(__name__)
+
+#: How long a thread waits for reports at a time; a report ends the wait.
+_SLICE_SECONDS: Final = 0.1
+
+
+class AIOProducer:
+    """A `Producer` whose methods are coroutines; made while a loop runs, and used on that loop.
+
+    Callbacks of the configuration may be coroutine functions; they run on the loop.
+
+    Args:
+        producer_conf: the configuration of `Producer`; it is not changed.
+        max_workers: how many threads there may be.
+        executor: where to run the calls instead; it stays the caller's.
+        batch_size: taken for confluent-kafka's sake; here `batch.size` and `batch.num.messages` decide.
+        buffer_timeout: taken for confluent-kafka's sake; here `linger.ms` decides.
+
+    Raises:
+        ValueError: `max_workers` is below one.
+        RuntimeError: no loop is running.
+        KafkaException: as of `Producer`.
+    """
+
+    def __init__(
+        self,
+        producer_conf: dict[str, Any],
+        max_workers: int = 4,
+        executor: Executor | None = None,
+        batch_size: int = 1000,
+        buffer_timeout: float = 1.0,
+    ) -> None:
+        self._calls = AsyncCalls(max_workers, executor, name="txnstore-aio-producer", one_at_a_time=False)
+        configuration = self._calls.with_callbacks(producer_conf, "on_delivery")
+        self._on_delivery = configuration.pop("on_delivery", None)
+        # Each future waits for its report, the good ones included.
+        configuration.pop("delivery.report.only.error", None)
+        self._producer = Producer(configuration)
+        self._closed = False
+        self._pending: set[asyncio.Future[Message]] = set()
+        #: Reports on their way from the threads to the loop.
+        self._reports: deque[tuple[asyncio.Future[Message], KafkaError | None, Message]] = deque()
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def executor(self) -> Executor:
+        """Where the calls run."""
+        return self._calls.executor
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def __bool__(self) -> bool:
+        return True
+
+    async def produce(  # noqa: PLR0917 - as of Producer
+        self,
+        topic: str,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
+        partition: int = -1,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> asyncio.Future[Message]:
+        """Queue a message and return a future of it as it was delivered; waits while the queue is full.
+
+        The future raises `KafkaException` if the message is not delivered.  Cancelling it does not take the message
+        back.
+
+        Args:
+            topic: the topic's name.
+            value: the value.
+            key: the key.
+            partition: the partition; -1: the partitioner chooses.
+            timestamp: milliseconds since 1970; 0: now.
+            headers: a list of pairs or a dictionary.
+
+        Raises:
+            RuntimeError: the producer has been closed.
+            KafkaException: as of `Producer.produce`.
+        """
+        self._refuse_if_closed()
+        delivered: asyncio.Future[Message] = self._calls.loop.create_future()
+        report = functools.partial(self._report, delivered)
+        while True:
+            try:
+                self._producer.produce(
+                    topic, value, key, partition=partition, on_delivery=report, timestamp=timestamp, headers=headers
+                )
+            except BufferError:
+                await self.poll(_SLICE_SECONDS)
+                self._refuse_if_closed()
+            else:
+                break
+        self._pending.add(delivered)
+        if self._serving is None or self._serving.done():
+            self._serving = self._calls.loop.create_task(self._serve_reports())
+        return delivered
+
+    async def poll(self, timeout: float = 0) -> int:
+        """Serve callbacks as `Producer.poll` does, and return how many; `timeout` in seconds."""
+        return await self._call(self._producer.poll, timeout)
+
+    async def flush(self, timeout: float = -1) -> int:
+        """Wait for all messages as `Producer.flush` does, and return how many are left; `timeout` in seconds."""
+        return await self._call(self._producer.flush, timeout)
+
+    async def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
+        """Give up messages as `Producer.purge` does; their futures raise."""
+        await self._call(self._producer.purge, in_queue, in_flight, blocking)
+
+    async def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterMetadata:
+        """As `Producer.list_topics`."""
+        return await self._call(self._producer.list_topics, topic, timeout)
+
+    async def cluster_id(self, timeout: float = -1) -> str:
+        """As `Producer.cluster_id`."""
+        return await self._call(self._producer.cluster_id, timeout)
+
+    async def init_transactions(self, timeout: float = -1) -> None:
+        """As `Producer.init_transactions`."""
+        await self._call(self._producer.init_transactions, timeout)
+
+    async def begin_transaction(self) -> None:
+        """Deliver what was produced before, then as `Producer.begin_transaction`."""
+        await self.flush()
+        await self._call(self._producer.begin_transaction)
+
+    async def send_offsets_to_transaction(
+        self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1
+    ) -> None:
+        """As `Producer.send_offsets_to_transaction`."""
+        await self._call(self._producer.send_offsets_to_transaction, positions, group_metadata, timeout)
+
+    async def commit_transaction(self, timeout: float = -1, *, writers: Collection[int] | None = None) -> None:
+        """Deliver what was produced, so that the futures are done, then as `Producer.commit_transaction`."""
+        await self.flush(timeout)
+        await self._call(functools.partial(self._producer.commit_transaction, writers=writers), timeout)
+
+    async def transaction_token(self, timeout: float = -1) -> bytes:
+        """As `Producer.transaction_token`."""
+        return await self._call(self._producer.transaction_token, timeout)
+
+    async def report_writer(self, timeout: float = -1) -> int:
+        """Deliver what was produced, so that the futures are done, then as `Producer.report_writer`."""
+        await self.flush(timeout)
+        return await self._call(self._producer.report_writer, timeout)
+
+    async def abort_transaction(self, timeout: float = -1) -> None:
+        """Deliver what was produced, so that the futures are done, then as `Producer.abort_transaction`."""
+        await self.flush(timeout)
+        await self._call(self._producer.abort_transaction, timeout)
+
+    async def set_sasl_credentials(self, username: str, password: str) -> None:
+        """As `Producer.set_sasl_credentials`."""
+        await self._call(self._producer.set_sasl_credentials, username, password)
+
+    async def close(self) -> None:
+        """Close as `Producer.close` does and end the threads; no future stays pending.  Again: nothing.
+
+        An open transaction is aborted; the futures of what was not delivered raise `KafkaException`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._serving is not None:
+            await asyncio.wait([self._serving])
+        try:
+            await self._calls.run(self._producer.close)
+        finally:
+            self._settle()
+            error = KafkaError(KafkaError._DESTROY, "the producer was closed before the message was delivered")
+            for delivered in self._pending:
+                _finish(delivered, error, None)
+            self._pending.clear()
+            await self._calls.close()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("Producer has been closed")
+
+    async def _call(
+        self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
+    ) -> _Result:
+        self._refuse_if_closed()
+        try:
+            return await self._calls.run(work, *arguments, **keywords)
+        finally:
+            self._settle()
+
+    async def _serve_reports(self) -> None:
+        """Serve reports as long as a future waits for its own."""
+        while self._pending and not self._closed:
+            try:
+                await self._calls.run(self._producer.poll, _SLICE_SECONDS)
+            except Exception:
+                # A callback of the configuration has raised: it is nobody's call that could raise it again.
+                _logger.exception("a callback of the producer raised")
+                await asyncio.sleep(_SLICE_SECONDS)
+            finally:
+                self._settle()
+
+    def _report(self, delivered: asyncio.Future[Message], error: KafkaError | None, message: Message) -> None:
+        """Keep a report for the loop; called in the thread that polls."""
+        self._reports.append((delivered, error, message))
+        if self._on_delivery is not None:
+            self._on_delivery(error, message)
+
+    def _settle(self) -> None:
+        while self._reports:
+            delivered, error, message = self._reports.popleft()
+            self._pending.discard(delivered)
+            _finish(delivered, error, message)
+
+
+def _finish(delivered: asyncio.Future[Message], error: KafkaError | None, message: Message | None) -> None:
+    if delivered.done():
+        return
+    if error is not None:
+        delivered.set_exception(KafkaException(error))
+    elif message is not None:
+        delivered.set_result(message)

@@ -1,0 +1,1 @@
+"""The configuration of clients: keys, their values, and the rules between them."""

@@ -1,0 +1,263 @@
+"""This file is the committed offsets of a consumer: written and read on its worker, in the name of its membership."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from threading import Condition
+
+from sqlalchemy import Connection
+
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.consumer.assigned_partition import AssignedPartition, uncommitted_offsets
+from txnstore.clients.consumer.options import ConsumerOptions
+from txnstore.clients.consumer.subscription import Subscription
+from txnstore.clients.model.constants import OFFSET_INVALID
+from txnstore.clients.model.error_mapping import kafka_error_of
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.repeating import write_repeatable
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.worker import Worker
+from txnstore.db.callers.connections import CallersConnection
+from txnstore.db.callers.on_caller_connection import run_joined
+from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError, UnknownMember, UnknownTopicOrPartition
+from txnstore.groups.coordinator import expire_members
+from txnstore.groups.offsets import (
+    CommittedOffsets,
+    check_partitions,
+    commit_offsets,
+    read_offsets,
+    read_stable_offsets,
+)
+from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What became of a commit."""
+
+    error: KafkaError | None
+    """What went wrong with any of it."""
+
+    partitions: Sequence[TopicPartition]
+    """What was to be committed, each with its own error."""
+
+
+class OffsetCommits:
+    """Commits for one consumer."""
+
+    def __init__(
+        self,
+        *,
+        lock: Condition,
+        subscription: Subscription,
+        worker: Worker,
+        connection: StoreConnection,
+        directory: TopicDirectory,
+        options: ConsumerOptions,
+        membership: Callable[[], GroupMembership],
+        on_error: Callable[[TxnStoreError, GroupMembership], None],
+    ) -> None:
+        """Commit in the name of whatever `membership` returns at the time of the call."""
+        self._lock = lock
+        self._subscription = subscription
+        self._worker = worker
+        self._connection = connection
+        self._directory = directory
+        self._options = options
+        self._membership = membership
+        self._on_error = on_error
+
+    def stored(self, partitions: Sequence[AssignedPartition] | None = None) -> list[TopicPartition]:
+        """Return the stored offsets of the partitions, by default all assigned ones; OFFSET_INVALID: none to commit."""
+        with self._lock:
+            chosen = list(self._subscription) if partitions is None else partitions
+            uncommitted = uncommitted_offsets(chosen)
+        return [
+            TopicPartition(partition.topic, partition.number, uncommitted.get(key, OFFSET_INVALID))
+            for partition in chosen
+            for key in ((partition.topic, partition.number),)
+        ]
+
+    def submit(self, offsets: Sequence[TopicPartition]) -> Future[CommitResult]:
+        """Commit the offsets that are ones, later, on the worker.
+
+        Raises:
+            RuntimeError: the worker has been closed.
+        """
+        membership = self._membership()
+        return self._worker.submit(lambda: self._commit(membership, offsets))
+
+    def commit_on(self, callers: CallersConnection, offsets: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Commit the offsets that are ones in the database transaction of the caller, on his thread.
+
+        What is stored keeps counting as not committed, for nobody says whether he commits in the end.
+
+        Raises:
+            TxnStoreError: the group, the connection or the database refuses; the caller has to roll back.
+        """
+        membership = self._membership()
+        wanted, _, errors = self._wanted(offsets)
+        if errors:
+            missing = next(iter(errors))
+            raise UnknownTopicOrPartition(
+                f"there is no partition {missing.topic[:80]!r} [{missing.partition}] to commit an offset of"
+            )
+        try:
+            store = self._connection.cluster().coordinator_of(membership.group_id)
+            run_joined(store, callers, partial(_commit_for_caller, membership, wanted))
+        except TxnStoreError as error:
+            if isinstance(error, UnknownTopicOrPartition):
+                self._directory.forget_all()
+            self._on_error(error, membership)
+            raise
+        return list(offsets)
+
+    def read(self, partitions: Sequence[TopicPartition]) -> Future[list[TopicPartition]]:
+        """Read what the group has committed; the answer is an UnstableOffsetCommit while that may still change."""
+        return self._worker.submit(lambda: self._read(partitions))
+
+    # --- on the worker -----------------------------------------------------------------------------------------------
+
+    def _commit(self, membership: GroupMembership, offsets: Sequence[TopicPartition]) -> CommitResult:
+        newest = self._membership()
+        if newest.member_id and newest.member_id == membership.member_id:
+            # It has joined again since, and nobody came in between.
+            membership = newest
+
+        def write() -> tuple[dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
+            wanted, ids, errors = self._wanted(offsets)
+            if wanted:
+                self._write(membership, wanted)
+            return ids, errors
+
+        try:
+            ids, errors = self._directory.again_if_unknown({partition.topic for partition in offsets}, write)
+        except TxnStoreError as error:
+            self._on_error(error, membership)
+            kafka_error = kafka_error_of(error)
+            return CommitResult(kafka_error, [partition.with_error(kafka_error) for partition in offsets])
+        with self._lock:
+            for partition in ids.values():
+                assigned = self._subscription.find(partition.topic, partition.partition)
+                if assigned is not None:
+                    assigned.committed = partition.offset
+        answered = [partition.with_error(errors.get(partition)) for partition in offsets]
+        return CommitResult(next(iter(errors.values()), None), answered)
+
+    def _wanted(
+        self, offsets: Sequence[TopicPartition]
+    ) -> tuple[dict[int, OffsetAndMetadata], dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
+        """Return what is to be committed by partition id, whose it is, and the errors of partitions that are not."""
+        ids, errors = self._ids([partition for partition in offsets if partition.offset >= 0])
+        with self._lock:
+            for partition_id, partition in list(ids.items()):
+                assigned = self._subscription.find(partition.topic, partition.partition)
+                if assigned is not None and (assigned.is_unread or assigned.partition_id not in (None, partition_id)):
+                    # An offset of the topic that was read is none of the one that was made anew under its name.
+                    errors[ids.pop(partition_id)] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        wanted = {
+            partition_id: OffsetAndMetadata(
+                partition.offset,
+                -1 if partition.leader_epoch is None else partition.leader_epoch,
+                partition.metadata,
+            )
+            for partition_id, partition in ids.items()
+        }
+        return wanted, ids, errors
+
+    def _write(self, membership: GroupMembership, offsets: Mapping[int, OffsetAndMetadata]) -> None:
+        def work(connection: Connection) -> None:
+            commit_offsets(connection, membership, offsets)
+
+        def after_expiry(connection: Connection) -> None:
+            expire_members(connection, membership.group_id)
+            work(connection)
+
+        def write(store: Store) -> None:
+            timeout_seconds = self._options.request_timeout_seconds
+            try:
+                write_repeatable(store, work, timeout_seconds=timeout_seconds)
+            except UnknownMember:
+                if membership.generation != NO_GENERATION:
+                    raise
+                # A member that crashed must not keep consumers from committing that manage their partitions themselves.
+                write_repeatable(store, after_expiry, timeout_seconds=timeout_seconds)
+
+        self._connection.cluster().at_coordinator(membership.group_id, write)
+
+    def _read(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        is_stable = self._options.isolation is IsolationLevel.READ_COMMITTED
+        read = read_stable_offsets if is_stable else read_offsets
+        timeout_ms = int(self._options.request_timeout_seconds * 1000)
+        ids: dict[int, TopicPartition] = {}
+        errors: dict[TopicPartition, KafkaError] = {}
+        found: CommittedOffsets | None = None
+
+        def work(connection: Connection) -> CommittedOffsets:
+            found = read(connection, self._options.group_id, ids)
+            # Nothing is committed in a partition that was deleted, also where its topic was made anew; the rows of one
+            # are there for a while.
+            check_partitions(connection, ids.keys())
+            return found
+
+        def ask() -> None:
+            nonlocal ids, errors, found
+            ids, errors = self._ids(partitions)
+            if ids:
+                cluster = self._connection.cluster()
+                found = cluster.at_coordinator(
+                    self._options.group_id, lambda store: store.read(work, retry_timeout_ms=timeout_ms)
+                )
+
+        self._directory.again_if_unknown({partition.topic for partition in partitions}, ask)
+        committed = {partition: found.offsets.get(key) for key, partition in ids.items()} if found else {}
+        answered = []
+        for partition in partitions:
+            offset = committed.get(partition)
+            if offset is None:
+                answer = TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
+            else:
+                answer = TopicPartition(
+                    partition.topic, partition.partition, offset.offset, offset.metadata, offset.leader_epoch
+                )
+            answered.append(answer.with_error(errors.get(partition)))
+        return answered
+
+    def _ids(
+        self, partitions: Sequence[TopicPartition]
+    ) -> tuple[dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
+        """Return the partitions by id, and the errors of those that there are not."""
+        topics = self._directory.find({partition.topic for partition in partitions})
+        grown = {
+            partition.topic
+            for partition in partitions
+            if partition.topic in topics and partition.partition >= len(topics[partition.topic].partition_ids)
+        }
+        topics = {**topics, **self._directory.refresh(grown)}
+        ids: dict[int, TopicPartition] = {}
+        errors: dict[TopicPartition, KafkaError] = {}
+        for partition in partitions:
+            partition_ids = topics[partition.topic].partition_ids if partition.topic in topics else ()
+            if 0 <= partition.partition < len(partition_ids):
+                ids[partition_ids[partition.partition]] = partition
+            else:
+                errors[partition] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return ids, errors
+
+
+def _commit_for_caller(
+    membership: GroupMembership, offsets: Mapping[int, OffsetAndMetadata], connection: Connection
+) -> None:
+    try:
+        commit_offsets(connection, membership, offsets)
+    except UnknownMember:
+        if membership.generation != NO_GENERATION:
+            raise
+        # As in a plain commit: a member that crashed keeps nobody from committing.
+        expire_members(connection, membership.group_id)
+        commit_offsets(connection, membership, offsets)

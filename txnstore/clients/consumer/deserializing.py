@@ -1,0 +1,93 @@
+"""This file is the consumer that turns keys and values into objects by the deserializers of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic
+
+from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.model.client_errors import ConsumeError, KeyDeserializationError, ValueDeserializationError
+from txnstore.clients.model.message import Message
+from txnstore.clients.model.serializer_settings import close_converters, offer_cluster_id, take_converters
+from txnstore.clients.model.serializers import MessageField, SerializationContext
+from txnstore.clients.model.type_variables import Key, Value
+
+
+class DeserializingConsumer(Consumer, Generic[Key, Value]):
+    """A consumer of objects.
+
+    Beside the keys of `Consumer` the configuration takes `key.deserializer` and `value.deserializer`: callables with
+    bytes or None and a `SerializationContext`, which return an object.  Without one, bytes are left as they are.  The
+    deserializers stay the caller's: closing the consumer does not close them.  In their place it takes
+    `key.deserializer.builder` and `value.deserializer.builder`; what these make is closed with the consumer.
+
+    Args:
+        conf: the configuration; it is not changed.
+
+    Raises:
+        TypeError: the configuration is no dictionary, or a deserializer is not callable.
+        ValueError: there is no `group.id`, or both a deserializer and its builder are given.
+        KafkaException: as of `Consumer`.
+    """
+
+    def __init__(self, conf: Mapping[str, Any]) -> None:
+        taken = take_converters(conf, "key.deserializer", "value.deserializer")
+        self._key_deserializer, self._value_deserializer = taken.converters
+        try:
+            super().__init__(taken.rest)
+        except BaseException:
+            close_converters(taken.owned)
+            raise
+        self._owned_deserializers = taken.owned
+        offer_cluster_id(self.cluster_id, self._key_deserializer, self._value_deserializer)
+
+    def close(self) -> None:
+        """Close as `Consumer.close` does, then the deserializers that builders have made."""
+        super().close()
+        owned, self._owned_deserializers = self._owned_deserializers, []
+        close_converters(owned)
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        """Return the next message, its key and value deserialized, or None if none came in time.
+
+        A message that cannot be deserialized has been consumed all the same: the next call returns the one after it.
+
+        Args:
+            timeout: seconds to wait; below zero: for ever.
+
+        Raises:
+            ConsumeError: the consumer has an event to tell; `kafka_message` is the message that carries it.
+            KeyDeserializationError: the key's deserializer raised `exception`; `kafka_message` has the bytes.
+            ValueDeserializationError: the value's deserializer raised `exception`; `kafka_message` has the bytes.
+            RuntimeError: the consumer has been closed.
+        """
+        message = super().poll(timeout)
+        if message is None:
+            return None
+        error = message.error()
+        if error is not None:
+            raise ConsumeError(error, kafka_message=message)
+        self._deserialize(message)
+        return message
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """Refuse: of many messages, those beside one that cannot be deserialized would be lost; use `poll`."""
+        raise NotImplementedError("a DeserializingConsumer has poll() alone")
+
+    def _deserialize(self, message: Message) -> None:
+        context = SerializationContext(message.topic() or "", MessageField.KEY, message.headers())
+        key: Any = message.key()
+        value: Any = message.value()
+        if self._key_deserializer is not None:
+            try:
+                key = self._key_deserializer(key, context)
+            except Exception as error:
+                raise KeyDeserializationError(error, message) from error
+        context.field = MessageField.VALUE
+        if self._value_deserializer is not None:
+            try:
+                value = self._value_deserializer(value, context)
+            except Exception as error:
+                raise ValueDeserializationError(error, message) from error
+        message.set_key(key)
+        message.set_value(value)

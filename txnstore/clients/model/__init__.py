@@ -1,0 +1,1 @@
+"""The values that clients take and give: messages, partitions, errors, metadata, serializers."""

@@ -1,0 +1,261 @@
+"""This file is the message: what a consumer hands out, and what a delivery report is about.
+
+Readers make very many of them, and most of what a message can tell is never asked.  A message therefore holds what it
+was made from, two tuples, and takes them apart when it is asked.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, SupportsFloat, SupportsIndex
+
+from txnstore.clients.model.constants import OFFSET_INVALID, TIMESTAMP_NOT_AVAILABLE
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.model import Header, StoredRecord
+
+
+class RecordSource(NamedTuple):
+    """What the records of a batch have in common; one for all of their messages."""
+
+    topic: str
+    partition: int
+    timestamp_type: int
+    """`TIMESTAMP_CREATE_TIME` or `TIMESTAMP_LOG_APPEND_TIME`."""
+
+
+#: What `StoredRecord` is and what `RecordBatch.rows` yields: offset, timestamp in milliseconds, key, value, headers.
+RecordTuple = tuple[int, int, bytes | None, bytes | None, Sequence[Header]]
+
+#: Error, latency in seconds, leader epoch, delivery count; numbers below zero: none.
+_Details = tuple[KafkaError | None, float, int, int]
+
+_NO_DETAILS: Final[_Details] = (None, -1.0, -1, -1)
+_INT32_MAX: Final = 2**31 - 1
+_NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, 0)
+
+_new = object.__new__
+
+
+class Message:
+    """A record with where it stands, or an event of a partition: then `error()` is not None.
+
+    Every argument may be left out.  Numbers below zero mean: not known.  Messages are equal if all but their latency
+    and delivery count are; they have no hash.  `len()` is the length of the value, so that a message without a value,
+    a tombstone for example, is false: test `message is None`.
+
+    Args:
+        topic: the topic's name.
+        partition: the partition's number.
+        offset: the record's offset.
+        key: the key; any object.
+        value: the value; any object.
+        headers: pairs of a name and bytes or None.
+        error: what the message is about if it is no record.
+        timestamp: its kind, one of the constants `TIMESTAMP_...`, and milliseconds since 1970.
+        latency: seconds from `produce()` to the report.
+        leader_epoch: the epoch of the partition's leader.
+        delivery_count: how often the record has been handed out.
+
+    Raises:
+        TypeError: a number is no number, or the timestamp is not a tuple of two.
+        OverflowError: the partition's number does not fit into 32 bits.
+    """
+
+    __slots__ = ("_details", "_record", "_source")
+
+    _source: tuple[Any, int, int]
+    _record: tuple[int, int, Any, Any, Any]
+    _details: _Details
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(  # noqa: PLR0917 - confluent-kafka's signature
+        self,
+        topic: str | None = None,
+        partition: SupportsIndex = -1,
+        offset: SupportsIndex = OFFSET_INVALID,
+        key: Any = None,
+        value: Any = None,
+        headers: Any = None,
+        error: KafkaError | None = None,
+        timestamp: tuple[int, int] | None = None,
+        latency: SupportsFloat = -1.0,
+        leader_epoch: SupportsIndex = -1,
+        delivery_count: SupportsIndex = -1,
+    ) -> None:
+        kind, milliseconds = _checked_timestamp(timestamp)
+        number = operator.index(partition)
+        if number > _INT32_MAX:
+            raise OverflowError("signed integer is greater than maximum")
+        # There is one number that says that there is none.
+        self._source = (topic, max(number, -1), kind)
+        self._record = (operator.index(offset), milliseconds, key, value, headers)
+        self._details = (error, float(latency), operator.index(leader_epoch), operator.index(delivery_count))
+
+    @classmethod
+    def from_record(cls, source: RecordSource, record: StoredRecord | RecordTuple) -> Message:
+        """Return the message of a record of the log; this is what readers call for each record."""
+        message = _new(cls)
+        message._source = source  # noqa: SLF001 - it is one of these
+        message._record = record  # noqa: SLF001 - it is one of these
+        message._details = _NO_DETAILS  # noqa: SLF001 - it is one of these
+        return message
+
+    @classmethod
+    def delivered(  # noqa: PLR0917 - called for each record, and keywords take their time
+        cls,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp_type: int,
+        timestamp_ms: int,
+        latency_seconds: float,
+        error: KafkaError | None = None,
+    ) -> Message:
+        """Return the message of a delivery report; without an offset (below zero) if it was not delivered."""
+        message = _new(cls)
+        message._source = (topic, partition, timestamp_type)  # noqa: SLF001 - it is one of these
+        message._record = (offset, timestamp_ms, key, value, None)  # noqa: SLF001 - it is one of these
+        message._details = (error, latency_seconds, -1, -1)  # noqa: SLF001 - it is one of these
+        return message
+
+    def topic(self) -> str | None:
+        """Return the topic's name, or None."""
+        topic: str | None = self._source[0]
+        return topic
+
+    def partition(self) -> int | None:
+        """Return the partition's number, or None."""
+        partition = self._source[1]
+        return partition if partition >= 0 else None
+
+    def offset(self) -> int | None:
+        """Return the offset, or None if there is none: the record was not delivered, or not from the log."""
+        offset = self._record[0]
+        return offset if offset >= 0 else None
+
+    def key(self) -> bytes | None:
+        """Return the key, or what `set_key` has set; None and empty are not the same."""
+        key: bytes | None = self._record[2]
+        return key
+
+    def value(self) -> bytes | None:
+        """Return the value, or what `set_value` has set; None and empty are not the same.
+
+        The value of an event, whose `error()` is not None, is a text about it.
+        """
+        value: bytes | None = self._record[3]
+        return value
+
+    def deserialized_key(self) -> Any:
+        """Return the key as its deserializer made it."""
+        return self._record[2]
+
+    def deserialized_value(self) -> Any:
+        """Return the value as its deserializer made it."""
+        return self._record[3]
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """Return the headers in their order, duplicates included, or None if there are none.
+
+        The message of a delivery report has none.
+        """
+        headers: list[tuple[str, bytes | None]] | tuple[tuple[str, bytes | None], ...] | None = self._record[4]
+        return (list(headers) or None) if isinstance(headers, tuple) else headers
+
+    def error(self) -> KafkaError | None:
+        """Return what the message is about, or None: it is a record."""
+        return self._details[0]
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return the kind of the timestamp, one of the constants `TIMESTAMP_...`, and milliseconds since 1970."""
+        return self._source[2], self._record[1]
+
+    def latency(self) -> float | None:
+        """Return the seconds from `produce()` to the delivery report, or None: it is no report."""
+        latency = self._details[1]
+        return latency if latency >= 0 else None
+
+    def leader_epoch(self) -> int | None:
+        """Return the epoch of the partition's leader, or None; a database has no leaders."""
+        leader_epoch = self._details[2]
+        return leader_epoch if leader_epoch >= 0 else None
+
+    def delivery_count(self) -> int | None:
+        """Return how often the record has been handed out, or None: only share groups, which are to come, count."""
+        delivery_count = self._details[3]
+        return delivery_count if delivery_count > 0 else None
+
+    def set_topic(self, topic: str | None) -> None:
+        """Change the topic's name."""
+        self._source = (topic, *self._source[1:])
+
+    def set_key(self, key: Any) -> None:
+        """Change the key, into what its deserializer made of it for example."""
+        self._record = (*self._record[:2], key, *self._record[3:])
+
+    def set_value(self, value: Any) -> None:
+        """Change the value, into what its deserializer made of it for example."""
+        self._record = (*self._record[:3], value, self._record[4])
+
+    def set_headers(self, headers: Any) -> None:
+        """Change the headers."""
+        self._record = (*self._record[:4], headers)
+
+    def set_error(self, error: KafkaError | None) -> None:
+        """Change what the message is about."""
+        self._details = (error, *self._details[1:])
+
+    def __len__(self) -> int:
+        value = self._record[3]
+        return 0 if value is None else len(value)
+
+    def __eq__(self, other: object) -> bool:
+        return self._comparable() == other._comparable() if isinstance(other, Message) else NotImplemented
+
+    def _comparable(self) -> tuple[Any, ...]:
+        return (
+            self.topic(),
+            self.partition(),
+            self.offset(),
+            self.key(),
+            self.value(),
+            self.headers(),
+            self.error(),
+            self.timestamp(),
+            self.leader_epoch(),
+        )
+
+    def __repr__(self) -> str:
+        # Neither key nor value: messages end up in logs.
+        return f"<txnstore.Message {self.topic()}[{self.partition()}]@{self.offset()} error={self.error()}>"
+
+    def __reduce__(self) -> tuple[type[Message], tuple[Any, ...]]:
+        topic, partition, kind = self._source
+        offset, milliseconds, key, value, headers = self._record
+        error, latency, leader_epoch, delivery_count = self._details
+        timestamp = (kind, milliseconds)
+        return type(self), (
+            topic,
+            partition,
+            offset,
+            key,
+            value,
+            headers,
+            error,
+            timestamp,
+            latency,
+            leader_epoch,
+            delivery_count,
+        )
+
+
+def _checked_timestamp(timestamp: object) -> tuple[int, int]:
+    if timestamp is None:
+        return _NO_TIMESTAMP
+    if not isinstance(timestamp, tuple) or len(timestamp) != len(_NO_TIMESTAMP):
+        raise TypeError("timestamp must be a tuple of (int, int)")
+    return operator.index(timestamp[0]), operator.index(timestamp[1])

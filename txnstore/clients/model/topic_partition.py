@@ -1,0 +1,153 @@
+"""This file is the partition as users of the clients hand it over: with an offset, metadata and an error beside it."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Final, SupportsIndex
+
+from txnstore.clients.model.constants import OFFSET_INVALID
+
+if TYPE_CHECKING:
+    from txnstore.clients.model.kafka_error import KafkaError
+
+
+_PARTITION_BITS: Final = 32
+_OFFSET_BITS: Final = 64
+
+
+class TopicPartition:
+    """A partition of a topic, and what is said about it; compared, ordered and hashed by topic and partition alone.
+
+    `partition` and `offset` can be set; the rest cannot.  `error` is set by the call that returned the object.
+
+    Args:
+        topic: the topic's name.
+        partition: the partition's number; -1: none in particular.
+        offset: an offset, or one of `OFFSET_BEGINNING`, `OFFSET_END`, `OFFSET_STORED` and `OFFSET_INVALID`.
+        metadata: the text that is committed beside an offset.
+        leader_epoch: the leader epoch of the offset; None or below zero: none.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: the topic's name has a null character in it; UnicodeEncodeError: a text has half of a surrogate
+            pair in it.
+        OverflowError: the partition does not fit into 32 bits, or the offset not into 64.
+    """
+
+    __slots__ = ("_error", "_leader_epoch", "_metadata", "_offset", "_partition", "_topic")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: SupportsIndex = -1,
+        offset: SupportsIndex = OFFSET_INVALID,
+        metadata: str | None = None,
+        leader_epoch: SupportsIndex | None = None,
+    ) -> None:
+        if not isinstance(topic, str):
+            raise TypeError(f"argument 1 must be str, not {_type_name(topic)}")
+        if "\0" in topic:
+            raise ValueError("embedded null character in a topic's name")
+        if metadata is not None and not isinstance(metadata, str):
+            raise TypeError(f"argument 4 must be str, not {_type_name(metadata)}")
+        for text in (topic, metadata):
+            if text is not None and not text.isascii():
+                # Half of a surrogate pair is no text to a database.
+                text.encode()
+        self._topic = topic
+        self._partition = _checked(partition, _PARTITION_BITS)
+        self._offset = _checked(offset, _OFFSET_BITS)
+        self._metadata = metadata
+        self._leader_epoch = -1 if leader_epoch is None else _checked(leader_epoch, _PARTITION_BITS)
+        self._error: KafkaError | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._topic
+
+    @property
+    def partition(self) -> int:
+        """The partition's number; -1: none in particular."""
+        return self._partition
+
+    @partition.setter
+    def partition(self, partition: SupportsIndex) -> None:
+        self._partition = _checked(partition, _PARTITION_BITS)
+
+    @property
+    def offset(self) -> int:
+        """The offset; below zero: one of the constants."""
+        return self._offset
+
+    @offset.setter
+    def offset(self, offset: SupportsIndex) -> None:
+        self._offset = _checked(offset, _OFFSET_BITS)
+
+    @property
+    def metadata(self) -> str | None:
+        """The text beside a committed offset, or None."""
+        return self._metadata
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """The leader epoch of the offset, or None."""
+        return None if self._leader_epoch < 0 else self._leader_epoch
+
+    @property
+    def error(self) -> KafkaError | None:
+        """What went wrong with this partition in the call that returned it, or None."""
+        return self._error
+
+    def with_error(self, error: KafkaError | None) -> TopicPartition:
+        """Return a copy that carries this error."""
+        copy = TopicPartition(self._topic, self._partition, self._offset, self._metadata, self._leader_epoch)
+        copy._error = error
+        return copy
+
+    def __repr__(self) -> str:
+        return (
+            f"TopicPartition{{topic={self._topic},partition={self._partition},offset={self._offset},"
+            f"leader_epoch={self.leader_epoch},error={self._error}}}"
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._topic, self._partition))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TopicPartition):
+            return NotImplemented
+        return self._partition == other._partition and self._topic == other._topic
+
+    def __lt__(self, other: TopicPartition) -> bool:
+        return self._key() < other._key() if isinstance(other, TopicPartition) else NotImplemented
+
+    def __le__(self, other: TopicPartition) -> bool:
+        return self._key() <= other._key() if isinstance(other, TopicPartition) else NotImplemented
+
+    def __gt__(self, other: TopicPartition) -> bool:
+        return self._key() > other._key() if isinstance(other, TopicPartition) else NotImplemented
+
+    def __ge__(self, other: TopicPartition) -> bool:
+        return self._key() >= other._key() if isinstance(other, TopicPartition) else NotImplemented
+
+    def _key(self) -> tuple[str, int]:
+        return self._topic, self._partition
+
+    def __getstate__(self) -> tuple[str, int, int, str | None, int, KafkaError | None]:
+        return self._topic, self._partition, self._offset, self._metadata, self._leader_epoch, self._error
+
+    def __setstate__(self, state: tuple[str, int, int, str | None, int, KafkaError | None]) -> None:
+        self._topic, self._partition, self._offset, self._metadata, self._leader_epoch, self._error = state
+
+
+def _checked(number: SupportsIndex, bits: int) -> int:
+    """Return the integer; one that Kafka has no room for is refused here and not by the database."""
+    checked = operator.index(number)
+    if not -(1 << bits - 1) <= checked < 1 << bits - 1:
+        raise OverflowError(f"{checked} does not fit into {bits} bits")
+    return checked
+
+
+def _type_name(value: object) -> str:
+    return "None" if value is None else type(value).__name__

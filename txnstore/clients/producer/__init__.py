@@ -1,0 +1,1 @@
+"""The producer: records are queued, sent in batches, and committed in transactions."""

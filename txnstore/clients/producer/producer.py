@@ -1,0 +1,713 @@
+"""This file is the Producer as its users call it: arguments checked, records queued, callbacks served."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from os import getpid
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from txnstore.clients.configuration.configuration import producer_configuration
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.model.error_mapping import kafka_exception_of
+from txnstore.clients.model.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
+from txnstore.clients.model.metadata import ClusterMetadata
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.producer.arguments import (
+    PARTITION_MAX,
+    TIMESTAMP_MAX,
+    as_bytes,
+    check_batch_message,
+    check_topic_text,
+    packed_headers,
+    prepared_state_of,
+    timeout_seconds_of,
+    whole_number,
+    writer_ids_of,
+)
+from txnstore.clients.producer.enlistment import EnlistedTransactions
+from txnstore.clients.producer.parts import make_producer_parts
+from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback
+from txnstore.clients.producer.thread import SenderStopped, SenderThread
+from txnstore.clients.producer.transaction_states import ProducerState
+from txnstore.clients.producer.transactions import CLOSED_TEXT
+from txnstore.clients.producer.writer import TransactionWriterClient
+from txnstore.clients.unreachable import unreachable
+from txnstore.clock import Clock
+from txnstore.errors import StoreUnavailable, TxnStoreError
+from txnstore.model import Header
+from txnstore.transactions.metadata import PreparedTxnState
+
+#: How long `close` tries to send what is queued, and to abort what is open.
+CLOSE_TIMEOUT_SECONDS: Final = 30.0
+#: How long a report takes at most where messages may take for ever.
+REPORT_TIMEOUT_SECONDS: Final = 300.0
+#: How long it then waits for the thread: one try of the database.
+STOP_TIMEOUT_SECONDS: Final = 5.0
+#: How long an interrupted block waits for its abort, and an interrupted `close` for its thread: Ctrl-C is to be felt.
+INTERRUPTED_SECONDS: Final = 0.5
+#: How long a producer that nobody holds, or whose program ends, is waited for.
+ABANDONED_SECONDS: Final = 0.2
+
+Answer = TypeVar("Answer")
+
+
+class Producer:
+    """Writes records to topics; safe to share between threads, not between processes.
+
+    `produce` only queues: a thread of the producer's own sends what has waited for `linger.ms` or fills a batch.
+    Delivery reports are served by `poll`, `flush`, `close` and the calls that end a transaction, in the caller's
+    thread, in the order of delivery within each partition.  Delivered means durable in the database.
+    """
+
+    #: A subclass that does not initialise this class has a producer that is closed.
+    _is_closed = True
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        """Make a producer from a configuration in `confluent_kafka`'s form; nothing is connected yet.
+
+        Args:
+            arguments: one dict of configuration keys; `bootstrap.servers` is a database URL.
+            keywords: more of them.
+
+        Raises:
+            TypeError: there is no dict.
+            KafkaException: `_INVALID_ARG`: a key is unknown, a value is out of range, or two contradict each other.
+        """
+        parts = make_producer_parts(producer_configuration(arguments, keywords))
+        self._configuration = parts.configuration
+        self._connection = parts.connection
+        self._changed = parts.changed
+        self._accumulator = parts.accumulator
+        self._reports = parts.reports
+        self._choice = parts.choice
+        self._directory = parts.directory
+        self._thread = parts.thread
+        self._sender = parts.sender
+        self._transactions = parts.transactions
+        self._callbacks = parts.callbacks
+        self._look = parts.look
+        self._clock: Clock | None = parts.configuration["txnstore.clock"]
+        self._process_id = parts.connection.process_id
+        self._record_bytes_max: int = parts.configuration["message.max.bytes"]
+        self._is_closed = False
+        # Whoever drops a producer without closing it keeps neither thread nor connection.
+        self._finalizer = weakref.finalize(self, _abandon, parts.thread, parts.connection)
+        if parts.has_statistics:
+            self._thread.start()
+
+    # --- records ----------------------------------------------------------------------------------------------------
+
+    def produce(  # noqa: C901, PLR0912, PLR0915, PLR0917 - Kafka's arguments; every call less is felt a million times
+        self,
+        topic: str,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
+        partition: int = PARTITION_UNASSIGNED,
+        callback: DeliveryCallback | None = None,
+        on_delivery: DeliveryCallback | None = None,
+        timestamp: int = 0,
+        headers: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+    ) -> None:
+        """Queue a record; text is stored as UTF-8.
+
+        Args:
+            topic: the topic's name; a topic that is not there is created if `allow.auto.create.topics` allows it.
+            value: the payload; None is a tombstone and not the same as empty.
+            key: what the partition is chosen by, and compaction keeps the newest of.
+            partition: its number, or -1 to let the partitioner choose.
+            callback: called with `(error or None, message)` once the record is delivered or has failed.
+            on_delivery: the same by another name.
+            timestamp: milliseconds since 1970; 0 is now.
+            headers: a dict, or a list of `(name, value)`; names repeat, values are bytes, text or None.
+
+        Raises:
+            TypeError: an argument is not of its type.
+            UnicodeEncodeError: a text holds half of a surrogate pair.
+            BufferError: the queue is full; call `poll` and try again.
+            KafkaException: `MSG_SIZE_TOO_LARGE`, `_UNKNOWN_PARTITION`, or the transaction is in no state for it.
+            RuntimeError: the producer has been closed.
+        """
+        if self._is_closed or getpid() != self._process_id:
+            self._check_open()
+        transactions = self._transactions
+        if transactions is not None and transactions.state is not ProducerState.IN_TRANSACTION:
+            transactions.refuse_record()
+        if type(topic) is not str and not isinstance(topic, str):
+            raise TypeError(f"argument 1 must be str, not {type(topic).__name__}")
+        if type(value) is not bytes and value is not None:
+            value = as_bytes(value)
+        if type(key) is not bytes and key is not None:
+            key = as_bytes(key)
+        size_bytes = (len(value) if value else 0) + (len(key) if key else 0)
+        packed: tuple[Header, ...] = ()
+        if headers is not None:
+            packed = tuple(packed_headers(headers))
+            size_bytes += sum(len(name) + len(content or b"") for name, content in packed)
+        if callback is None:
+            callback = on_delivery
+        if callback is not None and not callable(callback):
+            raise TypeError(f"a delivery callback is callable, not {type(callback).__name__}")
+        if size_bytes > self._record_bytes_max:
+            reason = f"Unable to produce message: Broker: Message size too large ({size_bytes} bytes)"
+            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason))
+        if timestamp == 0:
+            timestamp_ms = int(time.time() * 1000) if self._clock is None else self._clock.now_ms()
+        else:
+            timestamp_ms = whole_number(timestamp, TIMESTAMP_MAX, "int too big to convert")
+        if partition != PARTITION_UNASSIGNED:
+            partition = whole_number(partition, PARTITION_MAX, "signed integer is greater than maximum")
+        now_seconds = time.monotonic()
+        known = self._directory.cached(topic)
+        chosen = PARTITION_UNASSIGNED
+        if known is None:
+            check_topic_text(topic)
+        else:
+            count = len(known.partition_ids)
+            if partition != PARTITION_UNASSIGNED:
+                chosen = partition
+            elif count == 1:
+                chosen = 0
+            else:
+                chosen = self._choice.choose(topic, key, count, now_seconds)
+            if not 0 <= chosen < count:
+                raise KafkaException(
+                    KafkaError(KafkaError._UNKNOWN_PARTITION, "Unable to produce message: Local: Unknown partition")
+                )
+        record = (value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition)
+        if transactions is None:
+            self._accumulator.add(topic, chosen, record)
+        else:
+            with self._changed:
+                # Another thread may have ended the transaction meanwhile: the record would be of none.
+                if transactions.state is not ProducerState.IN_TRANSACTION:
+                    transactions.refuse_record()
+                self._accumulator.add(topic, chosen, record)
+        if self._thread.is_new:
+            self._thread.start()
+
+    def produce_batch(
+        self,
+        topic: str,
+        messages: list[dict[str, Any]],
+        partition: int = PARTITION_UNASSIGNED,
+        callback: DeliveryCallback | None = None,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> int:
+        """Queue several records for one topic and return how many were queued.
+
+        A message is a dict with `value`, `key`, `partition`, `timestamp`, `headers` and `callback`, all optional; one
+        that is refused gets the `KafkaError` as `_error`, and the others go on.
+
+        Raises:
+            TypeError: the messages are no list of dicts, or a cell is not of its type.
+            RuntimeError: the producer has been closed.
+        """
+        self._check_open()
+        if not isinstance(messages, list):
+            raise TypeError("messages must be a list")
+        for index, message in enumerate(messages):
+            check_batch_message(message, index)
+        default = on_delivery if callback is None else callback
+        queued = 0
+        for message in messages:
+            message.pop("_error", None)
+            own = message.get("callback", message.get("on_delivery"))
+            try:
+                self.produce(
+                    topic,
+                    message.get("value"),
+                    message.get("key"),
+                    message.get("partition", partition),
+                    default if own is None else own,
+                    timestamp=message.get("timestamp", 0),
+                    headers=message.get("headers"),
+                )
+            except KafkaException as error:
+                message["_error"] = error.args[0]
+            except BufferError:
+                message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
+            else:
+                queued += 1
+        return queued
+
+    def poll(self, timeout: float = -1) -> int:
+        """Serve callbacks and return how many events that were; wait for the first one up to `timeout` seconds.
+
+        Below zero waits for as long as it takes.  An exception of a callback comes out here.
+
+        Raises:
+            RuntimeError: the producer has been closed.
+        """
+        self._check_open()
+        timeout_seconds = timeout_seconds_of(timeout)
+        if self._look is not None and self._thread.is_idle:
+            with suppress(SenderStopped):  # closed by another thread since the call began
+                self._look.polled()
+        served = self._reports.serve()
+        if served or timeout_seconds == 0:
+            return served
+        self._wait_for(lambda: self._reports.are_waiting or self._is_closed, timeout_seconds)
+        return self._reports.serve()
+
+    def flush(self, timeout: float = -1) -> int:
+        """Send everything without lingering, serve callbacks, and return how many records are left.
+
+        Waits up to `timeout` seconds; below zero for as long as it takes, which `message.timeout.ms` bounds.
+
+        Raises:
+            RuntimeError: the producer has been closed.
+        """
+        self._check_open()
+        return self._flush(timeout_seconds_of(timeout))
+
+    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
+        """Give up records that are not delivered: their reports say `_PURGE_QUEUE` or `_PURGE_INFLIGHT`.
+
+        What is being written this moment may still be delivered; with `blocking` the call waits until that is known.
+
+        Raises:
+            RuntimeError: the producer has been closed.
+        """
+        self._check_open()
+        self._sender.purge(in_queue=bool(in_queue), in_flight=bool(in_flight))
+        if blocking and in_flight:
+            self._sender.wait_until_dropped(STOP_TIMEOUT_SECONDS)
+
+    # --- transactions -----------------------------------------------------------------------------------------------
+
+    def init_transactions(self, timeout: float = -1, *, keep_prepared_txn: bool = False) -> None:
+        """Claim the transactional id: what an older producer with it left open is aborted, and it is fenced.
+
+        With `keep_prepared_txn` (KIP-939) it is not aborted: it waits for `complete_transaction`, `commit_transaction`
+        or `abort_transaction`, and until then nothing else may be done.  If there is none, these return at once until
+        the next transaction begins.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED`, `_STATE`, `_TIMED_OUT` (retriable: call again to resume), or fatal;
+                INVALID_REQUEST: `keep_prepared_txn` without `transaction.two.phase.commit.enable`, which the store
+                has to allow too (a setting of the same name), else TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
+        """
+        self._transactional().init(timeout_seconds_of(timeout), keep_prepared=bool(keep_prepared_txn))
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction: all records until its end become visible together, or never.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED`, `_STATE`, `_CONFLICT`, or the error that has to be dealt with first.
+        """
+        self._transactional().begin()
+
+    def send_offsets_to_transaction(
+        self, positions: list[TopicPartition], group_metadata: object, timeout: float = -1
+    ) -> None:
+        """Let the transaction commit consumed offsets of a group (KIP-447).
+
+        Offsets of a group's member go with the commit, or by themselves after `linger.ms`; those of a consumer that
+        only assigns are written at once, and `committed()` of others waits for the end of the transaction then.
+
+        Args:
+            positions: the next offsets to read; those below zero are left out.
+            group_metadata: what `Consumer.consumer_group_metadata()` returned, in this process or another.
+            timeout: seconds; at most, and by default, `transaction.timeout.ms`.
+
+        Raises:
+            TypeError: the arguments are not of their types.
+            KafkaException: `_STATE`, `_TIMED_OUT` (retriable), or an error that takes an abort.
+        """
+        transactions = self._transactional()
+        if not isinstance(positions, list):
+            raise TypeError(f"expected list of TopicPartition, not {type(positions).__name__}")
+        for position in positions:
+            if not isinstance(position, TopicPartition):
+                raise TypeError(f"expected list of TopicPartition, it holds {type(position).__name__}")
+        if not isinstance(group_metadata, (bytes, bytearray, memoryview)):
+            raise TypeError(f"expected bytes, {type(group_metadata).__name__} found")
+        transactions.send_offsets(positions, bytes(group_metadata), timeout_seconds_of(timeout))
+
+    def commit_transaction(self, timeout: float = -1, *, writers: Collection[int] | None = None) -> None:
+        """Send what is queued and commit; when it returns, every reader of committed records sees all of it.
+
+        Delivery reports are served here.  Without an answer in time the commit goes on in the background.
+
+        Args:
+            timeout: seconds; at most, and by default, `transaction.timeout.ms`.
+            writers: which of the writers count that joined by `transaction_token()`, as `report_writer()` returned
+                their ids; by default all that have reported.  The same decision aborts the records of all others.
+
+        Raises:
+            TypeError: the writers are no collection of whole numbers.
+            KafkaException: `_TIMED_OUT` (retriable: call again to resume), an error that takes an abort
+                (`_INCONSISTENT` if a record was not delivered, `INVALID_REQUEST` if a writer is named that is not in
+                the transaction or has not reported), or a fatal one.
+        """
+        transactions = self._transactional()
+        transactions.commit(timeout_seconds_of(timeout), None if writers is None else writer_ids_of(writers))
+
+    def abort_transaction(self, timeout: float = -1) -> None:
+        """Abort: records that wait are given up (`_PURGE_QUEUE`), and nobody sees the others as committed.
+
+        Raises:
+            KafkaException: `_TIMED_OUT` (retriable: call again to resume), or fatal.
+        """
+        self._transactional().abort(timeout_seconds_of(timeout))
+
+    def prepare_transaction(self, timeout: float = -1) -> PreparedTxnState:
+        """Send what is queued and prepare: from now on the transaction can only be committed or aborted (KIP-939).
+
+        The answer, "producer id:epoch" as text, is for the application's own database: remembered in the same
+        database transaction as the application's rows, it decides, whatever happens to this process.
+
+            with database.begin() as connection:
+                connection.execute(...)  # the application's rows
+                remember(connection, str(producer.prepare_transaction()))
+            producer.complete_transaction(remembered)
+
+        Such a transaction never times out; a process that is started again ends it by
+        `init_transactions(keep_prepared_txn=True)` and `complete_transaction(what is remembered)`.
+
+        Args:
+            timeout: seconds; at most, and by default, a minute.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED`, INVALID_TXN_STATE without `transaction.two.phase.commit.enable`,
+                `_STATE` outside of a transaction, `_TIMED_OUT` (retriable), or an error that takes an abort.
+        """
+        return self._transactional().prepare(timeout_seconds_of(timeout))
+
+    def complete_transaction(self, state: PreparedTxnState | str, timeout: float = -1) -> None:
+        """Commit the prepared transaction if it is the one that is remembered as `state`, else abort it (KIP-939).
+
+        Raises:
+            ValueError: the text is none that `prepare_transaction` returned.
+            KafkaException: INVALID_TXN_STATE: nothing is prepared; and as `commit_transaction`, `abort_transaction`.
+        """
+        transactions = self._transactional()
+        transactions.complete(prepared_state_of(state), timeout_seconds_of(timeout))
+
+    def enlist(self, connection: object, timeout: float = -1) -> None:
+        """Let the transaction and the database transaction on `connection` be one: all of both, or nothing.
+
+            with engine.connect() as connection, producer.transaction():
+                producer.enlist(connection)
+                connection.execute(...)
+                producer.produce("accounts", ...)
+
+        The connection is one to the producer's own database: a `Connection` or `Session` of SQLAlchemy, a
+        `psycopg.Connection` or a `sqlite3.Connection`; or one to another PostgreSQL database with
+        max_prepared_transactions, of which there may be several: they are prepared before the commit is decided, and
+        end after it, by recovery if need be (`txnstore maintain --participant URL`).
+
+        From now on `commit_transaction()` commits it together with the records and offsets (in one COMMIT if it is
+        one database), and `abort_transaction()` rolls it back, on the thread that calls them; the connection's own
+        `commit()` and `rollback()` are refused until then.  Afterwards it is its owner's again.
+
+        Records wait in the queue for the commit, on PostgreSQL up to 16 MiB of them; delivery reports come with it.
+        On SQLite the connection keeps all others from writing, from now on until the commit: be short.
+        An error that takes an abort rolls the connection back as well; so does the loss of the connection.
+
+        Args:
+            connection: what to commit with the transaction; the same one again changes nothing.
+            timeout: seconds to wait for records that are being sent; at most, and by default,
+                `transaction.timeout.ms`.
+
+        Raises:
+            TypeError: it is no connection.
+            KafkaException: `_NOT_CONFIGURED`, `_STATE` outside of a transaction or if the database transaction has
+                failed, INVALID_REQUEST: the connection is closed, in autocommit mode, on a database that cannot vote,
+                or not the first to this one; `_TIMED_OUT`: SQLite: others write.  The transaction goes on without it.
+        """
+        self._transactional().enlist(connection, timeout_seconds_of(timeout))
+
+    def transaction_token(self, timeout: float = -1) -> bytes:
+        """Open the transaction in the database, and return a token by which other processes can join it as writers.
+
+            token = producer.transaction_token()
+            # in any process, thread or machine:
+            writer = Producer({"bootstrap.servers": url, "txnstore.transaction.token": token})
+            writer.produce("accounts", ...)
+            writer_id = writer.report_writer()
+            # and here again:
+            producer.commit_transaction(writers=[writer_id])
+
+        The token is opaque, holds no credentials, and is good until this transaction ends: whoever comes later, or is
+        still writing then, gets `_FENCED`.  Any number of writers may join, also several by one token; what they
+        write becomes visible with the transaction's end, at once and in all partitions, or never.
+
+        Args:
+            timeout: seconds; at most, and by default, `transaction.timeout.ms`, which runs from now on.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED`, `_STATE` outside of a transaction, `_TIMED_OUT` (retriable), or an
+                error that takes an abort.
+        """
+        return self._transactional().token(timeout_seconds_of(timeout))
+
+    def report_writer(self, timeout: float = -1) -> int:
+        """Send what is queued, and report durably that this writer wrote everything; return its id for the commit.
+
+        For a producer that joined a transaction by `txnstore.transaction.token`: without this call its records never
+        count.  Afterwards it produces no more.  Delivery reports are served here; a second call returns the same.
+
+        Args:
+            timeout: seconds; at most, and by default, `message.timeout.ms`.
+
+        Raises:
+            KafkaException: `_NOT_CONFIGURED` without a token, `_TIMED_OUT` (retriable: call again to resume), or fatal:
+                `_INCONSISTENT` if a record was not delivered, `_FENCED` if the transaction is over.
+            RuntimeError: the producer has been closed.
+        """
+        self._check_open()
+        joined = self._transactions
+        if not isinstance(joined, TransactionWriterClient):
+            reason = "report_writer() is for a producer that joined a transaction by txnstore.transaction.token"
+            raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, reason))
+        longest_seconds = self._configuration["message.timeout.ms"] / 1000
+        return joined.report(timeout_seconds_of(timeout), longest_seconds or REPORT_TIMEOUT_SECONDS)
+
+    @contextmanager
+    def transaction(self, timeout: float = -1) -> Iterator[Self]:
+        """Commit what the block produces, all of it; an exception aborts it and comes out as it was.
+
+            with producer.transaction():
+                producer.produce("accounts", ...)
+
+        A commit without an answer is asked for again until `timeout` seconds are over, by default
+        `transaction.timeout.ms`; if it must be aborted instead, it is aborted and the error comes out.  After Ctrl-C
+        the abort is waited for only half a second; `abort_transaction` or `close` takes it up.
+
+        Raises:
+            KafkaException: see `begin_transaction` and `commit_transaction`.
+        """
+        transactions = self._transactional()
+        timeout_seconds = timeout_seconds_of(timeout)
+        if timeout_seconds < 0:
+            timeout_seconds = self._configuration["transaction.timeout.ms"] / 1000
+        transactions.begin()
+        try:
+            yield self
+        except BaseException as error:
+            self._abort_after(error, timeout_seconds)
+            raise
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                self.commit_transaction(max(0.0, deadline - time.monotonic()))
+            except KafkaException as error:
+                kafka_error: KafkaError = error.args[0]
+                if kafka_error.txn_requires_abort():
+                    self._abort_after(error, timeout_seconds)
+                elif kafka_error.retriable() and time.monotonic() < deadline:
+                    continue
+                raise
+            except BaseException as error:
+                if transactions.state is ProducerState.ABORTABLE_ERROR:
+                    # Interrupted before an enlisted connection was committed.
+                    self._abort_after(error, timeout_seconds)
+                raise
+            return
+
+    # --- the cluster ------------------------------------------------------------------------------------------------
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterMetadata:
+        """Return what topics there are, or one of them.
+
+        Raises:
+            KafkaException: `_TRANSPORT`: the database did not answer in time.
+        """
+        self._check_open(HANDLE_CLOSED_TEXT)
+        if topic is not None and not isinstance(topic, str):
+            raise TypeError(f"argument 1 must be str, not {type(topic).__name__}")
+        check_topic_text(topic or "")
+        return self._ask(
+            lambda: self._directory.cluster_metadata(topic), timeout_seconds_of(timeout), "Failed to get metadata"
+        )
+
+    def cluster_id(self, timeout: float = -1) -> str:
+        """Return the store's uuid.
+
+        Raises:
+            KafkaException: `_TIMED_OUT`: the database did not answer in time.
+        """
+        self._check_open(HANDLE_CLOSED_TEXT)
+        return self._ask(
+            lambda: self._connection.store().store_uuid,
+            timeout_seconds_of(timeout),
+            "Failed to retrieve cluster id",
+            code=KafkaError._TIMED_OUT,
+        )
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Do nothing: who may do what is the database's business, and its URL says who asks."""
+        self._check_open(HANDLE_CLOSED_TEXT)
+        if not (isinstance(username, str) and isinstance(password, str)):
+            raise TypeError("the user's name and password are text")
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> bool:
+        """Abort an open transaction, send what is queued, serve callbacks, and give back thread and connections.
+
+        Takes at most about half a minute, whatever the database does; what could not be sent by then is reported as
+        `_PURGE_QUEUE` or `_PURGE_INFLIGHT`.  A second call does nothing.
+        """
+        if self._is_closed:
+            return True
+        if not self._is_ours():
+            # The thread and the records are the parent's.
+            self._is_closed = True
+            self._finalizer.detach()
+            return True
+        deadline = time.monotonic() + CLOSE_TIMEOUT_SECONDS
+        stop_seconds = STOP_TIMEOUT_SECONDS
+        try:
+            if self._transactions is not None and self._transactions.is_open:
+                self._end_open_transaction(deadline)
+            self._flush(max(0.0, deadline - time.monotonic()))
+        except BaseException as error:
+            if _is_interrupt(error):
+                stop_seconds = min(stop_seconds, INTERRUPTED_SECONDS)
+            raise
+        finally:
+            self._close_now(stop_seconds)
+        return True
+
+    def __enter__(self) -> Self:
+        """Return the producer, also a closed one."""
+        if not self._is_closed:
+            self._check_process()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; an exception goes on."""
+        self.close()
+
+    def __len__(self) -> int:
+        """Return how many records are queued, in flight, or wait for their report to be served."""
+        return 0 if self._is_closed else self._accumulator.record_count
+
+    def __bool__(self) -> bool:
+        """Return True: a producer without records is one all the same."""
+        return True
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _check_open(self, closed_text: str = CLOSED_TEXT) -> None:
+        if self._is_closed:
+            raise RuntimeError(closed_text)
+        self._check_process()
+
+    def _is_ours(self) -> bool:
+        try:
+            self._check_process()
+        except KafkaException:
+            return False
+        return True
+
+    def _check_process(self) -> None:
+        self._connection.check_process()
+
+    def _transactional(self) -> EnlistedTransactions:
+        self._check_open()
+        if self._transactions is None:
+            reason = "The Transactional API requires transactional.id to be configured"
+            raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, reason))
+        if isinstance(self._transactions, TransactionWriterClient):
+            self._transactions.refuse_call()
+        return self._transactions
+
+    def _wait_for(self, is_there: Callable[[], bool], timeout_seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(is_there, None if timeout_seconds < 0 else timeout_seconds)
+
+    def _flush(self, timeout_seconds: float) -> int:
+        deadline = None if timeout_seconds < 0 else time.monotonic() + timeout_seconds
+        accumulator, reports = self._accumulator, self._reports
+        self._sender.begin_flush()
+        try:
+            while True:
+                reports.serve()
+                left_seconds = -1.0 if deadline is None else deadline - time.monotonic()
+                is_late = deadline is not None and left_seconds <= 0
+                if accumulator.record_count == 0 or is_late or self._sender.keeps_everything:
+                    return accumulator.record_count
+                self._wait_for(lambda: reports.are_waiting or accumulator.record_count == 0, left_seconds)
+        finally:
+            self._sender.end_flush()
+
+    def _ask(
+        self,
+        question: Callable[[], Answer],
+        timeout_seconds: float,
+        prefix: str,
+        *,
+        code: int = KafkaError._TRANSPORT,
+    ) -> Answer:
+        """Return the answer of a question that the sender's thread puts to the database."""
+        if timeout_seconds < 0:
+            timeout_seconds = self._configuration["socket.timeout.ms"] / 1000
+        began = time.monotonic()
+        deadline = began + timeout_seconds
+        try:
+            return self._thread.submit(lambda: self._thread.until_answered(question, deadline)).result(timeout_seconds)
+        except TimeoutError:
+            raise unreachable(self._connection, prefix, began, code=code) from None
+        except SenderStopped:
+            raise RuntimeError(CLOSED_TEXT) from None
+        except StoreUnavailable as error:
+            raise unreachable(self._connection, prefix, began, code=code) from error
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from error
+
+    def _abort_after(self, error: BaseException, timeout_seconds: float) -> None:
+        """Abort because of `error`, which stays the one to be raised."""
+        assert self._transactions is not None
+        if self._is_closed or not self._transactions.is_open:
+            return
+        if _is_interrupt(error):
+            timeout_seconds = min(timeout_seconds, INTERRUPTED_SECONDS)
+        try:
+            self.abort_transaction(timeout_seconds)
+        except (KafkaException, RuntimeError) as aborting:
+            error.add_note(f"The transaction could not be aborted either: {aborting}")
+
+    def _end_open_transaction(self, deadline: float) -> None:
+        """Abort what is open, or let a commit or abort come to its end that its caller has not waited for."""
+        transactions = self._transactional()
+        try:
+            transactions.finish(max(0.0, deadline - time.monotonic()))
+        except (KafkaException, RuntimeError) as error:
+            logging.getLogger(__name__).warning(
+                "the transaction of %s was left for recovery: %s", transactions.transactional_id[:80], error
+            )
+
+    def _close_now(self, stop_seconds: float) -> None:
+        self._is_closed = True
+        deadline = time.monotonic() + stop_seconds
+        try:
+            self._thread.stop(stop_seconds)
+        finally:
+            self._sender.purge(in_queue=True, in_flight=False)
+            self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+            self._connection.close(deadline - time.monotonic())
+            self._finalizer.detach()
+            with self._changed:
+                self._changed.notify_all()
+        self._reports.serve()
+
+
+def _abandon(thread: SenderThread, connection: StoreConnection) -> None:
+    if getpid() == connection.process_id:
+        thread.stop(0.0)
+        connection.close(ABANDONED_SECONDS)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Return whether somebody wants an end at once: Ctrl-C, SystemExit, a task that is cancelled."""
+    return not isinstance(error, Exception)

@@ -1,0 +1,247 @@
+"""This file is the way of batches into the log for one producer: who it is, its sequence numbers, and the write.
+
+A request is written in one database transaction, to one database.  It may be written again after an answer was lost:
+the sequence numbers are given once, so the log recognises what it has.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from txnstore.clients.connection import StoreConnection
+from txnstore.clients.producer.queue import HEADERS, KEY, TIMESTAMP_MS, VALUE, Batch
+from txnstore.db.cluster.cluster import Cluster, repaired
+from txnstore.db.store import Store
+from txnstore.log.append import Append, Appended, append
+from txnstore.log.codec import RecordColumns, encode_columns
+from txnstore.log.compression import Codec, codec_for_topic
+from txnstore.log.sequences import increment_sequence
+from txnstore.log.topics import Topic
+from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ProducerIdentity
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.tokens import TransactionToken
+from txnstore.transactions.writers import TransactionWriter, append_as_writer, join_transaction
+
+#: How long one try of the database goes on by itself; then the sender looks whether it is still wanted.
+TRY_TIMEOUT_MS: Final = 500
+
+
+@dataclass(slots=True)
+class AddedPartitions:
+    """The partitions in other databases that the coordinator knows to be in the transaction; for several threads."""
+
+    known: set[int] = field(default_factory=set)
+    expected: set[int] = field(default_factory=set)
+    """What is about to be written to: added together with the first of it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    has_begun: bool = False
+    """Whether the transaction is known to be open in the store."""
+    asked_from: float = math.inf
+    """From when on, by the monotonic clock, the coordinator is asked before each write: the time may be up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRequest:
+    """Batches that are written together, with their sequence numbers."""
+
+    batches: Sequence[Batch]
+    appends: Sequence[Append]
+    producer: ProducerIdentity = NO_PRODUCER
+    added: AddedPartitions = field(default_factory=AddedPartitions)
+    """What the transaction of the request has; that of the next one is another."""
+
+    @property
+    def partition_ids(self) -> set[int]:
+        """The partitions that it writes to."""
+        return {item.partition_id for item in self.appends}
+
+
+class ProducerSession:
+    """Who a producer is to the log; for the sender's thread only."""
+
+    def __init__(
+        self,
+        connection: StoreConnection,
+        *,
+        is_idempotent: bool,
+        transactional_id: str | None,
+        codec: Codec,
+        token: TransactionToken | None = None,
+    ) -> None:
+        """Begin without an identity: it is asked for with the first request, or by `init_transactions`.
+
+        With a `token` it is that of a further writer in the transaction of another producer.
+        """
+        self.connection = connection
+        self.writer: TransactionWriter | None = None
+        self._token = token
+        self.is_idempotent = is_idempotent
+        self.transactional_id = transactional_id
+        self.identity = NO_PRODUCER
+        self._codec = codec
+        self._sequences: dict[int, int] = {}
+        self._added = AddedPartitions()
+        self.transaction_timeout_seconds = math.inf
+        """How long a transaction may stay open."""
+
+    @property
+    def coordinator_database_id(self) -> int:
+        """The number of the database that coordinates the producer's transactions."""
+        name = self.transactional_id if self._token is None else self._token.transactional_id
+        return self.connection.cluster().coordinator_id_of(name)
+
+    @property
+    def added_partitions(self) -> set[int]:
+        """The partitions in other databases that the open transaction has, for what is sent with its end."""
+        return self._added.known
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the transaction is known to be open in the store."""
+        return self._added.has_begun
+
+    @has_begun.setter
+    def has_begun(self, has_begun: bool) -> None:
+        self._added.has_begun = has_begun
+
+    def begin_transaction(self) -> None:
+        """Take note that nothing has been added to the transaction that begins."""
+        # In the store it begins later: who asks from then on asks in time.
+        self._added = AddedPartitions(asked_from=time.monotonic() + self.transaction_timeout_seconds)
+
+    def become(self, identity: ProducerIdentity) -> None:
+        """Take an identity; with a new one sequence numbers begin at 0."""
+        if identity != self.identity:
+            self.identity = identity
+            self._sequences.clear()
+            self.begin_transaction()
+
+    def forget_identity(self) -> None:
+        """Ask for a new identity before the next request: it is not known what the log has of the old one."""
+        self.become(NO_PRODUCER)
+
+    def obtain_identity(self) -> None:
+        """Ask for a producer id if one is needed and there is none; with a token, join its transaction.
+
+        Raises:
+            TxnStoreError: the database refused or cannot be reached, or the transaction is over.
+        """
+        if self._token is not None:
+            if self.writer is None:
+                self.writer = self._join(self._token)
+                self.become(self.writer.identity)
+            return
+        if self.is_idempotent and self.identity == NO_PRODUCER and self.transactional_id is None:
+            coordinator = TransactionCoordinator(self.connection.cluster().coordinator_of(None))
+            self.become(coordinator.init_producer_id(None, retry_timeout_ms=TRY_TIMEOUT_MS).identity)
+
+    def prepare(self, batches: Sequence[tuple[Batch, Topic]]) -> ProduceRequest:
+        """Return batches with their sequence numbers, ready to be written.
+
+        Raises:
+            TxnStoreError: a record cannot be stored; no sequence number was used.
+        """
+        sequences = dict(self._sequences)
+        appends = [self._prepare(batch, topic, sequences) for batch, topic in batches]
+        self._sequences = sequences
+        return ProduceRequest([batch for batch, _ in batches], appends, self.identity, self._added)
+
+    def expect(self, partition_ids: Collection[int]) -> None:
+        """Let these partitions be added to the transaction at once, with the first request that writes to one."""
+        self._added.expected.update(partition_ids)
+
+    def take_back(self, request: ProduceRequest) -> None:
+        """Give the sequence numbers of a request again that is known not to be in the log."""
+        if request.producer != self.identity:
+            return
+        for item in reversed(request.appends):
+            if item.batch.base_sequence != NO_SEQUENCE:
+                self._sequences[item.partition_id] = item.batch.base_sequence
+
+    def write(self, request: ProduceRequest) -> list[Appended]:
+        """Append the request's batches, all or none, to the database where all of their partitions live.
+
+        Raises:
+            OutcomeUnknown: they may or may not be in the log; write the same request again.
+            TxnStoreError: they are not.
+        """
+        cluster = self.connection.cluster()
+        if cluster.is_alone:
+            appended = self._write(cluster, cluster.controller, request)
+        else:
+            home = cluster.leader_of_partition(request.appends[0].partition_id)
+            appended = repaired(cluster, home, lambda store: self._write(cluster, store, request))
+        request.added.has_begun = True
+        return appended
+
+    def _write(self, cluster: Cluster, home: Store, request: ProduceRequest) -> list[Appended]:
+        if self.writer is not None:
+            store = cluster.coordinator_of(self.writer.transactional_id)
+            return append_as_writer(store, self.writer, request.appends, retry_timeout_ms=TRY_TIMEOUT_MS)
+        if self.transactional_id is None:
+            return home.write(
+                lambda connection: append(connection, request.appends),
+                wakes_readers=True,
+                retry_timeout_ms=TRY_TIMEOUT_MS,
+            )
+        coordinator = TransactionCoordinator(cluster.coordinator_of(self.transactional_id))
+        if cluster.is_alone:
+            return coordinator.append(
+                self.transactional_id, request.producer, request.appends, retry_timeout_ms=TRY_TIMEOUT_MS
+            )
+        self._add(coordinator, self.transactional_id, request)
+        return coordinator.append(
+            self.transactional_id,
+            request.producer,
+            request.appends,
+            added=request.added.known,
+            retry_timeout_ms=TRY_TIMEOUT_MS,
+        )
+
+    @staticmethod
+    def _add(coordinator: TransactionCoordinator, transactional_id: str, request: ProduceRequest) -> None:
+        """Let the coordinator know of all partitions that are about to be written to, in one database transaction."""
+        added = request.added
+        # Of several databases that are written to at once, one asks for all of them.
+        with added.lock:
+            if request.partition_ids <= added.known:
+                if time.monotonic() > added.asked_from:
+                    coordinator.check_in_time(transactional_id, request.producer, retry_timeout_ms=TRY_TIMEOUT_MS)
+                return
+            wanted = sorted(added.expected | request.partition_ids)
+            coordinator.add_partitions(
+                transactional_id, request.producer, wanted, added=added.known, retry_timeout_ms=TRY_TIMEOUT_MS
+            )
+
+    def _join(self, token: TransactionToken) -> TransactionWriter:
+        store = self.connection.cluster().coordinator_of(token.transactional_id)
+        token.check_store(store)
+        return join_transaction(store, token.transactional_id, token.transaction, retry_timeout_ms=TRY_TIMEOUT_MS)
+
+    def _prepare(self, batch: Batch, topic: Topic, sequences: dict[int, int]) -> Append:
+        partition_id = topic.partition_id(batch.partition)
+        base_sequence = NO_SEQUENCE
+        if self.is_idempotent:
+            base_sequence = sequences.get(partition_id, 0)
+            sequences[partition_id] = increment_sequence(base_sequence, len(batch.records))
+        # Not zip(*records): an iterator for each record would keep the collector of garbage busy.
+        records = batch.records
+        encoded = encode_columns(
+            RecordColumns(
+                [record[KEY] for record in records],
+                [record[VALUE] for record in records],
+                [record[TIMESTAMP_MS] for record in records],
+                [record[HEADERS] for record in records],
+            ),
+            codec=codec_for_topic(topic.settings["compression.type"], self._codec),
+            producer=self.identity,
+            base_sequence=base_sequence,
+            is_transactional=self.transactional_id is not None or self._token is not None,
+        )
+        return Append(partition_id, encoded, topic.settings)

@@ -1,0 +1,751 @@
+"""This file is how a producer sends: batches leave the queue when they have lingered, one request at a time.
+
+Nothing overtakes: a request that could not be written is written again before the next one to the same database, and a
+commit comes after all of its transaction's records.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from txnstore.clients.model.error_mapping import kafka_error_of
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.overdue_help import WriterHelp
+from txnstore.clients.producer.lanes import InFlight, Lane, Lanes
+from txnstore.clients.producer.queue import (
+    FULL_TEXT,
+    QUEUED_SECONDS,
+    Accumulator,
+    Batch,
+)
+from txnstore.clients.producer.reports import NOWHERE, DeliveryReport, DeliveryReports
+from txnstore.clients.producer.requests import ProduceRequest, ProducerSession
+from txnstore.clients.producer.thread import SenderThread
+from txnstore.clients.producer.unassigned_topics import LookUp, UnassignedTopics
+from txnstore.db.cluster.membership import CONTROLLER_ID
+from txnstore.errors import (
+    InvalidProducerEpoch,
+    InvalidProducerIdMapping,
+    InvalidRecord,
+    InvalidTimestamp,
+    InvalidTopic,
+    OutcomeUnknown,
+    OutOfOrderSequence,
+    RecordTooLarge,
+    StoreClosed,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+    UnsupportedCompression,
+)
+from txnstore.log.append import Appended
+from txnstore.model import NO_PRODUCER
+
+#: The log remembers five batches of a producer in each partition (KIP-98): so many may be repeated.
+BATCHES_PER_PARTITION_MAX: Final = 5
+#: What one request writes at most, so that nobody waits long for the heads of its partitions.
+REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
+#: What a full queue says while nothing of it can be sent.
+HELD_TEXT: Final = (
+    "Local: Queue full: the records of a transaction with an enlisted SQLite connection go with its commit, for the"
+    " connection keeps all others from writing; make the transaction smaller, or queue.buffering.max.messages larger"
+)
+
+#: How long an abort waits for databases that have records of the transaction in hand; then it goes ahead of them.
+SETTLE_SECONDS: Final = 2.0
+
+#: The records are at fault: those that are fail, the others go on.
+RECORD_ERRORS: Final = (
+    InvalidRecord,
+    InvalidTimestamp,
+    InvalidTopic,
+    RecordTooLarge,
+    UnknownTopicOrPartition,
+    UnsupportedCompression,
+)
+#: The log does not take this identity any more; without a transaction another one will do.
+IDENTITY_ERRORS: Final = (InvalidProducerEpoch, InvalidProducerIdMapping, OutOfOrderSequence)
+
+
+class DeliveryListener(Protocol):
+    """Who hears of deliveries: the producer's transaction, if it has one."""
+
+    def writing(self) -> None:
+        """Records are about to be written: from now on the transaction may be open in the store."""
+        ...
+
+    def delivery_failed(self, record_count: int) -> None:
+        """Records will not be delivered."""
+        ...
+
+    def records_refused(self, error: KafkaError) -> None:
+        """The store does not take a record."""
+        ...
+
+    def transaction_failed(self, error: TxnStoreError) -> None:
+        """The transaction of the records cannot go on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSettings:
+    """The configuration of the sender."""
+
+    linger_seconds: float
+    message_timeout_seconds: float
+    """0: for ever."""
+
+    retries_unknown: bool
+    """Whether records are sent again whose fate is not known."""
+
+
+class Sender:
+    """Takes batches from the queue and brings them into the log, each in its turn."""
+
+    def __init__(
+        self,
+        thread: SenderThread,
+        accumulator: Accumulator,
+        reports: DeliveryReports,
+        session: ProducerSession,
+        topics: UnassignedTopics,
+        *,
+        settings: SenderSettings,
+    ) -> None:
+        """Send on `thread`, whose timed work this becomes."""
+        self.thread = thread
+        self.session = session
+        self.listener: DeliveryListener | None = None
+        self._changed = accumulator.changed
+        self._accumulator = accumulator
+        self._reports = reports
+        self._topics = topics
+        self._settings = settings
+        self._lanes = Lanes(thread)
+        self._look_up = LookUp(thread)
+        self._flushing = 0
+        #: The database whose records are held back, for the last of them go with the commit.
+        self._held: int | None = None
+        #: How much waits for the commit of an enlisted connection; None: nothing waits for it.
+        self._kept_bytes: float | None = None
+        self._help = WriterHelp(session.connection.cluster, thread.new_helper)
+        thread.timed_work += [self, self._help]
+
+    # --- for every thread -------------------------------------------------------------------------------------------
+
+    def begin_flush(self) -> None:
+        """Send without lingering until `end_flush`."""
+        with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+
+    def end_flush(self) -> None:
+        """Linger again."""
+        with self._changed:
+            self._flushing -= 1
+
+    def keep(self, size_bytes_max: float) -> None:
+        """Send nothing by itself until there is more than this; infinite: nothing at all, whoever asks."""
+        with self._changed:
+            self._kept_bytes = size_bytes_max
+            if self.keeps_everything:
+                self._accumulator.full_text = HELD_TEXT
+
+    def keep_no_more(self) -> None:
+        """Send again as usual."""
+        with self._changed:
+            self._kept_bytes = None
+            self._accumulator.full_text = FULL_TEXT
+            self._changed.notify_all()
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether nothing can be sent before the commit."""
+        return self._kept_bytes == math.inf
+
+    @property
+    def _is_kept(self) -> bool:
+        return self._kept_bytes is not None and not self._flushing and self._accumulator.size_bytes <= self._kept_bytes
+
+    @property
+    def unknown_topics(self) -> list[str]:
+        """The topics that have to be looked up before their records can leave."""
+        with self._changed:
+            return self._accumulator.unknown_topics
+
+    def purge(self, *, in_queue: bool, in_flight: bool) -> None:
+        """Give up records: those that wait, and those that are being sent as soon as this can be stopped."""
+        with self._changed:
+            queued = self._accumulator.take_all() if in_queue else []
+            if in_flight:
+                for sent in self._lanes.all_in_flight:
+                    sent.is_given_up = True
+            self._changed.notify_all()
+        for batch in queued:
+            self._fail_batch(batch, KafkaError(KafkaError._PURGE_QUEUE))
+
+    def wait_until_dropped(self, timeout_seconds: float) -> None:
+        """Wait until what was being sent at a purge is reported."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lanes.is_giving_up, timeout_seconds)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the producer's statistics say of queue and identity."""
+        session = self.session
+        with self._changed:
+            return {
+                "msg_cnt": self._accumulator.record_count,
+                "msg_size": self._accumulator.size_bytes,
+                "msg_max": self._accumulator.records_max,
+                "msg_size_max": self._accumulator.size_bytes_max,
+                "eos": {
+                    "idemp_state": "Assigned" if session.identity != NO_PRODUCER else "Init",
+                    "producer_id": session.identity.producer_id,
+                    "producer_epoch": session.identity.epoch,
+                },
+            }
+
+    # --- sending; on the thread only --------------------------------------------------------------------------------
+
+    def due_seconds(self, now_seconds: float) -> float | None:
+        """Return when there is something to send; None if there is nothing."""
+        if not self._is_alone():
+            return self._lanes_due_seconds(now_seconds)
+        not_before_seconds = self.thread.not_before_seconds
+        in_flight = self._lanes.alone.in_flight
+        if self.keeps_everything and not (in_flight and in_flight[0].is_given_up):
+            return None
+        if in_flight:
+            return now_seconds if in_flight[0].is_given_up else not_before_seconds
+        oldest_seconds = self._accumulator.oldest_seconds
+        if oldest_seconds is None or self._is_kept:
+            return None
+        if self._flushing or self._accumulator.has_full_batch:
+            return not_before_seconds
+        return max(oldest_seconds + self._settings.linger_seconds, not_before_seconds)
+
+    def run(self) -> None:
+        """Try once to send what comes next; what cannot be sent now stays in flight."""
+        if not self._is_alone():
+            self._run_lanes()
+            return
+        self._expire()
+        lane = self._lanes.alone
+        if not lane.in_flight:
+            self._look_up_topics()
+            if not self._is_alone():
+                # The look-up was what opened the databases.
+                self._run_lanes()
+                return
+            with self._changed:
+                batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX)
+                if not batches:
+                    return
+                lane.in_flight.append(InFlight(lane, batches))
+        in_flight = lane.in_flight[0]
+        try:
+            request = self._prepared(in_flight)
+            if self.listener is not None:
+                self.listener.writing()
+            appended = self.session.write(request)
+        except TxnStoreError as error:
+            self._handle(in_flight, error)
+        else:
+            self.report(request, appended)
+            self._done(in_flight)
+
+    def send_everything(self) -> None:
+        """Send until nothing waits any more.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        with self._flush():
+            while self.has_something:
+                self.run()
+                if self.has_something:
+                    self._pause()
+
+    def take_everything(self) -> list[ProduceRequest]:
+        """Take all that waits, unsent, also what was tried before and may be in the log: it goes with the commit.
+
+        What is too much to wait is sent first.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        lane = self._lanes.alone
+        while self._kept_bytes is not None and self._accumulator.size_bytes > self._kept_bytes and self.has_something:
+            self.run()
+            self._pause()
+        while True:
+            self._look_up_topics()
+            with self._changed:
+                while batches := self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX):
+                    lane.in_flight.append(InFlight(lane, batches))
+                taken = list(lane.in_flight)
+                is_complete = self._accumulator.is_empty
+            if is_complete and all(self._can_be_prepared(in_flight) for in_flight in taken):
+                with self._changed:
+                    lane.in_flight.clear()
+                    self._changed.notify_all()
+                return [in_flight.request for in_flight in taken if in_flight.request is not None]
+            self._pause()
+
+    def _can_be_prepared(self, in_flight: InFlight) -> bool:
+        try:
+            self._prepared(in_flight)
+        except TxnStoreError as error:
+            self._handle(in_flight, error)
+            return False
+        return True
+
+    def last_request(self) -> ProduceRequest | None:
+        """Send until one request is left, and return it unsent: it goes with the commit.
+
+        With several databases it is one to the coordinator's.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        with self._flush():
+            try:
+                return self._last_request()
+            finally:
+                self._held = None
+
+    def _last_request(self) -> ProduceRequest | None:
+        while True:
+            while self._has_more_than_held:
+                if self._is_alone() and self._lanes.is_empty:
+                    # Looked up and not sent: what has waited for its topic goes with the commit as well.
+                    self._expire()
+                    self._look_up_topics()
+                else:
+                    self.run()
+                if self._has_more_than_held:
+                    self._pause()
+            is_alone = self._held is None
+            with self._changed:
+                lane = self._lanes.alone if self._held is None else self._lanes.of(self._held)
+                batches = self._accumulator.take_batches(
+                    BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, None if is_alone else self._is_not_held
+                )
+                is_last = self._accumulator.is_empty
+            if not batches:
+                if is_last:
+                    return None
+                continue
+            in_flight = InFlight(lane, batches)
+            if is_last:
+                try:
+                    return self._prepared(in_flight)
+                except TxnStoreError as error:
+                    with self._changed:
+                        lane.in_flight.append(in_flight)
+                    self._handle(in_flight, error)
+                    self._pause()
+                    continue
+            with self._changed:
+                lane.in_flight.append(in_flight)
+
+    @property
+    def _has_more_than_held(self) -> bool:
+        """Whether something waits, or is in flight, beside what goes with the commit."""
+        self._held = None if self._is_alone() else self.session.coordinator_database_id
+        if not self._lanes.is_empty or self._accumulator.unknown_topics or self._look_up.is_running:
+            return True
+        if self._held is None:
+            return False
+        with self._changed:
+            return self._accumulator.waiting(self._is_held)[0] is not None
+
+    def _pause(self) -> None:
+        if self._is_alone():
+            self.thread.pause(lambda: self._lanes.is_giving_up)
+        else:
+            self.thread.wait_for_due(self._next_step_seconds)
+
+    def _next_step_seconds(self, now_seconds: float) -> float | None:
+        """Return when there is something to do for who waits until all is sent; infinity: when an answer comes."""
+        due_seconds = self.due_seconds(now_seconds)
+        if due_seconds is None and (self._look_up.is_running or any(lane.is_writing for lane in self._lanes)):
+            return math.inf
+        return due_seconds
+
+    @contextmanager
+    def _flush(self) -> Iterator[None]:
+        self.begin_flush()
+        try:
+            yield
+        finally:
+            self.end_flush()
+
+    def _look_up_topics(self) -> None:
+        for failed, error in self._topics.look_up(self.thread.retry_later):
+            self._fail_batch(failed, error)
+
+    def send_again(self, request: ProduceRequest) -> None:
+        """Put back a request that did not go with its commit: its records are at fault."""
+        self.session.take_back(request)
+        with self._changed:
+            lane = self._lanes.alone
+            if not self._is_alone():
+                batch = request.batches[0]
+                lane = self._lanes.of(self._home_of(batch.topic, batch.partition))
+            lane.in_flight.append(InFlight(lane, request.batches))
+
+    # --- with several databases: a lane each ------------------------------------------------------------------------
+
+    def _is_alone(self) -> bool:
+        return self.session.connection.is_alone
+
+    def _home_of(self, topic: str, number: int) -> int:
+        """Return the database of a partition; of one that is not known yet, the controller, until it is looked up."""
+        known = self._topics.directory.cached(topic)
+        return known.leaders[number] if known is not None and 0 <= number < len(known.leaders) else CONTROLLER_ID
+
+    def _is_held(self, topic: str, number: int) -> bool:
+        return self._home_of(topic, number) == self._held
+
+    def _is_not_held(self, topic: str, number: int) -> bool:
+        return self._home_of(topic, number) != self._held
+
+    def _blocked(self) -> set[int]:
+        """Return the databases for which nothing is taken from the queue now."""
+        blocked = self._lanes.busy
+        if self._held is not None:
+            blocked.add(self._held)
+        return blocked
+
+    def _lanes_due_seconds(self, now_seconds: float) -> float | None:
+        if self._look_up.has_answer or any(lane.has_answer for lane in self._lanes):
+            return now_seconds
+        due = [self._lane_due_seconds(lane, now_seconds) for lane in self._lanes if lane.in_flight]
+        due.append(self._look_up_due_seconds())
+        due.append(self._queue_due_seconds(now_seconds))
+        if self._settings.message_timeout_seconds > 0:
+            # What waits behind a database that is away has its time too.
+            oldest_seconds = self._accumulator.oldest_seconds
+            if oldest_seconds is not None:
+                due.append(oldest_seconds + self._settings.message_timeout_seconds)
+        return min((at_seconds for at_seconds in due if at_seconds is not None), default=None)
+
+    def _lane_due_seconds(self, lane: Lane, now_seconds: float) -> float | None:
+        if lane.is_writing:
+            return None
+        if lane is self._lanes.alone or any(sent.is_given_up for sent in lane.in_flight):
+            return now_seconds
+        return lane.pace.not_before_seconds
+
+    def _look_up_due_seconds(self) -> float | None:
+        oldest_seconds = self._accumulator.oldest_unknown_seconds
+        if oldest_seconds is None or self._look_up.is_running:
+            return None
+        linger_seconds = 0.0 if self._flushing else self._settings.linger_seconds
+        return max(oldest_seconds + linger_seconds, self._look_up.pace.not_before_seconds)
+
+    def _queue_due_seconds(self, now_seconds: float) -> float | None:
+        """Return when records are to be taken from the queue of a database whose lane is free."""
+        blocked = self._blocked()
+        oldest_seconds, has_full_batch = self._accumulator.waiting(
+            lambda topic, number: self._home_of(topic, number) in blocked
+        )
+        if oldest_seconds is None:
+            return None
+        is_due = self._flushing or has_full_batch
+        return now_seconds if is_due else oldest_seconds + self._settings.linger_seconds
+
+    def _run_lanes(self) -> None:
+        """Look at what has come back from the databases, and give each that has nothing to do what comes next."""
+        for lane in list(self._lanes):
+            if lane.has_answer:
+                self._take_answer(lane)
+        self._expire()
+        self._leave_lane_of_one()
+        self._look_up_in_background()
+        self._distribute()
+        ready: list[tuple[InFlight, ProduceRequest]] = []
+        for lane in list(self._lanes):
+            request = self._next_of(lane)
+            if request is not None:
+                ready.append((lane.in_flight[0], request))
+        if not ready:
+            return
+        if self.listener is not None:
+            self.listener.writing()
+        self.session.expect({number for _, request in ready for number in request.partition_ids})
+        for in_flight, request in ready:
+            with self._changed:
+                in_flight.lane.write(in_flight, partial(self.session.write, request), self._changed)
+
+    def _take_answer(self, lane: Lane) -> None:
+        with self._changed:
+            in_flight, answer = lane.take_answer()
+            if in_flight not in lane.in_flight:
+                # Its transaction was aborted meanwhile, which has been reported.
+                return
+        assert in_flight.request is not None
+        try:
+            appended = answer.result()
+        except TxnStoreError as error:
+            self._handle(in_flight, error)
+        except BaseException:
+            lane.pace.back_off()
+            raise
+        else:
+            lane.pace.succeeded()
+            self.report(in_flight.request, appended)
+            self._done(in_flight)
+
+    def _leave_lane_of_one(self) -> None:
+        """Let what was in flight while there was one database go on in the lane of its home."""
+        with self._changed:
+            alone = self._lanes.alone.in_flight
+            while alone:
+                in_flight = alone.popleft()
+                batch = in_flight.batches[0]
+                in_flight.lane = self._lanes.of(self._home_of(batch.topic, batch.partition))
+                in_flight.lane.in_flight.append(in_flight)
+
+    def _look_up_in_background(self) -> None:
+        for failed, error in self._look_up.take_answer():
+            self._fail_batch(failed, error)
+        with self._changed:
+            due_seconds = self._look_up_due_seconds()
+        if due_seconds is not None and due_seconds <= time.monotonic():
+            self._look_up.start(self._topics)
+
+    def _distribute(self) -> None:
+        """Take what is due from the queue, for each database whose lane is free."""
+        with self._changed:
+            due_seconds = self._queue_due_seconds(time.monotonic())
+            if due_seconds is None or due_seconds > time.monotonic():
+                return
+            blocked = self._blocked()
+            batches = self._accumulator.take_batches(
+                BATCHES_PER_PARTITION_MAX,
+                REQUEST_BYTES_MAX,
+                lambda topic, number: self._home_of(topic, number) in blocked,
+            )
+            self._enter(batches)
+
+    def _enter(self, batches: Sequence[Batch], *, has_fresh_topics: bool = False) -> None:
+        """Put batches into the lanes of their leaders."""
+        by_leader: dict[int, list[Batch]] = {}
+        for batch in batches:
+            by_leader.setdefault(self._home_of(batch.topic, batch.partition), []).append(batch)
+        for home, own in by_leader.items():
+            lane = self._lanes.of(home)
+            lane.in_flight.append(InFlight(lane, own, has_fresh_topics=has_fresh_topics))
+
+    def _next_of(self, lane: Lane) -> ProduceRequest | None:
+        """Return the request that the lane is to write now, if there is one."""
+        if lane.is_writing or not lane.in_flight or lane.pace.not_before_seconds > time.monotonic():
+            return None
+        in_flight = lane.in_flight[0]
+        try:
+            if in_flight.request is None and self._is_misplaced(in_flight):
+                with self._changed:
+                    lane.in_flight.popleft()
+                    self._enter(in_flight.batches, has_fresh_topics=in_flight.has_fresh_topics)
+                return None
+            return self._prepared(in_flight)
+        except TxnStoreError as error:
+            self._handle(in_flight, error)
+            return None
+
+    def _is_misplaced(self, in_flight: InFlight) -> bool:
+        """Return whether some of the batches live elsewhere after all: a topic was made anew."""
+        for name in {batch.topic for batch in in_flight.batches}:
+            self._topics.directory.ensure(name)
+        return any(self._home_of(batch.topic, batch.partition) != in_flight.lane.home for batch in in_flight.batches)
+
+    # --- the state of things ----------------------------------------------------------------------------------------
+
+    @property
+    def has_something(self) -> bool:
+        """Whether anything waits to be sent or is being sent."""
+        return not self._lanes.is_empty or not self._accumulator.is_empty or self._look_up.is_running
+
+    def report(self, request: ProduceRequest, appended: Sequence[Appended]) -> None:
+        """Report the records of a request as delivered.
+
+        After a lost answer some of them may have been deleted since: where those were is not known any more.
+        """
+        self.thread.succeeded()
+        self._help.wrote(request.partition_ids)
+        if len(appended) != len(request.batches):
+            for batch in request.batches:
+                self._reports.add(DeliveryReport(batch.topic, batch.partition, batch.records, base_offset=NOWHERE))
+            return
+        for batch, place in zip(request.batches, appended, strict=True):
+            self._reports.add(
+                DeliveryReport(
+                    batch.topic,
+                    batch.partition,
+                    batch.records,
+                    base_offset=place.base_offset,
+                    log_append_time_ms=place.log_append_time_ms,
+                )
+            )
+
+    def fail_request(self, request: ProduceRequest, error: KafkaError) -> None:
+        """Report the records of a request as not delivered."""
+        for batch in request.batches:
+            self._fail_batch(batch, error)
+
+    def drop_in_flight(self, error: KafkaError) -> None:
+        """Report what is in flight as not delivered; the transaction that it belongs to is aborted."""
+        with self._changed:
+            everything = self._lanes.all_in_flight
+        for in_flight in everything:
+            # What is being written this moment may still reach the log; the abort that follows covers it.
+            in_flight.is_uncertain |= in_flight.lane.is_being_written(in_flight)
+            self._fail(in_flight, error)
+
+    def give_up_in_flight(self, error: KafkaError) -> None:
+        """Report as not delivered what is in flight, but for what a database has just now; see `settle`."""
+        with self._changed:
+            everything = self._lanes.all_in_flight
+        for in_flight in everything:
+            if in_flight.lane.is_being_written(in_flight):
+                in_flight.is_given_up = True
+            else:
+                self._fail(in_flight, error)
+
+    def settle(self) -> None:
+        """Wait, but not for long, until no database has anything in hand: whoever has an answer is to hear of it.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while any(lane.is_writing for lane in self._lanes) and time.monotonic() < deadline:
+            self.thread.wait_for_due(
+                lambda now_seconds: now_seconds if any(lane.has_answer for lane in self._lanes) else deadline
+            )
+            for lane in list(self._lanes):
+                if lane.has_answer:
+                    self._take_answer(lane)
+
+    def _prepared(self, in_flight: InFlight) -> ProduceRequest:
+        if in_flight.request is None:
+            self.session.obtain_identity()
+            in_flight.request = self.session.prepare(
+                [(batch, self._topics.directory.ensure(batch.topic)) for batch in in_flight.batches]
+            )
+        return in_flight.request
+
+    def _handle(self, in_flight: InFlight, error: TxnStoreError) -> None:
+        """Decide what becomes of a request that was not written."""
+        if isinstance(error, StoreClosed):
+            self._fail(in_flight, KafkaError(KafkaError._PURGE_INFLIGHT))
+        elif error.retriable or (error.outcome_unknown and self._settings.retries_unknown):
+            # What came before the write, a new identity for example, leaves no record in the log.
+            in_flight.is_uncertain |= error.outcome_unknown and in_flight.request is not None
+            in_flight.lane.pace.retry_later(error)
+        elif isinstance(error, RECORD_ERRORS) and not in_flight.is_uncertain:
+            self._isolate(in_flight, error)
+        elif self.listener is not None:
+            self._fail(in_flight, kafka_error_of(error))
+            self.listener.transaction_failed(error)
+        elif isinstance(error, IDENTITY_ERRORS) and not (in_flight.is_uncertain or in_flight.has_fresh_identity):
+            # The log has forgotten the producer, or has an epoch of it that we do not know.
+            if in_flight.request is None or in_flight.request.producer == self.session.identity:
+                self.session.forget_identity()
+            in_flight.request = None
+            in_flight.has_fresh_identity = True
+        else:
+            self._fail(in_flight, kafka_error_of(error))
+
+    def _isolate(self, in_flight: InFlight, error: TxnStoreError) -> None:
+        """Let the records fail that are at fault: halves are sent by themselves until one record is left."""
+        if in_flight.request is not None:
+            self.session.take_back(in_flight.request)
+            in_flight.request = None
+        if isinstance(error, UnknownTopicOrPartition) and not in_flight.has_fresh_topics:
+            for batch in in_flight.batches:
+                self._topics.directory.forget(batch.topic)
+            in_flight.has_fresh_topics = True
+            return
+        if len(in_flight.batches) > 1:
+            parts: list[Sequence[Batch]] = [[batch] for batch in in_flight.batches]
+        elif len(in_flight.batches[0].records) > 1:
+            parts = [[half] for half in _halves(in_flight.batches[0])]
+        else:
+            kafka_error = kafka_error_of(error)
+            self._fail(in_flight, kafka_error)
+            if self.listener is not None:
+                (batch,) = in_flight.batches
+                where = f"a record for {batch.topic} [{batch.partition}] was refused"
+                self.listener.records_refused(KafkaError(kafka_error.code(), f"{where}: {kafka_error.str()}"))
+            return
+        with self._changed:
+            lane = in_flight.lane
+            lane.in_flight.popleft()
+            lane.in_flight.extendleft(
+                InFlight(lane, part, has_fresh_topics=in_flight.has_fresh_topics, is_given_up=in_flight.is_given_up)
+                for part in reversed(parts)
+            )
+
+    def _done(self, in_flight: InFlight) -> None:
+        with self._changed:
+            self._lanes.take_out(in_flight)
+            self._changed.notify_all()
+
+    def _fail(self, in_flight: InFlight, error: KafkaError) -> None:
+        """Report a request as not delivered, and see to it that nothing follows where the log may have it."""
+        for batch in in_flight.batches:
+            self._fail_batch(batch, error)
+        self._done(in_flight)
+        if not in_flight.is_uncertain:
+            if in_flight.request is not None:
+                self.session.take_back(in_flight.request)
+        elif self.listener is None:
+            self.session.forget_identity()
+        else:
+            self.listener.transaction_failed(
+                OutcomeUnknown("records may or may not be in the log, and their time is up; abort the transaction")
+            )
+
+    def _fail_batch(self, batch: Batch, error: KafkaError) -> None:
+        if self.listener is not None:
+            self.listener.delivery_failed(len(batch.records))
+        self._reports.add(DeliveryReport(batch.topic, batch.partition, batch.records, error))
+
+    def _expire(self) -> None:
+        """Give up what has waited for longer than message.timeout.ms, or what a purge names."""
+        with self._changed:
+            given_up = [sent for sent in self._lanes.all_in_flight if sent.is_given_up]
+        for in_flight in given_up:
+            if not in_flight.lane.is_being_written(in_flight):
+                self._fail(in_flight, KafkaError(KafkaError._PURGE_INFLIGHT))
+        if self._settings.message_timeout_seconds <= 0:
+            return
+        before_seconds = time.monotonic() - self._settings.message_timeout_seconds
+        error = KafkaError(KafkaError._MSG_TIMED_OUT)
+        for lane in list(self._lanes):
+            while lane.in_flight and not lane.is_writing and _queued_seconds(lane.in_flight[0]) <= before_seconds:
+                self._fail(lane.in_flight[0], error)
+        with self._changed:
+            expired = self._accumulator.take_expired(before_seconds)
+        for batch in expired:
+            self._fail_batch(batch, error)
+
+
+def _queued_seconds(in_flight: InFlight) -> float:
+    return in_flight.batches[0].records[0][QUEUED_SECONDS]
+
+
+def _halves(batch: Batch) -> tuple[Batch, Batch]:
+    middle = len(batch.records) // 2
+    return (
+        Batch(batch.topic, batch.partition, batch.records[:middle]),
+        Batch(batch.topic, batch.partition, batch.records[middle:]),
+    )

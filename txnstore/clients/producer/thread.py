@@ -1,0 +1,314 @@
+"""This file is the one thread of a producer that talks to the database: calls put work on it, and some work is timed.
+
+One thing happens at a time and in order.  Between two tries of the database, work that has to wait pauses here, so
+that closing the producer ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, Protocol, TypeVar
+
+from txnstore.clients.model.error_mapping import kafka_error_of
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.worker import Worker
+from txnstore.errors import TxnStoreError
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
+
+#: From here on pauses grow no longer, whatever their bound.
+_DOUBLINGS_MAX: Final = 16
+
+
+class SenderStopped(Exception):
+    """The producer was closed before the call was done."""
+
+
+class TimedWork(Protocol):
+    """Work that becomes due by itself."""
+
+    def due_seconds(self, now_seconds: float) -> float | None:
+        """Return when to run, by the monotonic clock, or None; called under the lock."""
+        ...
+
+    def run(self) -> None:
+        """Do it; called without the lock."""
+        ...
+
+
+class DelayedJob:
+    """A job that runs after a while, unless it is forgotten before."""
+
+    def __init__(self, changed: threading.Condition, delay_seconds: float) -> None:
+        """Wait for `delay_seconds` from the first `set` on."""
+        self._changed = changed
+        self._delay_seconds = delay_seconds
+        self._job: Callable[[], None] | None = None
+        self._at_seconds = 0.0
+
+    def set(self, job: Callable[[], None]) -> None:
+        """Run `job`; one that waits already is replaced and keeps its time."""
+        with self._changed:
+            if self._job is None:
+                self._at_seconds = time.monotonic() + self._delay_seconds
+            self._job = job
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Do not run it."""
+        with self._changed:
+            self._job = None
+
+    def due_seconds(self, now_seconds: float) -> float | None:
+        """Return when the job runs."""
+        return None if self._job is None else self._at_seconds
+
+    def run(self) -> None:
+        """Run the job."""
+        with self._changed:
+            job, self._job = self._job, None
+        if job is not None:
+            job()
+
+
+class Backoff:
+    """The pauses between tries: longer each time, until one succeeds."""
+
+    def __init__(
+        self, *, backoff_seconds: float, backoff_max_seconds: float, report_trouble: Callable[[KafkaError], None]
+    ) -> None:
+        """Begin with short pauses."""
+        self.not_before_seconds = 0.0
+        """When the next try is wanted."""
+
+        self._backoff_seconds = backoff_seconds
+        self._backoff_max_seconds = backoff_max_seconds
+        self._report_trouble = report_trouble
+        self._tries = 0
+        self._random = random.Random()
+
+    def retry_later(self, error: TxnStoreError) -> None:
+        """Let a pause follow, longer each time, and tell the application that there is trouble."""
+        self.back_off()
+        self._report_trouble(kafka_error_of(error))
+
+    def succeeded(self) -> None:
+        """Begin with short pauses again."""
+        self._tries = 0
+        self.not_before_seconds = 0.0
+
+    def back_off(self) -> None:
+        """Let a pause follow."""
+        longest_seconds = min(self._backoff_seconds * 2**self._tries, self._backoff_max_seconds)
+        self._tries = min(self._tries + 1, _DOUBLINGS_MAX)
+        # Half of it is random, so that clients that met once do not meet again.
+        self.not_before_seconds = time.monotonic() + longest_seconds * self._random.uniform(0.5, 1)
+
+
+class SenderThread(Backoff):
+    """The thread, its queue of jobs, and the pauses between tries; `changed` is the producer's one lock."""
+
+    def __init__(
+        self,
+        name: str,
+        changed: threading.Condition,
+        *,
+        backoff_seconds: float,
+        backoff_max_seconds: float,
+        report_trouble: Callable[[KafkaError], None],
+    ) -> None:
+        """Make the thread ready; it starts with the first thing to do, and keeps no program from its end."""
+        super().__init__(
+            backoff_seconds=backoff_seconds, backoff_max_seconds=backoff_max_seconds, report_trouble=report_trouble
+        )
+        self.changed = changed
+        self.timed_work: list[TimedWork] = []
+        """What becomes due by itself; the first that is due goes first."""
+
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._is_stopping = False
+        self._helpers: list[Worker] = []
+
+    # --- for every thread -------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job waits; one may be running."""
+        return not self._jobs
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has never been started."""
+        return self._thread is None
+
+    def start(self) -> None:
+        """Start if it does not run."""
+        if self._thread is None:
+            with self.changed:
+                if self._thread is None and not self._is_stopping:
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._thread.start()
+
+    def submit(self, job: Callable[[], Result]) -> Future[Result]:
+        """Run `job` after what is done now.
+
+        Raises:
+            SenderStopped: the producer has been closed.
+        """
+        future: Future[Result] = Future()
+        with self.changed:
+            if self._is_stopping:
+                raise SenderStopped
+            self._jobs.append((future, job))
+            self.changed.notify_all()
+        self.start()
+        return future
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End after the try that is being made; returns whether it has ended."""
+        with self.changed:
+            self._is_stopping = True
+            self.changed.notify_all()
+            thread = self._thread
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            if thread is None or thread is threading.current_thread():
+                return thread is None
+            thread.join(max(0.0, timeout_seconds))
+        finally:
+            for helper in self._helpers:
+                helper.close(deadline - time.monotonic())
+        return not thread.is_alive()
+
+    def report_fatal(self, error: KafkaError) -> None:
+        """Tell the application that the producer is finished."""
+        self._report_trouble(error)
+
+    # --- for work on the thread -------------------------------------------------------------------------------------
+
+    def until_answered(self, request: Callable[[], Result], deadline_seconds: float | None = None) -> Result:
+        """Repeat `request` while the database is away or has not said what became of it.
+
+        Raises:
+            SenderStopped: the producer was closed.
+            TxnStoreError: the database refuses, or the deadline, by the monotonic clock, has passed.
+        """
+        while True:
+            try:
+                answer = request()
+            except TxnStoreError as error:
+                is_late = deadline_seconds is not None and time.monotonic() >= deadline_seconds
+                if is_late or not (error.retriable or error.outcome_unknown):
+                    raise
+                self.retry_later(error)
+            else:
+                self.succeeded()
+                return answer
+            self.pause()
+
+    def pause(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the next try, as the last one wants it, or until there is no use in waiting.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        with self.changed:
+            while not self._is_stopping:
+                left_seconds = self.not_before_seconds - time.monotonic()
+                if left_seconds <= 0 or until():
+                    return
+                self.changed.wait(left_seconds)
+        raise SenderStopped
+
+    def wait_for_due(self, due_seconds: Callable[[float], float | None]) -> None:
+        """Wait until something is due, by the monotonic clock; returns at once if nothing ever will be.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        with self.changed:
+            while not self._is_stopping:
+                now_seconds = time.monotonic()
+                at_seconds = due_seconds(now_seconds)
+                if at_seconds is None or at_seconds <= now_seconds:
+                    return
+                self.changed.wait(min(at_seconds - now_seconds, threading.TIMEOUT_MAX))
+        raise SenderStopped
+
+    def new_pace(self) -> Backoff:
+        """Return pauses of the same lengths for what is tried beside the thread's own work."""
+        return Backoff(
+            backoff_seconds=self._backoff_seconds,
+            backoff_max_seconds=self._backoff_max_seconds,
+            report_trouble=self._report_trouble,
+        )
+
+    def new_helper(self, name: str) -> Worker:
+        """Return a thread for one thing that must not keep this one waiting; it ends with it."""
+        helper = Worker(f"{self._name}-{name}")
+        self._helpers.append(helper)
+        return helper
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            work = self._next_work()
+            if work is None:
+                break
+            try:
+                work()
+            except SenderStopped:
+                break
+            except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
+                _log.exception("%s failed; it goes on", self._name)
+                self.back_off()
+            del work
+        self._refuse_jobs()
+
+    def _next_work(self) -> Callable[[], object] | None:
+        with self.changed:
+            while not self._is_stopping:
+                if self._jobs:
+                    return self._run_job
+                now_seconds = time.monotonic()
+                next_seconds: float | None = None
+                for timed in self.timed_work:
+                    due_seconds = timed.due_seconds(now_seconds)
+                    if due_seconds is None:
+                        continue
+                    if due_seconds <= now_seconds:
+                        return timed.run
+                    next_seconds = due_seconds if next_seconds is None else min(next_seconds, due_seconds)
+                self.changed.wait(None if next_seconds is None else next_seconds - now_seconds)
+        return None
+
+    def _run_job(self) -> None:
+        with self.changed:
+            future, job = self._jobs.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = job()
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _refuse_jobs(self) -> None:
+        with self.changed:
+            jobs = list(self._jobs)
+            self._jobs.clear()
+        for future, _ in jobs:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(SenderStopped())

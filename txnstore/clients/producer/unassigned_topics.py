@@ -1,0 +1,116 @@
+"""This file is the records of topics that their producer does not know yet: looked up, and given their partitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+from txnstore.clients.model.error_mapping import kafka_error_of
+from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.producer.partition_choice import PartitionChoice
+from txnstore.clients.producer.queue import KEY, PARTITION, PARTITION_UNASSIGNED, Accumulator, Batch, QueuedRecord
+from txnstore.clients.producer.thread import SenderThread
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.worker import Worker
+from txnstore.errors import TxnStoreError
+
+#: Records that will not be delivered, and why.
+Refused = tuple[Batch, KafkaError]
+
+
+class UnassignedTopics:
+    """Looks topics up, which creates them if that is allowed; for one thread at a time."""
+
+    def __init__(self, accumulator: Accumulator, directory: TopicDirectory, choice: PartitionChoice) -> None:
+        """Move records within `accumulator` from their topic to their partition."""
+        self.directory = directory
+        self._accumulator = accumulator
+        self._choice = choice
+
+    def look_up(self, retry_later: Callable[[TxnStoreError], None]) -> Iterator[Refused]:
+        """Look up every topic that records wait for; yield those that will not be delivered, with the reason.
+
+        What cannot be looked up now is told to `retry_later`.
+        """
+        with self._accumulator.changed:
+            names = self._accumulator.unknown_topics
+        for name in names:
+            try:
+                topic = self.directory.ensure(name)
+            except TxnStoreError as error:
+                if error.retriable:
+                    retry_later(error)
+                    continue
+                yield from self._refuse_all(name, kafka_error_of(error))
+            else:
+                yield from self._assign(name, len(topic.partition_ids))
+
+    def _refuse_all(self, name: str, error: KafkaError) -> Iterator[Refused]:
+        with self._accumulator.changed:
+            queue = self._accumulator.take_unassigned(name)
+        if queue is not None:
+            yield Batch(name, queue.partition, list(queue.records)), error
+
+    def _assign(self, name: str, partition_count: int) -> Iterator[Refused]:
+        refused: list[QueuedRecord] = []
+        now_seconds = time.monotonic()
+        with self._accumulator.changed:
+            queue = self._accumulator.take_unassigned(name)
+            for record in queue.records if queue is not None else ():
+                partition = record[PARTITION]
+                if partition == PARTITION_UNASSIGNED:
+                    partition = self._choice.choose(name, record[KEY], partition_count, now_seconds)
+                if 0 <= partition < partition_count:
+                    self._accumulator.put_assigned(name, partition, record)
+                else:
+                    refused.append(record)
+        for record in refused:
+            yield Batch(name, record[PARTITION], [record]), KafkaError(KafkaError._UNKNOWN_PARTITION)
+
+
+class LookUp:
+    """A look-up in the background, so that a controller that is away holds up nothing but what it is asked."""
+
+    def __init__(self, thread: SenderThread) -> None:
+        """Look up for the sender on `thread`, which is woken by the answer."""
+        self.pace = thread.new_pace()
+        self._thread = thread
+        self._helper: Worker | None = None
+        self._answer: Future[list[Refused]] | None = None
+        self._trouble: list[TxnStoreError] = []
+
+    @property
+    def is_running(self) -> bool:
+        """Whether one is under way, or its answer is not taken yet."""
+        return self._answer is not None
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether one has come to its end."""
+        return self._answer is not None and self._answer.done()
+
+    def start(self, topics: UnassignedTopics) -> None:
+        """Begin to look up whatever records wait for."""
+
+        def notify(_: object) -> None:
+            with self._thread.changed:
+                self._thread.changed.notify_all()
+
+        if self._helper is None:
+            self._helper = self._thread.new_helper("topics")
+        self._trouble = []
+        self._answer = self._helper.submit(lambda: list(topics.look_up(self._trouble.append)))
+        self._answer.add_done_callback(notify)
+
+    def take_answer(self) -> list[Refused]:
+        """Return what will not be delivered, if an answer has come; a pause follows where one could not be had."""
+        if not self.has_answer:
+            return []
+        assert self._answer is not None
+        answer, self._answer = self._answer, None
+        if self._trouble:
+            self.pace.retry_later(self._trouble[0])
+        else:
+            self.pace.succeeded()
+        return answer.result()

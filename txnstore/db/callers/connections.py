@@ -1,0 +1,277 @@
+"""This file is the kinds of connections that a caller may hand over, and what each must be like to be used.
+
+He keeps it, and with it his database transaction: nothing here begins, commits, rolls back or closes anything, but
+for what his own next statement would have begun.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import psycopg
+from psycopg.pq import PipelineStatus, TransactionStatus
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql.psycopg import AsyncAdapt_psycopg_connection
+from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from txnstore.db.callers.cursors import AdaptedPsycopgCursor, PsycopgCursor, SQLiteCursor
+from txnstore.errors import InvalidRequest, TransactionPoisoned
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+WANTED: Final = (
+    "a Connection or Session of SQLAlchemy, a psycopg.Connection or a sqlite3.Connection (from asynchronous"
+    " SQLAlchemy: within run_sync)"
+)
+#: sqlite3.LEGACY_TRANSACTION_CONTROL, from Python 3.12 on: `isolation_level` says when a database transaction begins.
+_LEGACY_CONTROL: Final = -1
+
+
+class CallersConnection(ABC):
+    """A connection of the caller's, and the database transaction that is open on it or begins with his next word."""
+
+    #: The name of the backend that it belongs to.
+    backend_name: ClassVar[str]
+
+    def __init__(self, given: object, driver: Any, owner: Connection | None, session: Session | None) -> None:
+        """Use `callers_connection` instead."""
+        self.given = given
+        """What the caller handed over."""
+        self.driver = driver
+        """The driver's connection, or what SQLAlchemy makes of an asynchronous one."""
+        self.owner = owner
+        """SQLAlchemy's connection, if there is one."""
+        self.session = session
+        """The ORM session, if one was handed over."""
+
+    @property
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Whether the driver's connection is closed or broken."""
+
+    @property
+    @abstractmethod
+    def is_in_transaction(self) -> bool:
+        """Whether a database transaction is open; asks no server."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its owner has closed it: SQLAlchemy may have given the driver's connection to somebody else."""
+        owner = self.owner
+        if owner is None:
+            return self.is_closed
+        return owner.closed or owner.invalidated or owner.connection.dbapi_connection is not self.driver
+
+    @abstractmethod
+    def check_usable(self) -> None:
+        """Refuse a connection on which a statement would not be part of a database transaction of the caller's.
+
+        Raises:
+            InvalidRequest: it is closed, or would commit each statement by itself, or is busy.
+            TransactionPoisoned: its database transaction has failed and can only be rolled back.
+        """
+
+    @abstractmethod
+    def cursor(self) -> Any:
+        """Return a cursor that none of the caller's settings change."""
+
+    def check_thread(self) -> None:  # noqa: B027 - most connections belong to no thread
+        """Refuse a thread that may not use the connection.
+
+        Raises:
+            InvalidRequest: SQLite: the connection belongs to another one.
+        """
+
+    def _check_owner(self) -> None:
+        if self.owner is None:
+            return
+        transaction = self.owner.get_transaction()
+        if transaction is None:
+            # As the first statement of the caller's own would: his commit() or rollback() ends it.
+            self.owner.begin()
+        elif not transaction.is_active:
+            raise TransactionPoisoned("the database transaction of this connection has ended: roll it back first")
+
+
+class _PsycopgConnection(CallersConnection):
+    backend_name = "postgresql"
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self.driver.closed or self.driver.broken)
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return self.driver.info.transaction_status is not TransactionStatus.IDLE
+
+    def check_usable(self) -> None:
+        if self.is_closed:
+            raise InvalidRequest("this connection to PostgreSQL is closed; hand over an open one")
+        self._check_owner()
+        status = self.driver.info.transaction_status
+        if status == TransactionStatus.INERROR:
+            raise TransactionPoisoned(
+                "a statement of this database transaction has failed, so it can only be rolled back: roll back and"
+                " start over; nothing was changed"
+            )
+        if status == TransactionStatus.IDLE and self.driver.autocommit:
+            raise InvalidRequest(
+                "this connection is in autocommit mode and no database transaction is open: open one (psycopg:"
+                " `with connection.transaction():`; SQLAlchemy: another isolation level than AUTOCOMMIT)"
+            )
+        if status not in (TransactionStatus.IDLE, TransactionStatus.INTRANS):
+            raise InvalidRequest("this connection is in the middle of a statement: finish it first")
+        if _driver_of(self.driver).pgconn.pipeline_status != PipelineStatus.OFF:
+            raise InvalidRequest("this connection is in pipeline mode: leave the pipeline first")
+        if self.driver.info.encoding != "utf-8":
+            raise InvalidRequest(
+                f"this connection's client_encoding is {self.driver.info.encoding}; txnstore's text needs UTF8"
+            )
+
+    def cursor(self) -> PsycopgCursor:
+        return PsycopgCursor(self.driver)
+
+
+class _AdaptedPsycopgConnection(_PsycopgConnection):
+    def cursor(self) -> Any:
+        return AdaptedPsycopgCursor(self.driver)
+
+
+class _SQLiteConnection(CallersConnection):
+    backend_name = "sqlite"
+
+    @property
+    def is_closed(self) -> bool:
+        try:
+            self.driver.total_changes  # noqa: B018 - it refuses on a closed connection, and asks nothing of SQLite
+        except sqlite3.ProgrammingError:
+            return True
+        return False
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return bool(self.driver.in_transaction)
+
+    def check_usable(self) -> None:
+        if self.is_closed:
+            raise InvalidRequest("this SQLite connection is closed; hand over an open one")
+        self.check_thread()
+        self._check_owner()
+        if self.driver.in_transaction:
+            return
+        control = getattr(self.driver, "autocommit", _LEGACY_CONTROL)
+        if control is True or (control == _LEGACY_CONTROL and self.driver.isolation_level is None):
+            raise InvalidRequest(
+                "this SQLite connection commits each statement by itself and no database transaction is open: run"
+                " BEGIN (better: BEGIN IMMEDIATE) first, or leave sqlite3's isolation_level as it is"
+            )
+
+    def cursor(self) -> Any:
+        return SQLiteCursor(self.driver)
+
+    def check_thread(self) -> None:
+        if self.is_closed:
+            return
+        try:
+            sqlite3.Cursor(self.driver).close()
+        except sqlite3.ProgrammingError:
+            raise InvalidRequest(
+                "this SQLite connection belongs to another thread: call from the thread that opened it, or open it"
+                " with check_same_thread=False"
+            ) from None
+
+
+class _AdaptedSQLiteConnection(_SQLiteConnection):
+    """aiosqlite's: the real connection lives on a thread of its own, and only its cursors go there."""
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return bool(self.driver.driver_connection.in_transaction)
+
+    def check_thread(self) -> None:
+        return None
+
+    @property
+    def is_closed(self) -> bool:
+        return self.driver.driver_connection is None
+
+    def check_usable(self) -> None:
+        self._check_owner()
+        real = self.driver.driver_connection
+        if real.row_factory is not None or real.text_factory is not str:
+            raise InvalidRequest("an aiosqlite connection with a row_factory or text_factory of its own cannot be used")
+        if not real.in_transaction and real.isolation_level is None:
+            raise InvalidRequest("this SQLite connection commits each statement by itself: run BEGIN first")
+
+    def cursor(self) -> Any:
+        return self.driver.cursor()
+
+
+def callers_connection(given: object) -> CallersConnection:
+    """Return what the caller has handed over as the kind of connection that it is; nothing is asked of its database.
+
+    Raises:
+        TypeError: it is no connection of a kind that can be used.
+        InvalidRequest: it is closed, or a session that does not know which connection is meant.
+    """
+    session = session_of(given)
+    if session is not None:
+        try:
+            owner = session.connection()
+        except SQLAlchemyError as error:
+            raise InvalidRequest(
+                f"this session has no connection to give ({type(error).__name__}): hand over"
+                " session.connection(...) of the right engine, or roll the session back first"
+            ) from None
+        return _recognized(given, _driver_behind(owner), owner, session)
+    if isinstance(given, Connection):
+        return _recognized(given, _driver_behind(given), given, None)
+    return _recognized(given, given, None, None)
+
+
+def session_of(given: object) -> Session | None:
+    """Return the ORM session that was handed over, or that a scoped_session stands for; None: it is something else."""
+    # The ORM takes a quarter of a second to import; a program that has not done so has no session to give.
+    if "sqlalchemy.orm" not in sys.modules:
+        return None
+    from sqlalchemy.orm import Session, scoped_session
+
+    session = given() if isinstance(given, scoped_session) else given
+    return session if isinstance(session, Session) else None
+
+
+def _driver_behind(owner: Connection) -> Any:
+    if owner.closed:
+        raise InvalidRequest("this connection is closed; hand over an open one")
+    try:
+        return owner.connection.dbapi_connection
+    except SQLAlchemyError as error:
+        raise InvalidRequest(f"this connection is not usable ({type(error).__name__}): roll it back first") from None
+
+
+def _recognized(given: object, driver: Any, owner: Connection | None, session: Session | None) -> CallersConnection:
+    for kind, found in _KINDS:
+        if isinstance(driver, kind):
+            return found(given, driver, owner, session)
+    if driver is None and owner is not None:
+        raise InvalidRequest("this connection has lost its database: hand over another one")
+    shown = type(driver).__module__.partition(".")[0] + "." + type(driver).__name__
+    raise TypeError(f"expected {WANTED}, not {shown}")
+
+
+def _driver_of(connection: Any) -> Any:
+    """Return the connection behind what SQLAlchemy makes of an asynchronous one."""
+    return connection.driver_connection if isinstance(connection, AsyncAdapt_psycopg_connection) else connection
+
+
+_KINDS: Final[tuple[tuple[type, type[CallersConnection]], ...]] = (
+    (psycopg.Connection, _PsycopgConnection),
+    (sqlite3.Connection, _SQLiteConnection),
+    (AsyncAdapt_psycopg_connection, _AdaptedPsycopgConnection),
+    (AsyncAdapt_aiosqlite_connection, _AdaptedSQLiteConnection),
+)

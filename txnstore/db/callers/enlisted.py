@@ -1,0 +1,300 @@
+"""This file is a database transaction that its caller has begun and that txnstore commits.
+
+    taken = EnlistedConnection(store, callers, refuse)
+    taken.take()
+    ...                                        # the caller writes his rows
+    ended = taken.commit(lambda connection: end(connection, ...))
+
+What `commit` is given are the last statements before the COMMIT: either all of it stands, or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, TwoPhaseTransaction, false, text, update
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from txnstore.db.backend import Durability, Stage
+from txnstore.db.callers.connections import CallersConnection
+from txnstore.db.callers.guards import CallerGuards, Refuse
+from txnstore.db.callers.on_caller_connection import joined_connection
+from txnstore.db.schema import stores
+from txnstore.db.store import CONTENTION_PAUSE_SECONDS, Store
+from txnstore.errors import InvalidRequest, StoreBusy, TransactionPoisoned, TxnStoreError
+
+Result = TypeVar("Result")
+
+# The number is given out now, if the caller has written nothing yet: by it his database transaction is known again.
+_NAME_OF_TRANSACTION: Final = text("SELECT CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)")
+# In the same message: nobody waits for a lock for ever, unless the caller has set a bound of his own; and the commit,
+# which is the producer's, is as lasting as all of his.
+_SAME_TRANSACTION: Final = text(
+    "SELECT CAST(pg_catalog.pg_current_xact_id_if_assigned() AS pg_catalog.text),"
+    " CASE WHEN pg_catalog.current_setting('lock_timeout') = '0'"
+    " THEN pg_catalog.set_config('lock_timeout', :lock_timeout_ms, true) END,"
+    " CASE WHEN :is_lasting AND pg_catalog.current_setting('synchronous_commit') = 'off'"
+    " THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
+)
+#: https://www.sqlite.org/pragma.html#pragma_synchronous
+_SYNCHRONOUS_FULL: Final = 2
+# Changes nothing and takes SQLite's write lock.
+_TAKE_WRITE_LOCK: Final = update(stores).values(singleton=1).where(false())
+
+
+class EnlistedConnection:
+    """One connection of the caller's, from `take` until it is committed, rolled back or let go; for his thread only."""
+
+    def __init__(self, store: Store, callers: CallersConnection, refuse: Refuse) -> None:
+        """Commit on `callers`, which is on the database of `store`; `refuse` makes the error of an ending of his."""
+        self.callers = callers
+        self.is_committed = False
+        self.outcome_unknown = False
+        """Whether the COMMIT was sent and nothing is known of it."""
+
+        self.result: Any = None
+        """What the last statements returned, once it is committed."""
+
+        self._store = store
+        self._is_lasting = store.limits.durability is Durability.FULL
+        self._guards = CallerGuards(callers, refuse)
+        self._name = ""
+        # Whoever lets go may be another thread than the one that commits.
+        self._lock = threading.Lock()
+        self._is_committing = self._is_let_go = False
+
+    def take(self) -> None:
+        """Begin the database transaction if it is not open yet, remember it, and refuse the caller's endings.
+
+        Raises:
+            InvalidRequest: the connection cannot be used, or its database transaction cannot be committed by others.
+            StoreBusy: SQLite: another connection writes at the moment, or has since this one began to read.
+            TxnStoreError: the database refuses.
+        """
+        self.callers.check_usable()
+        owner = self.callers.owner
+        if owner is not None and isinstance(owner.get_transaction(), TwoPhaseTransaction):
+            raise InvalidRequest("a two-phase transaction of SQLAlchemy's is committed by its own coordinator")
+        if owner is not None and owner.in_nested_transaction() and self.callers.backend_name == "sqlite":
+            # A savepoint without a BEGIN is a database transaction to SQLite: its release would commit the rows alone.
+            raise InvalidRequest(
+                "a savepoint is open on this SQLite connection (begin_nested(), or a session that joined with one): its"
+                " end would end what is enlisted; enlist before it, or after it"
+            )
+        if self.callers.backend_name == "sqlite" and getattr(self.callers.driver, "autocommit", None) is False:
+            # Its own commit() begins the next database transaction; after one of ours each statement would be its own.
+            raise InvalidRequest(
+                "a sqlite3 connection with autocommit=False (Python 3.12) always has a database transaction open, which"
+                " only its owner can end; leave autocommit as it is, and isolation_level"
+            )
+        with joined_connection(self._store, self.callers) as connection:
+            if self.callers.backend_name == "postgresql":
+                self._name = connection.execute(_NAME_OF_TRANSACTION).scalar_one()
+            else:
+                self._mark_sqlite(connection)
+        self._guards.set()
+
+    def check(self) -> None:
+        """Refuse to go on if the caller's database transaction is not the one that was taken; asks no server.
+
+        Raises:
+            InvalidRequest: it has ended, or the connection is closed or in the hands of another thread.
+            TransactionPoisoned: a statement has failed, so that it can only be rolled back.
+        """
+        if self.callers.is_closed or self.callers.is_given_up:
+            raise InvalidRequest("the enlisted connection was closed by its owner, which rolled it back")
+        if self._guards.was_rolled_back or not self.callers.is_in_transaction:
+            raise self._ended()
+        self.callers.check_usable()
+
+    def commit(self, last: Callable[[Connection], Result], *, timeout_seconds: float) -> Result:
+        """Run `last` and commit; return what it returned.
+
+        Whatever a session of the ORM has to write is written before.  Afterwards the connection is the caller's again.
+
+        Raises:
+            InvalidRequest, TransactionPoisoned: see `check`.
+            OutcomeUnknown: the connection broke during COMMIT.
+            TxnStoreError: nothing is committed; roll back.
+            SQLAlchemyError: what the session had to write was refused, or a hook of the caller's raised.
+        """
+        self.check()
+
+        def commit_now() -> None:
+            self._commit_now(last, time.monotonic() + timeout_seconds)
+
+        try:
+            with self._lock:
+                if self._is_let_go:
+                    reason = "the producer has given the enlisted connection back to its owner: roll it back"
+                    raise InvalidRequest(reason)
+                self._is_committing = True
+            self._guards.open_methods()
+            self._guards.at_commit = commit_now
+            if self.callers.session is not None:
+                self.callers.session.commit()
+            if not self.is_committed and self.callers.owner is not None:
+                # A session that was given a connection with a transaction of its own leaves that to its owner.
+                transaction = self.callers.owner.get_transaction()
+                if transaction is None:
+                    raise self._ended()
+                transaction.commit()
+            elif not self.is_committed:
+                commit_now()
+        finally:
+            self._guards.at_commit = None
+            with self._lock:
+                self._is_committing = False
+                is_given_back = self.is_committed or self._is_let_go
+            if is_given_back:
+                self._guards.remove()
+        result: Result = self.result
+        return result
+
+    def roll_back(self) -> None:
+        """Roll back and give the connection back; one that is broken or closed has been rolled back already.
+
+        Raises:
+            InvalidRequest: SQLite: this is another thread than the connection's; nothing has happened.
+        """
+        self.callers.check_thread()
+        was_rolled_back = self._guards.was_rolled_back
+        self._guards.remove()
+        if was_rolled_back or self.callers.is_closed or self.callers.is_given_up:
+            # What may be open on it now is none of ours.
+            return
+        with contextlib.suppress(SQLAlchemyError, psycopg.Error, sqlite3.Error):
+            self._roll_back()
+
+    def abandon(self) -> None:
+        """Give the connection back after its COMMIT has got lost: nothing on it counts any more."""
+        self._guards.remove()
+        callers = self.callers
+        with contextlib.suppress(SQLAlchemyError, psycopg.Error, sqlite3.Error):
+            if callers.session is not None:
+                callers.session.invalidate()
+            elif callers.owner is not None:
+                callers.owner.invalidate()
+                if (transaction := callers.owner.get_transaction()) is not None:
+                    transaction.rollback()
+            else:
+                callers.driver.close()
+
+    def let_go(self) -> None:
+        """Give the connection back as it is: its owner ends what is open on it.
+
+        From any thread; a commit that another one is in comes to its end first: the rows would be committed alone.
+        """
+        with self._lock:
+            self._is_let_go = True
+            if self._is_committing:
+                return
+        self._guards.remove()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _mark_sqlite(self, connection: Connection) -> None:
+        """Begin if need be, take the write lock, and leave a savepoint: with the transaction, it is gone."""
+        if self._is_lasting and connection.exec_driver_sql("PRAGMA main.synchronous").scalar_one() < _SYNCHRONOUS_FULL:
+            # Within a database transaction it cannot be changed any more, and without one it is not ours to change.
+            raise InvalidRequest(
+                "this SQLite connection does not wait for the disk (PRAGMA synchronous is NORMAL or OFF), so a commit"
+                " on it may be lost with the power: set it to FULL before the database transaction begins, or set"
+                " txnstore.durability=database to take the risk"
+            )
+        if not self.callers.is_in_transaction:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        try:
+            connection.execute(_TAKE_WRITE_LOCK)
+        except DBAPIError as error:
+            busy = self._store.backend.translate(error, Stage.STATEMENT)
+            if not isinstance(busy, StoreBusy):
+                raise
+            raise StoreBusy(
+                "another connection has written to the SQLite file since this one began to read: roll back, begin with"
+                " BEGIN IMMEDIATE (or enlist before the first SELECT), and start over; nothing was changed"
+            ) from None
+        self._name = f"txnstore_{uuid.uuid4().hex}"
+        connection.exec_driver_sql(f"SAVEPOINT {self._name}")
+
+    def _commit_now(self, last: Callable[[Connection], object], deadline: float) -> None:
+        stage = Stage.STATEMENT
+        try:
+            with joined_connection(self._store, self.callers, lambda: stage) as connection:
+                self._check_same(connection)
+                result = last(connection)
+                self._check_committable()
+                stage = Stage.COMMIT
+                self._send_commit(connection, deadline)
+                self.is_committed, self.result = True, result
+        except TxnStoreError as error:
+            self.outcome_unknown = error.outcome_unknown
+            raise
+        except BaseException:
+            # Interrupted while the COMMIT was on its way.
+            self.outcome_unknown = stage is Stage.COMMIT and not self.is_committed
+            raise
+
+    def _check_same(self, connection: Connection) -> None:
+        if self.callers.backend_name == "postgresql":
+            timeout_ms = str(self._store.limits.lock_timeout_ms)
+            parameters = {"lock_timeout_ms": timeout_ms, "is_lasting": self._is_lasting}
+            (name, *_) = connection.execute(_SAME_TRANSACTION, parameters).one()
+            if name != self._name:
+                raise self._ended()
+            return
+        try:
+            connection.exec_driver_sql(f"RELEASE {self._name}")
+        except DBAPIError as error:
+            if "no such savepoint" in str(error.orig):
+                raise self._ended() from None
+            raise
+
+    def _check_committable(self) -> None:
+        """Look once more: COMMIT of a failed database transaction is answered without an error."""
+        driver = self.callers.driver
+        is_open = (
+            driver.info.transaction_status == TransactionStatus.INTRANS
+            if self.callers.backend_name == "postgresql"
+            else self.callers.is_in_transaction
+        )
+        if not is_open:
+            raise TransactionPoisoned
+
+    def _send_commit(self, connection: Connection, deadline: float) -> None:
+        while True:
+            try:
+                connection.exec_driver_sql("COMMIT")
+            except DBAPIError as error:
+                is_open = self.callers.is_in_transaction
+                if not (self._store.backend.is_contended(error) and is_open) or time.monotonic() >= deadline:
+                    raise
+            else:
+                return
+            time.sleep(CONTENTION_PAUSE_SECONDS)
+
+    def _roll_back(self) -> None:
+        callers = self.callers
+        if callers.is_in_transaction:
+            # Not by the driver's method, which psycopg refuses within a block of `transaction()`, nor by SQLAlchemy's,
+            # which sends nothing after a commit that was refused.
+            callers.cursor().execute("ROLLBACK")
+        if callers.session is not None:
+            callers.session.rollback()
+        if callers.owner is not None and (transaction := callers.owner.get_transaction()) is not None:
+            transaction.rollback()
+
+    def _ended(self) -> InvalidRequest:
+        return InvalidRequest(
+            "the database transaction of the enlisted connection was committed or rolled back by its owner, or a"
+            " savepoint that was set before enlist() has ended: what it held is not part of this commit; abort the"
+            " transaction and leave commit and rollback to the producer"
+        )

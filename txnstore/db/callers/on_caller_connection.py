@@ -1,0 +1,159 @@
+"""This file is our statements within a database transaction of the caller's, on his connection.
+
+    callers = callers_connection(given)
+    run_joined(store, callers, lambda connection: commit_offsets(connection, ...))
+
+The statements are the same as on the store's own connections, with its names and its clock, and so are the errors.
+Nothing is begun, committed, rolled back, closed or set: what `work` has done stands once the caller commits.  Waits
+for locks are bounded by his connection's own settings, and locks are held until his database transaction ends.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, select, text
+from sqlalchemy.exc import DBAPIError
+
+from txnstore.db.backend import Stage
+from txnstore.db.callers.connections import CallersConnection
+from txnstore.db.callers.cursors import unprepared
+from txnstore.db.identity import is_own_database
+from txnstore.db.names import SQLITE_PREFIX
+from txnstore.db.schema import stores
+from txnstore.db.store import Store
+from txnstore.errors import InvalidRequest
+
+Result = TypeVar("Result")
+
+# Both ask in a way that is no error anywhere: an error would spoil the caller's database transaction on PostgreSQL.
+_HAS_TABLE: Final = {
+    "postgresql": text(
+        "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = :schema AND c.relname = 'stores'"
+        " AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')"
+    ),
+    "sqlite": text(f"SELECT 1 FROM main.sqlite_master WHERE type = 'table' AND name = '{SQLITE_PREFIX}stores'"),  # noqa: S608 - our own prefix
+}
+_STORE: Final = select(stores.c.store_uuid, stores.c.schema_version)
+
+#: By driver's connection: the schema and uuid of the stores that were read through it.
+_known: Final[weakref.WeakKeyDictionary[Any, set[tuple[str, str]]]] = weakref.WeakKeyDictionary()
+
+
+def run_joined(store: Store, callers: CallersConnection, work: Callable[[Connection], Result]) -> Result:
+    """Run `work` within the caller's database transaction, and return what it returned.
+
+    After an error the caller rolls back: what `work` had done until then, his commit would make stand.
+
+    Raises:
+        InvalidRequest: the connection cannot be used as it is, or is on another database than `store`.
+        TransactionPoisoned: the caller's database transaction has failed before.
+        TxnStoreError: the database refuses; nothing of it is committed.
+    """
+    callers.check_usable()
+    if not is_same_store(store, callers):
+        raise InvalidRequest(
+            f"this connection is on another database than {store.url}, or its user may not read txnstore's tables"
+            " there: hand over a connection to the same database"
+        )
+    return _run(store, callers, work)
+
+
+def is_same_store(store: Store, callers: CallersConnection) -> bool:
+    """Return whether the connection reaches the tables of this very store; the connection must be usable.
+
+    Raises:
+        TxnStoreError: the database cannot be asked.
+    """
+    if callers.backend_name != store.backend.name:
+        return False
+    # A connection stays where it is: it is asked once. (SQLite's C type cannot be remembered, and is quick to ask.)
+    driver = getattr(callers.driver, "driver_connection", callers.driver)
+    this = (store.schema, store.store_uuid)
+    is_lasting = callers.backend_name == "postgresql"
+    if is_lasting and this in _known.get(driver, ()):
+        return True
+    found = _run(store, callers, lambda connection: _read_store_uuid(connection, store.schema))
+    # A copy of the database has the same uuid.
+    if found != store.store_uuid or not _run(store, callers, lambda connection: is_own_database(store, connection)):
+        return False
+    if is_lasting:
+        _known.setdefault(driver, set()).add(this)
+    return True
+
+
+def _read_store_uuid(connection: Connection, schema: str) -> str | None:
+    name = connection.dialect.name
+    if connection.execute(_HAS_TABLE[name], {"schema": schema} if name == "postgresql" else {}).first() is None:
+        return None
+    row = connection.execute(_STORE).first()
+    if row is None:
+        return None
+    if type(row.store_uuid) is not str or type(row.schema_version) is not int:
+        raise InvalidRequest(
+            "this connection turns columns into types of its own (sqlite3's detect_types with a converter for TEXT"
+            " or INTEGER): hand over one that does not"
+        )
+    return row.store_uuid
+
+
+def _run(store: Store, callers: CallersConnection, work: Callable[[Connection], Result]) -> Result:
+    with joined_connection(store, callers) as connection:
+        return work(connection)
+
+
+@contextmanager
+def joined_connection(
+    store: Store, callers: CallersConnection, stage: Callable[[], Stage] = lambda: Stage.STATEMENT
+) -> Iterator[Connection]:
+    """Give the caller's connection as one of the store's, without asking what it is; errors become TxnStoreErrors.
+
+    `stage` says how far the database transaction had come when an error struck.
+    """
+    driver = getattr(callers.driver, "driver_connection", callers.driver)
+    handle: Any = _Handle(callers)
+    with unprepared(driver) if callers.backend_name == "postgresql" else nullcontext():
+        # The store's own engine: its dialect, its events and its compiled statements; its pool is not asked.
+        connection = Connection(store.engine, connection=handle)
+        try:
+            yield connection
+        except DBAPIError as error:
+            raise store.backend.translate(error, stage()) from None
+        finally:
+            # SQLAlchemy's view of it ends; at the driver it ends nothing.
+            if (transaction := connection.get_transaction()) is not None:
+                transaction.rollback()
+            connection.close()
+
+
+class _Handle:
+    """What SQLAlchemy takes for a connection from its pool: whatever would end something does nothing."""
+
+    is_valid = True
+    is_detached = False
+
+    def __init__(self, callers: CallersConnection) -> None:
+        self._callers = callers
+        self.info: dict[Any, Any] = {}
+        self.record_info: dict[Any, Any] = {}
+        self.dbapi_connection = self.driver_connection = callers.driver
+
+    @property
+    def closed(self) -> bool:
+        return self._callers.is_closed
+
+    @property
+    def broken(self) -> bool:
+        return self._callers.is_closed
+
+    def cursor(self, *_: Any, **__: Any) -> Any:
+        return self._callers.cursor()
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Leave it to the caller."""
+
+    commit = rollback = close = invalidate = detach = reset = _nothing

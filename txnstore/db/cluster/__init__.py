@@ -1,0 +1,1 @@
+"""The cluster: several databases under one roof, and the catalogue that each has a copy of."""

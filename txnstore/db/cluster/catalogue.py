@@ -1,0 +1,198 @@
+"""This file is what every database of a cluster has a copy of: databases, topics, partitions and settings.
+
+The controller's rows are the truth.  Each of its changes has a number; a copy is brought to the state of a whole
+snapshot, and never back to an older one.  So a copy may be made by anybody, at any time, and by several at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, bindparam, delete, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from txnstore.db.cluster.membership import CONTROLLER_ID, PRODUCER_ID_BITS, Database, claim, read_databases
+from txnstore.db.portions import chunks
+from txnstore.db.row_counts import must_hit_each
+from txnstore.db.schema import (
+    databases,
+    deleted_partitions,
+    partition_heads,
+    partitions,
+    pending_group_offsets,
+    pending_markers,
+    producer_states,
+    store_configs,
+    stores,
+    topic_configs,
+    topics,
+    transaction_partitions,
+    transaction_writer_partitions,
+)
+
+#: What is copied, each with the columns that name a row; in the order in which rows come to be.
+COPIED: Final[tuple[tuple[Table, tuple[str, ...]], ...]] = (
+    (databases, ("database_id",)),
+    (store_configs, ("name",)),
+    (topics, ("topic_id",)),
+    (topic_configs, ("topic_id", "name")),
+    (partitions, ("partition_id",)),
+)
+#: What goes with a partition at once: that it is there, and what open transactions still wanted of it.  Heads come
+#: last, so that whoever waits for one finds nothing behind it.  Its log, and what groups have committed of it, nobody
+#: finds any more: `log.deleting` deletes that in portions.
+OF_PARTITIONS: Final = (
+    pending_group_offsets,
+    transaction_partitions,
+    transaction_writer_partitions,
+    pending_markers,
+    partition_heads,
+    partitions,
+)
+
+_GONE: Final = select(deleted_partitions.c.partition_id)
+# Whoever copies at the same time waits here.
+_LOCK_COPY: Final = (
+    select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID).with_for_update()
+)
+_HEADS: Final = select(partition_heads.c.partition_id)
+# Or they would be taken for transactions that hang.
+_DELETE_OPEN: Final = delete(producer_states).where(
+    producer_states.c.partition_id.in_(_GONE), producer_states.c.transaction_first_offset >= 0
+)
+_INSERT_HEADS: Final = upsert(partition_heads).on_conflict_do_nothing(index_elements=[partition_heads.c.partition_id])
+
+_Key = tuple[Any, ...]
+_Rows = Mapping[_Key, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """One snapshot of what the controller has, by table and key."""
+
+    version: int
+    rows: Mapping[str, _Rows]
+
+
+def read_catalogue(connection: Connection) -> Catalogue:
+    """Return what members copy, as it is in this database."""
+    rows = {str(table.name): _read(connection, table, key) for table, key in COPIED}
+    return Catalogue(int(rows["databases"][CONTROLLER_ID,]["catalogue_version"]), rows)
+
+
+def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: int) -> bool:
+    """Bring a member's copies to the controller's state; False if nothing was to be changed.
+
+    Partitions that live here get their heads; those that the controller has deleted go, with all that is in them.
+    What is older than the copies changes nothing.
+
+    Raises:
+        WrongCluster: the database belongs to another cluster, or is used by itself.
+    """
+    controller = Database(**catalogue.rows["databases"][CONTROLLER_ID,])
+    members = read_databases(connection)
+    is_new = not any(member.is_own and member.database_id == database_id for member in members)
+    if is_new:
+        claim(connection, controller)
+    present_version = int(connection.execute(_LOCK_COPY).scalar_one())
+    if present_version > catalogue.version:
+        return False
+    changed = is_new
+    for table, key in COPIED:
+        # What a stale look has missed must not go: only a newer one says that something is gone.
+        changed |= _bring(
+            connection,
+            table,
+            key,
+            catalogue.rows[str(table.name)],
+            removes=present_version < catalogue.version or table is databases,
+        )
+    changed |= _make_heads(connection, catalogue, database_id)
+    if is_new:
+        first = (database_id - 1) << PRODUCER_ID_BITS
+        connection.execute(update(stores).where(stores.c.next_producer_id < first).values(next_producer_id=first))
+    return changed
+
+
+def forget_partitions(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Let the partitions be gone that a condition on their table names; what they held is deleted in portions later."""
+    # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
+    lock_heads_of(connection, which)
+    connection.execute(insert(deleted_partitions).from_select(["partition_id"], _ids(which)))
+    connection.execute(_DELETE_OPEN)
+    for table in OF_PARTITIONS:
+        connection.execute(delete(table).where(table.c.partition_id.in_(_GONE)))
+
+
+def lock_heads_of(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Lock those heads of such partitions that are here."""
+    connection.execute(
+        select(partition_heads.c.partition_id)
+        .where(partition_heads.c.partition_id.in_(_ids(which)))
+        .order_by(partition_heads.c.partition_id)
+        .with_for_update()
+    )
+
+
+def _ids(which: ColumnElement[bool]) -> Select[int]:
+    return select(partitions.c.partition_id).where(which)
+
+
+def _read(connection: Connection, table: Table, key: Sequence[str]) -> dict[_Key, dict[str, Any]]:
+    rows = (dict(row) for row in connection.execute(select(table)).mappings())
+    return {tuple(row[name] for name in key): row for row in rows}
+
+
+def _bring(connection: Connection, table: Table, key: Sequence[str], wanted: _Rows, *, removes: bool) -> bool:
+    present = _read(connection, table, key)
+    gone = [found for found in present if found not in wanted] if removes else []
+    if gone and table is partitions:
+        for numbers in chunks([number for (number,) in gone]):
+            forget_partitions(connection, partitions.c.partition_id.in_(numbers))
+    elif gone:
+        must_hit_each(
+            connection,
+            delete(table).where(_this(table, key)),
+            [{f"of_{name}": value for name, value in zip(key, found, strict=True)} for found in gone],
+        )
+    new = [dict(row) for found, row in wanted.items() if found not in present]
+    for rows in chunks(new):
+        connection.execute(insert(table), rows)
+    changed = [row for found, row in wanted.items() if found in present and present[found] != row]
+    if changed:
+        values: dict[str, Any] = {
+            column.name: bindparam(f"new_{column.name}") for column in table.c if column.name not in key
+        }
+        must_hit_each(
+            connection,
+            update(table).where(_this(table, key)).values(values),
+            [
+                {
+                    **{f"of_{name}": row[name] for name in key},
+                    **{f"new_{name}": row[name] for name in values},
+                }
+                for row in changed
+            ],
+        )
+    return bool(gone or new or changed)
+
+
+def _this(table: Table, key: Sequence[str]) -> ColumnElement[bool]:
+    return and_(*(table.c[name] == bindparam(f"of_{name}") for name in key))
+
+
+def _make_heads(connection: Connection, catalogue: Catalogue, database_id: int) -> bool:
+    own = {
+        row["partition_id"] for row in catalogue.rows["partitions"].values() if row["leader_database_id"] == database_id
+    }
+    missing = sorted(own - set(connection.execute(_HEADS).scalars())) if own else []
+    for ids in chunks(missing):
+        connection.execute(_INSERT_HEADS, [new_head(partition_id) for partition_id in ids])
+    return bool(missing)
+
+
+def new_head(partition_id: int) -> dict[str, int]:
+    """Return the row of a partition that nothing was written to."""
+    return {"partition_id": partition_id, "log_start_offset": 0, "next_offset": 0, "running_max_timestamp_ms": -1}

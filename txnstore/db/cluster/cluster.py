@@ -1,0 +1,495 @@
+"""This file is the cluster: several databases under one roof, each opened when it is first needed.
+
+The first database of the list is the controller: it keeps topics, settings and the list of members.  A partition
+lives in one database, its home; a transactional id or a group in the one that its name's hash selects.  A database
+that is away holds up only what lives there: whoever asks for it is told so, by its label.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from sqlalchemy import Connection, bindparam, select
+
+from txnstore.clock import Clock
+from txnstore.db.backend import Limits
+from txnstore.db.cluster.catalogue import Catalogue, apply_catalogue, read_catalogue
+from txnstore.db.cluster.database_list import Address, addresses_of, split_urls
+from txnstore.db.cluster.members import Members
+from txnstore.db.cluster.membership import CONTROLLER_ID, Database, coordinator_of_name, coordinator_of_producer
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.portions import chunks
+from txnstore.db.schema import partitions
+from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store, open_store
+from txnstore.errors import (
+    MissingMember,
+    NotCoordinator,
+    StoreClosed,
+    StoreUnavailable,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+)
+
+__all__ = ["Cluster", "Database", "Home", "open_cluster", "repaired", "split_urls"]
+
+_log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: How long the opening of a member is tried.
+OPENING_MS: Final = 500
+#: How many members are written to at once.
+THREADS_MAX: Final = 8
+
+_LEADERS: Final = select(partitions.c.partition_id, partitions.c.leader_database_id).where(
+    partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
+)
+
+_opened: Final[weakref.WeakSet[Cluster]] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """One database's place in a cluster of several: what lives here, and what elsewhere."""
+
+    cluster: Cluster = field(repr=False)
+    database_id: int
+
+    @property
+    def label(self) -> str:
+        """What people call the database."""
+        return self.cluster.label_of(self.database_id)
+
+    def partitions_elsewhere(self, connection: Connection, partition_ids: Collection[int]) -> set[int]:
+        """Return those of the partitions that live in other databases, or that this one does not know."""
+        leaders = self.cluster.known_leaders(partition_ids, connection)
+        return {number for number in partition_ids if leaders.get(number) != self.database_id}
+
+    def groups_elsewhere(self, group_ids: Iterable[str]) -> set[str]:
+        """Return those of the groups that live in other databases."""
+        return {name for name in group_ids if self.cluster.coordinator_id_of(name) != self.database_id}
+
+
+class Cluster:
+    """The databases that hold logs, coordinators and groups together; safe to share between threads."""
+
+    def __init__(
+        self,
+        controller: Store,
+        addresses: Sequence[Address],
+        open_: Callable[[str, bool], Store],
+        *,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Use `open_cluster` instead: it checks what it opens."""
+        self.controller = controller
+        self.parallel = True
+        """Whether several members are written to at once, in threads."""
+        self.members = Members(
+            controller, addresses, open_, lambda number: Home(self, number), monotonic_seconds=monotonic_seconds
+        )
+        self._leaders: dict[int, int] = {}
+        self._closed = False
+        self._state = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        _opened.add(self)
+
+    def __repr__(self) -> str:
+        """Return the labels of its databases."""
+        return f"Cluster({', '.join(member.label for member in self.databases)})"
+
+    def __enter__(self) -> Self:
+        """Return the cluster."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    # --- who there is -----------------------------------------------------------------------------------------------
+
+    @property
+    def databases(self) -> tuple[Database, ...]:
+        """The databases of the cluster, by number, as they were when last looked at."""
+        return tuple(self.members.databases.values())
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a cluster of one."""
+        return len(self.members.databases) == 1
+
+    def label_of(self, database_id: int) -> str:
+        """Return what people call the database."""
+        member = self.members.databases.get(database_id)
+        return f"number {database_id}" if member is None else member.label
+
+    def add_database(self, url: str) -> Database:
+        """Let a fresh database join; one that is a member already stays one.
+
+        Raises:
+            InvalidUrl: the URL cannot be understood.
+            WrongCluster: the database is in use, or in another cluster.
+            TxnStoreError: it, or the controller, cannot be reached or refuses.
+        """
+        (address,) = addresses_of([url])
+        member = self.members.add(address)
+        self.publish()
+        return member
+
+    def refresh(self) -> None:
+        """Look again which databases the cluster has.
+
+        Raises:
+            WrongCluster: the first database of the list is not the controller.
+            TxnStoreError: the controller cannot be reached.
+        """
+        self.members.refresh()
+
+    # --- their stores -----------------------------------------------------------------------------------------------
+
+    def own(self, database_id: int) -> Store:
+        """Return the store of a member, opened if it was not.
+
+        Raises:
+            StoreUnavailable: it cannot be reached, or could not a moment ago.
+            MissingMember: no URL of the list leads to it.
+            WrongCluster: its URL leads to another database.
+        """
+        return self.members.own(database_id)
+
+    def opened(self) -> list[Store]:
+        """Return the stores that have been opened; asks nobody."""
+        return [self.members.stores[database_id] for database_id in sorted(self.members.stores)]
+
+    def stores(self) -> Iterator[Store]:
+        """Return the stores of all members that can be reached; the others are left out, with a warning."""
+        for database_id in list(self.members.databases):
+            try:
+                self.members.refuse_while_paused(database_id)
+                yield self.own(database_id)
+            except (StoreUnavailable, MissingMember) as error:
+                _log.warning("left out: %s", error)
+
+    def read_all(
+        self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None
+    ) -> list[tuple[Store, Result]]:
+        """Run `work` on one snapshot of each member that can be reached; the others are left out, with a warning.
+
+        Raises:
+            TxnStoreError: one of them refuses.
+        """
+        found: list[tuple[Store, Result]] = []
+        for store in self.stores():
+            try:
+                found.append((store, store.read(work, retry_timeout_ms=retry_timeout_ms)))
+            except StoreUnavailable as error:
+                _log.warning("left out: %s", error)
+        return found
+
+    def write_at(
+        self,
+        database_id: int,
+        work: Callable[[Connection], Result],
+        *,
+        wakes_readers: bool = False,
+        retry_timeout_ms: int | None = None,
+    ) -> Result:
+        """Run `work` in one database transaction of a member, as `Store.write`; one that was away is left alone.
+
+        Raises:
+            StoreUnavailable: it cannot be reached, or could not a moment ago.
+            TxnStoreError: see `own` and `Store.write`.
+        """
+        return self.members.write_at(database_id, work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+
+    def each(self, calls: Mapping[int, Callable[[], Result]]) -> dict[int, Result | TxnStoreError]:
+        """Make a call for each of some members, at once where that helps; return what came of each."""
+        if len(calls) < 2 or not self.parallel:  # noqa: PLR2004 - one needs no thread
+            return {database_id: _outcome_of(call) for database_id, call in calls.items()}
+        _, *others = calls.items()
+        futures: dict[int, Future[Result | TxnStoreError]] = {}
+        for database_id, call in others:
+            # At the interpreter's end no threads are to be had any more: then one comes after the other.
+            with contextlib.suppress(RuntimeError):
+                futures[database_id] = self._threads().submit(_outcome_of, call)
+        outcomes = {database_id: _outcome_of(call) for database_id, call in calls.items() if database_id not in futures}
+        return outcomes | {database_id: _result_of(future) for database_id, future in futures.items()}
+
+    # --- what lives where -------------------------------------------------------------------------------------------
+
+    def learn(self, topic: Any) -> None:
+        """Remember where a topic's partitions live; they never move."""
+        if not self.members.databases.keys() >= set(topic.leaders):
+            # A database has joined since.
+            self.refresh()
+        self._leaders.update(zip(topic.partition_ids, topic.leaders, strict=True))
+
+    def known_leaders(self, partition_ids: Collection[int], connection: Connection | None = None) -> dict[int, int]:
+        """Return the leaders of those of the partitions that are remembered, or that stand in the tables there."""
+        leaders = self._leaders
+        missing = [number for number in partition_ids if number not in leaders]
+        if missing and connection is not None:
+            leaders.update(self.read_leaders(missing, connection))
+        return {number: leaders[number] for number in partition_ids if number in leaders}
+
+    def read_leaders(self, partition_ids: Collection[int], connection: Connection) -> dict[int, int]:
+        """Return the leaders of those of the partitions that stand in the tables there."""
+        return {
+            row.partition_id: row.leader_database_id
+            for some in chunks(list(partition_ids))
+            for row in connection.execute(_LEADERS, {"partition_ids": some})
+        }
+
+    def leaders_of(self, partition_ids: Collection[int]) -> dict[int, int]:
+        """Return the leaders of those of the partitions that the controller knows; it is asked for what is new."""
+        if self.is_alone:
+            return dict.fromkeys(partition_ids, CONTROLLER_ID)
+        known = self.known_leaders(partition_ids)
+        missing = [number for number in partition_ids if number not in known]
+        if missing:
+            known |= self.controller.read(lambda connection: self.known_leaders(missing, connection))
+        return known
+
+    def leader_of_partition(self, partition_id: int) -> int:
+        """Return the number of the database that holds the partition.
+
+        Raises:
+            UnknownTopicOrPartition: the controller does not know it.
+        """
+        home = self.leaders_of([partition_id]).get(partition_id)
+        if home is None:
+            raise UnknownTopicOrPartition(f"there is no partition with id {partition_id}; was its topic deleted?")
+        return home
+
+    def store_of_partition(self, partition_id: int) -> Store:
+        """Return the store of the database that holds the partition.
+
+        Raises:
+            TxnStoreError: see `leader_of_partition` and `own`.
+        """
+        return self.controller if self.is_alone else self.own(self.leader_of_partition(partition_id))
+
+    def by_leader(
+        self, items: Iterable[Item], partition_id_of: Callable[[Item], int] | None = None
+    ) -> dict[int, list[Item]]:
+        """Return the items by the database that holds their partition, in the order given.
+
+        Raises:
+            UnknownTopicOrPartition: the controller does not know one of the partitions.
+        """
+        items = list(items)
+        if self.is_alone:
+            return {CONTROLLER_ID: items} if items else {}
+        numbers = [(partition_id_of or _partition_id_of)(item) for item in items]
+        leaders = self.leaders_of(set(numbers))
+        found: dict[int, list[Item]] = {}
+        for number, item in zip(numbers, items, strict=True):
+            found.setdefault(leaders.get(number) or self.leader_of_partition(number), []).append(item)
+        return found
+
+    def coordinator_id_of(self, name: str | None) -> int:
+        """Return the number of the database that coordinates the transactional id or group; of None, the controller."""
+        if name is None or self.is_alone:
+            return CONTROLLER_ID
+        return coordinator_of_name(name, self.members.databases.values())
+
+    def coordinator_of(self, name: str | None) -> Store:
+        """Return the store that coordinates the transactional id or group; of None, the controller.
+
+        Raises:
+            TxnStoreError: see `own`.
+        """
+        return self.own(self.coordinator_id_of(name))
+
+    def at_coordinator(self, name: str | None, call: Callable[[Store], Result]) -> Result:
+        """Make a call on the store that coordinates a transactional id or group; of None, on the controller.
+
+        It is made again, elsewhere, if there is a database by now that this client had not heard of; and if the store
+        had not heard of a partition that the controller has.
+
+        Raises:
+            TxnStoreError: see `own`, and what the call raises.
+        """
+        try:
+            return call(self.coordinator_of(name))
+        except NotCoordinator:
+            self.refresh()
+            return call(self.coordinator_of(name))
+        except UnknownTopicOrPartition:
+            if self.is_alone or not self.reconcile(self.coordinator_id_of(name)):
+                raise
+            return call(self.coordinator_of(name))
+
+    def coordinator_of_producer(self, producer_id: int) -> Store:
+        """Return the store that gave out the producer id: it coordinates its transactions.
+
+        Raises:
+            TxnStoreError: see `own`.
+        """
+        return self.controller if self.is_alone else self.own(coordinator_of_producer(producer_id))
+
+    # --- copies -----------------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Copy to the members what has changed at the controller; one that is away is left to `reconcile`."""
+        others = [database_id for database_id in self.members.databases if database_id != CONTROLLER_ID]
+        if not others:
+            return
+        try:
+            catalogue = self.controller.read(read_catalogue)
+        except TxnStoreError as error:
+            _log.warning("topics are not copied to the other databases yet: %s", error)
+            return
+        outcomes = self.each({database_id: partial(self._copy, database_id, catalogue) for database_id in others})
+        for outcome in outcomes.values():
+            if isinstance(outcome, TxnStoreError):
+                _log.warning("topics are not copied to one of the databases yet: %s", outcome)
+
+    def reconcile(self, database_id: int) -> bool:
+        """Bring a member's copies to the controller's state; False if they were.
+
+        Raises:
+            TxnStoreError: it, or the controller, cannot be reached or refuses.
+        """
+        if database_id == CONTROLLER_ID:
+            return False
+        return self._copy(database_id, self.controller.read(read_catalogue))
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self, *, timeout_seconds: float = ANNOUNCE_TIMEOUT_SECONDS) -> None:
+        """Close every store; a second call does nothing."""
+        with self._state:
+            closed, self._closed = self._closed, True
+            executor, self._executor = self._executor, None
+        if closed:
+            return
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)
+        end = time.monotonic() + timeout_seconds
+        for store in self.members.close():
+            store.close(timeout_seconds=max(0.0, end - time.monotonic()))
+        _opened.discard(self)
+
+    def forget_threads_after_fork(self) -> None:
+        """In a forked child: the parent's threads, and what they held, are not here."""
+        self.members.make_locks()
+        self._state, self._executor = threading.Lock(), None
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _copy(self, database_id: int, catalogue: Catalogue) -> bool:
+        def work(connection: Connection) -> bool:
+            return apply_catalogue(connection, catalogue, database_id)
+
+        return self.write_at(database_id, work, wakes_readers=True)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._state:
+            if self._closed:
+                raise StoreClosed("the cluster has been closed")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="txnstore-cluster")
+            return self._executor
+
+
+def open_cluster(
+    urls: str | Sequence[str],
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+    pool_size: int = 5,
+    create: bool = True,
+) -> Cluster:
+    """Open the cluster whose databases the list names, the controller first; arguments as in `open_store`.
+
+    Members are opened when they are needed.  A database of the list that is fresh joins the cluster; those that come
+    together with the second one share in coordinating transactions and groups, if there are none yet.
+
+    Raises:
+        InvalidUrl: a URL cannot be understood or names no database.
+        WrongCluster: a database is not one of this cluster, is named twice, or the first is not the controller.
+        StoreCopied: of several databases one is a copy of a member.
+        TxnStoreError: the controller cannot be reached or refuses.
+    """
+    addresses = addresses_of(split_urls(urls) if isinstance(urls, str) else urls)
+
+    def open_within(limits: Limits, url: str, create: bool) -> Store:
+        return open_store(url, schema=schema, clock=clock, limits=limits, pool_size=pool_size, create=create)
+
+    def open_member(url: str, create: bool) -> Store:
+        # Not for long: whoever needs another member does not wait for this one.
+        short = replace(own_limits, retry_timeout_ms=min(OPENING_MS, own_limits.retry_timeout_ms))
+        store = open_within(short, url, create)
+        store.limits = own_limits
+        return store
+
+    own_limits = limits or Limits()
+    controller = open_within(own_limits, addresses[0].text, create)
+    cluster = Cluster(controller, addresses, open_member)
+    try:
+        if cluster.members.take_in(create=create):
+            cluster.publish()
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def repaired(cluster: Cluster, database_id: int, call: Callable[[Store], Result]) -> Result:
+    """Make a call on a member's store; if it does not know a partition, bring its copies up to date and repeat it.
+
+    Raises:
+        UnknownTopicOrPartition: it still does not know it: the controller does not either.
+        TxnStoreError: see `Cluster.own`, and what the call raises.
+    """
+    store = cluster.own(database_id)
+    try:
+        return call(store)
+    except UnknownTopicOrPartition:
+        if cluster.is_alone:
+            raise
+        cluster.reconcile(database_id)
+        return call(store)
+
+
+def _outcome_of(call: Callable[[], Result]) -> Result | TxnStoreError:
+    try:
+        return call()
+    except TxnStoreError as error:
+        return error
+
+
+def _result_of(future: Future[Result | TxnStoreError]) -> Result | TxnStoreError:
+    try:
+        return future.result()
+    except CancelledError:
+        return StoreClosed("the cluster has been closed")
+
+
+def _partition_id_of(item: Any) -> int:
+    return item if isinstance(item, int) else int(item.partition_id)
+
+
+def _after_fork_in_child() -> None:
+    for cluster in list(_opened):
+        cluster.forget_threads_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

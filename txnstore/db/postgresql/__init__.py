@@ -1,0 +1,1 @@
+"""PostgreSQL's side of the seam: its connections, wakeups, prepared transactions, and its text of the view."""

@@ -1,0 +1,356 @@
+"""This file is PostgreSQL's side of the seam: settings that live in one database transaction, COMMIT's tag, SQLSTATEs.
+
+Nothing depends on the state of a session: between two database transactions a pooler such as pgbouncer may give us
+another server connection.  So settings are SET LOCAL, sent together with BEGIN, and statements are not prepared.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGIdentifierPreparer_psycopg
+from sqlalchemy.exc import DBAPIError
+
+from txnstore.clock import Clock
+from txnstore.db.backend import Access, Durability, Limits, Stage
+from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
+from txnstore.db.postgresql.connection import StoreConnection
+from txnstore.db.postgresql.wakeup import Announcer, ListenWaiter
+from txnstore.db.url import DatabaseUrl
+from txnstore.errors import (
+    ForeignSchema,
+    InvalidUrl,
+    OutcomeUnknown,
+    PermissionDenied,
+    StatementFailed,
+    StatementTimedOut,
+    StoreBusy,
+    StoreDamaged,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TransactionPoisoned,
+    TxnStoreError,
+    WriteConflict,
+)
+
+#: By SQLSTATE, or by its first two characters: https://www.postgresql.org/docs/current/errcodes-appendix.html
+ERRORS_BY_SQLSTATE: Final[dict[str, type[TxnStoreError]]] = {
+    "08": StoreUnavailable,  # connection exceptions
+    "25001": StatementFailed,  # a database transaction is open already
+    "25006": StoreReadOnly,
+    "25P02": TransactionPoisoned,
+    "25P03": StoreUnavailable,  # idle for too long within a database transaction: the session is gone
+    "25P04": StoreUnavailable,  # transaction_timeout: the session is gone
+    "28": PermissionDenied,  # wrong password, or no access at all
+    "3D000": InvalidUrl,  # there is no such database
+    "3F000": ForeignSchema,  # there is no such schema
+    "40001": WriteConflict,
+    "40003": StoreUnavailable,  # statement completion unknown, says a proxy in between
+    "40P01": WriteConflict,  # deadlock
+    "42501": PermissionDenied,
+    "42703": ForeignSchema,  # a column is missing
+    "42P01": ForeignSchema,  # a table is missing
+    "53100": StoreFull,
+    "53": StoreUnavailable,  # out of memory or of connections
+    "55P03": StoreBusy,  # lock_timeout
+    "57014": StatementTimedOut,
+    "57P": StoreUnavailable,  # the server shuts down, starts up or crashed
+    "58": StoreUnavailable,  # the server's own disk failed
+    "XX001": StoreDamaged,
+    "XX002": StoreDamaged,
+}
+#: Prefixes of SQLSTATEs that, at COMMIT, leave it open whether the server committed.
+UNKNOWN_AT_COMMIT: Final = ("08", "25P03", "25P04", "40003", "57P", "58", "XX")
+
+#: Why no connection came about: libpq has no SQLSTATE then, only text, which may repeat the URL and is not repeated.
+CONNECTION_ERRORS: Final[tuple[tuple[str, type[TxnStoreError], str], ...]] = (
+    (
+        r"too many clients|too many connections|connection slots are reserved",
+        StoreUnavailable,
+        "the server has no connection left for this user",
+    ),
+    (
+        (
+            r"password authentication failed|no password supplied|SASL authentication failed"
+            r"|role \".*\" (does not exist|is not permitted)|authentication failed for user|no such user"
+            r"|no pg_hba\.conf entry|pg_hba\.conf rejects|permission denied for database"
+        ),
+        PermissionDenied,
+        "the server refused the user or the password, or does not let this user in",
+    ),
+    (
+        r"database \".*\" does not exist|no such database",
+        InvalidUrl,
+        "the server has no database of this name; create it first",
+    ),
+    (
+        r"server does not support SSL|SSL error: certificate verify failed|does not match host name",
+        InvalidUrl,
+        "the server's TLS is not what the URL's sslmode asks for",
+    ),
+    (
+        (
+            r"(bad|invalid) (\w+ )*(value|number|integer)|could not match|unsupported"
+            r"|definition of service|certificate file"
+        ),
+        InvalidUrl,
+        "an option of the PostgreSQL URL has a value that PostgreSQL's client library does not take",
+    ),
+)
+#: The class of errors whose primary line quotes the value that was refused.
+DATA_EXCEPTION: Final = "22"
+#: As PostgreSQL counts: 14.0.
+OLDEST_SERVER_VERSION: Final = 140_000
+
+#: Commits wait for the disk although the role or the database says that they need not; `local` waits for it, too, and
+#: what waits for standbys besides is left as it is.  For the database transaction that is open.
+MAKE_DURABLE: Final = (
+    "SELECT pg_catalog.set_config('synchronous_commit', 'on', true)"
+    " WHERE pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'"
+)
+
+#: The first version with transaction_timeout; before it, the server asks the network whether the client is there.
+_HAS_TRANSACTION_TIMEOUT: Final = 170_000
+
+_MAY_IDENTIFY: Final = text("SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'execute')")
+# The number of the cluster is the same after a failover to its standby, and another one after a dump is restored.
+IDENTIFY: Final = (
+    "SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()), oid::text"
+    " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
+)
+
+_UNREACHABLE: Final = "no connection to PostgreSQL could be made: is the server there and the address right?"
+
+
+class _StorePreparer(PGIdentifierPreparer_psycopg):
+    """Puts the configured schema in the place of the one that stands in the code."""
+
+    def schema_for_object(self, obj: Any) -> str | None:  # type: ignore[override]  # declared as an attribute
+        dialect: Any = self.dialect
+        schema: str | None = dialect.store_schema if obj.schema == CODE_SCHEMA else obj.schema
+        return schema
+
+
+class StorePostgreSQLDialect(PGDialect_psycopg):
+    """SQLAlchemy's own dialect with our schema and our clock."""
+
+    preparer = _StorePreparer
+    supports_statement_cache = True
+    store_schema = DEFAULT_SCHEMA
+    clock: Clock | None = None
+
+    def _get_default_schema_name(self, connection: Connection) -> Any:
+        """Ask as SQLAlchemy does, but not a stranger's function that the role's search path may find first."""
+        return connection.exec_driver_sql("SELECT pg_catalog.current_schema()").scalar()
+
+    def connect(self, *arguments: Any, **options: Any) -> StoreConnection:  # type: ignore[override]  # it is one
+        """Return a new connection, whose waits are bounded."""
+        return StoreConnection.connect(*arguments, **options)
+
+
+registry.register("postgresql.txnstore", __name__, "StorePostgreSQLDialect")
+
+
+class PostgreSQLBackend:
+    """PostgreSQL 14 and newer."""
+
+    name = "postgresql"
+    keeps_prepared = True
+
+    def create_engine(
+        self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int
+    ) -> Engine:
+        """Return an engine that keeps no state in sessions."""
+        engine = create_engine(
+            url.url.set(drivername="postgresql+txnstore"),
+            pool_size=pool_size,
+            max_overflow=pool_size,
+            pool_timeout=limits.retry_timeout_ms / 1000,
+            isolation_level="AUTOCOMMIT",
+            hide_parameters=True,
+            use_native_hstore=False,
+            connect_args=connect_arguments(url),
+        )
+        engine.dialect.store_schema = schema  # type: ignore[attr-defined]  # our own dialect class
+        engine.dialect.clock = clock  # type: ignore[attr-defined]  # our own dialect class
+        event.listen(engine, "after_cursor_execute", _check_commit_tag)
+        return engine
+
+    def begin(self, connection: Connection, access: Access, limits: Limits) -> None:
+        """Begin and set every limit in the same message.
+
+        READ COMMITTED for writers: a statement that waited for a row lock must see what the holder committed.  Not
+        READ WRITE: a server that was made read-only, for its disk is nearly full, means it.
+        The idle limit frees the locks of a process that was stopped in the middle.  The search path keeps a
+        stranger's functions and operators out.
+        """
+        mode = (
+            "ISOLATION LEVEL READ COMMITTED" if access is Access.WRITE else "ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        )
+        driver = _driver_connection(connection)
+        driver.expect_answers_within(limits)
+        is_lasting = access is Access.WRITE and limits.durability is Durability.FULL
+        connection.exec_driver_sql(
+            f"BEGIN {mode};"
+            f"SET LOCAL statement_timeout = {int(limits.statement_timeout_ms)};"
+            f"SET LOCAL lock_timeout = {int(limits.lock_timeout_ms)};"
+            f"SET LOCAL idle_in_transaction_session_timeout = {int(limits.idle_timeout_ms)};"
+            f"{_bound_of_silence(driver, limits)};"
+            "SET LOCAL search_path = pg_catalog, pg_temp"
+            f"{f';{MAKE_DURABLE}' if is_lasting else ''}"
+        )
+
+    def commit(self, connection: Connection) -> None:
+        """Commit; refused if a statement had failed, for then the server would answer ROLLBACK, without an error."""
+        if _driver_connection(connection).info.transaction_status != TransactionStatus.INTRANS:
+            raise TransactionPoisoned
+        connection.exec_driver_sql("COMMIT")
+
+    def rollback(self, connection: Connection) -> None:
+        """Roll back if a database transaction is open."""
+        driver = _driver_connection(connection)
+        if not driver.closed and driver.info.transaction_status != TransactionStatus.IDLE:
+            connection.exec_driver_sql("ROLLBACK")
+
+    def translate(self, error: DBAPIError, stage: Stage) -> TxnStoreError:
+        """Return our error by SQLSTATE; of the server's text only the primary line, which has no values."""
+        sqlstate = getattr(error.orig, "sqlstate", None)
+        diagnosis = getattr(error.orig, "diag", None)
+        told = (getattr(diagnosis, "message_primary", None) or "") if sqlstate else ""
+        if sqlstate and sqlstate.startswith(DATA_EXCEPTION):
+            told = "a value is none that its column takes"
+        what = f"PostgreSQL answered {sqlstate} ({told})" if sqlstate else "the connection to PostgreSQL broke"
+        if stage is Stage.CONNECT and not sqlstate:
+            return connecting_error(str(error.orig))
+        detail = f"{what} while {stage.value}"
+        if stage is Stage.COMMIT and (sqlstate is None or sqlstate.startswith(UNKNOWN_AT_COMMIT)):
+            return OutcomeUnknown(f"{detail}: the change may or may not have been made")
+        if sqlstate is None and not isinstance(error.orig, psycopg.OperationalError | psycopg.InterfaceError):
+            # The driver did not even send it: its values are none that the database keeps.
+            return StatementFailed(f"the driver refused a statement ({type(error.orig).__name__}); nothing was changed")
+        kind = _kind_of(sqlstate)
+        return kind(f"{detail}; nothing was changed")
+
+    def is_contended(self, error: DBAPIError) -> bool:
+        """Return False: PostgreSQL waits by itself, within lock_timeout."""
+        del error
+        return False
+
+    def after_commit(self, engine: Engine) -> None:
+        """Nothing: the server looks after itself."""
+
+    def waiter(self, engine: Engine, url: DatabaseUrl, *, channel: str) -> ListenWaiter:
+        """Return what listens for the writers' notifications."""
+        del engine
+        return ListenWaiter(lambda: connect_driver(url), channel)
+
+    def announcer(self, url: DatabaseUrl, *, channel: str) -> Announcer:
+        """Return what tells waiting readers that something was committed."""
+        return Announcer(lambda: connect_driver(url), channel)
+
+    def exists(self, url: DatabaseUrl) -> bool:
+        """Return True: what is not there shows when connecting."""
+        del url
+        return True
+
+    def identity(self, connection: Connection) -> str | None:
+        """Return system identifier:oid."""
+        if not connection.execute(_MAY_IDENTIFY).scalar_one():
+            return None
+        return ":".join(connection.exec_driver_sql(IDENTIFY).one())
+
+    def check_database(self, connection: Connection) -> None:
+        """Refuse an old server, and a database whose encoding has no place for some text; the server told both."""
+        server = _driver_connection(connection).info
+        if server.server_version < OLDEST_SERVER_VERSION:
+            raise InvalidUrl(
+                f"the server is PostgreSQL {server.server_version // 10_000}; txnstore needs"
+                f" {OLDEST_SERVER_VERSION // 10_000} or newer"
+            )
+        encoding = server.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise InvalidUrl(
+                f"the database has the encoding {encoding}, which does not hold all text; txnstore needs a database"
+                " made with ENCODING 'UTF8'"
+            )
+
+    def table_names(self, connection: Connection, schema: str) -> frozenset[str]:
+        """Return the tables and views of the schema."""
+        rows = connection.execute(
+            text(
+                "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+                " WHERE n.nspname = :schema AND c.relkind IN ('r', 'p', 'f', 'v', 'm')"
+            ),
+            {"schema": schema},
+        )
+        return frozenset(name for (name,) in rows)
+
+
+def connect_arguments(url: DatabaseUrl) -> dict[str, Any]:
+    """Return what every connection gets: bounded waits for a silent network, unless the URL says otherwise."""
+    defaults: dict[str, Any] = {
+        "connect_timeout": 10,
+        "tcp_user_timeout": 30_000,
+        "keepalives_idle": 30,
+        "application_name": "txnstore",
+    }
+    arguments = {name: value for name, value in defaults.items() if name not in url.url.query}
+    # Whatever the role's own setting is, text is Unicode.
+    arguments["client_encoding"] = "UTF8"
+    # Prepared statements belong to a session, and a pooler may change it under us.
+    arguments["prepare_threshold"] = None
+    arguments.update(url.secret_options)
+    return arguments
+
+
+def connect_driver(url: DatabaseUrl) -> StoreConnection:
+    """Open a connection outside the pool, in autocommit mode, for listening and notifying."""
+    dialect: Any = StorePostgreSQLDialect
+    _, options = dialect().create_connect_args(url.url)
+    return StoreConnection.connect(**(options | connect_arguments(url)), autocommit=True)
+
+
+def _driver_connection(connection: Connection) -> StoreConnection:
+    driver: Any = connection.connection.driver_connection
+    assert isinstance(driver, StoreConnection)
+    return driver
+
+
+def _bound_of_silence(driver: StoreConnection, limits: Limits) -> str:
+    """Return the setting that frees the locks of a client that fell silent in the middle of a request.
+
+    It is not idle then, nor is a statement running, so none of the other limits ends it.
+    """
+    if driver.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
+        return f"SET LOCAL transaction_timeout = {int(limits.transaction_timeout_ms)}"
+    return "SET LOCAL tcp_keepalives_idle = 10;SET LOCAL tcp_keepalives_interval = 5;SET LOCAL tcp_keepalives_count = 4"
+
+
+def _check_commit_tag(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+    """Refuse the answer ROLLBACK to COMMIT, which comes without an error."""
+    if statement == "COMMIT" and cursor.statusmessage != "COMMIT":
+        raise TransactionPoisoned(f"PostgreSQL answered COMMIT with {cursor.statusmessage}; nothing was changed")
+
+
+def _kind_of(sqlstate: str | None) -> type[TxnStoreError]:
+    if sqlstate is None:
+        return StoreUnavailable
+    for length in (5, 3, 2):
+        kind = ERRORS_BY_SQLSTATE.get(sqlstate[:length])
+        if kind is not None:
+            return kind
+    return StatementFailed
+
+
+def connecting_error(told: str) -> TxnStoreError:
+    """Return our error for a connection that never came about, for the reason that libpq told."""
+    for pattern, kind, message in CONNECTION_ERRORS:
+        if re.search(pattern, told):
+            return kind(message)
+    return StoreUnavailable(_UNREACHABLE)

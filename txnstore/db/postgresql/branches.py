@@ -1,0 +1,280 @@
+"""This file is what PostgreSQL does for a branch: look at its database, PREPARE TRANSACTION, COMMIT PREPARED.
+
+The connection of a branch is its owner's: no state of it may change but that its database transaction ends.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
+from psycopg.sql import SQL, Identifier
+
+from txnstore.db.postgresql.backend import IDENTIFY, MAKE_DURABLE, connect_driver, connecting_error
+from txnstore.db.postgresql.connection import StoreConnection
+from txnstore.db.postgresql.exchange import Answer, AnswerKind, Statement, exchange
+from txnstore.db.url import DatabaseUrl
+from txnstore.errors import InvalidRequest, InvalidUrl, StoreUnavailable
+
+#: The connection of a branch.
+Driver = psycopg.Connection[Any]
+
+#: https://www.postgresql.org/docs/current/errcodes-appendix.html
+INSUFFICIENT_PRIVILEGE: Final = "42501"
+UNDEFINED_OBJECT: Final = "42704"
+#: Of a prepared transaction: somebody else is ending it this moment.
+NOT_IN_PREREQUISITE_STATE: Final = "55000"
+DIVISION_BY_ZERO: Final = "22012"
+
+_BUSY_PAUSE_SECONDS: Final = 0.01
+
+#: Gids are put into statements as they are: PREPARE TRANSACTION takes no parameters.
+_GID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,199}", re.ASCII)
+_TRANSACTION_ID: Final = re.compile(r"[0-9]{1,20}", re.ASCII)
+
+_DOES_NOT_ANSWER: Final = "the connection to the other database does not answer ({}); nothing was changed"
+#: What to do where a database cannot vote.
+OUTBOX_INSTEAD: Final = "write the records to an outbox in that database instead (txnstore.Outbox)"
+
+_LOOK_AT_SERVER: Final = (
+    "SELECT pg_catalog.current_setting('max_prepared_transactions')::int, pg_catalog.pg_is_in_recovery(),"
+    " pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'execute')"
+)
+_TRANSACTION: Final = "SELECT pg_catalog.pg_current_xact_id()::text"
+_PREPARED: Final = (
+    "SELECT gid, owner::text FROM pg_catalog.pg_prepared_xacts"
+    " WHERE database = pg_catalog.current_database() AND pg_catalog.starts_with(gid, %s) ORDER BY prepared"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipatingDatabase:
+    """A database that has a share in transactions of a store; nothing here is secret."""
+
+    label: str
+    """host:port/name, as its client calls it."""
+
+    identity: str
+    """system identifier:oid, as its server knows it: the same by whatever name and user it is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBranch:
+    """A prepared transaction as its server lists it."""
+
+    gid: str
+    owner: str
+    """The role that prepared it; it and superusers may end it."""
+
+
+#: By connection, for as long as it lives: what does not change meanwhile is asked once.
+_known: Final[weakref.WeakKeyDictionary[Any, ParticipatingDatabase]] = weakref.WeakKeyDictionary()
+
+
+def check_usable(driver: object) -> Driver:
+    """Return the connection if a database transaction is open on it, or would be with its next statement.
+
+    Raises:
+        InvalidRequest: it is no connection to PostgreSQL, or not in a state to take part; says what to do.
+    """
+    if not isinstance(driver, psycopg.Connection):
+        raise InvalidRequest(
+            f"a {type(driver).__module__}.{type(driver).__name__} cannot vote on a transaction: another database takes"
+            f" part through a synchronous connection to PostgreSQL; {OUTBOX_INSTEAD}"
+        )
+    if driver.closed or driver.broken:
+        raise InvalidRequest("the connection to enlist is closed; nothing was changed")
+    if driver.pgconn.pipeline_status != PipelineStatus.OFF:
+        raise InvalidRequest("the connection to enlist is in pipeline mode: leave its pipeline() block first")
+    status = driver.info.transaction_status
+    if status == TransactionStatus.INERROR:
+        raise InvalidRequest("a statement has failed on the connection to enlist: roll it back first")
+    if status == TransactionStatus.IDLE and driver.autocommit:
+        raise InvalidRequest(
+            "the connection to enlist is in autocommit mode and no transaction is open on it: begin one first"
+        )
+    if status not in (TransactionStatus.IDLE, TransactionStatus.INTRANS):
+        raise InvalidRequest("the connection to enlist is in use; nothing was changed")
+    return driver
+
+
+def look_at_database(driver: Driver) -> ParticipatingDatabase:
+    """Return which database the connection leads to, if that can vote.
+
+    Raises:
+        InvalidRequest: it cannot; says why and what to do instead.
+        StoreUnavailable: the connection broke.
+    """
+    found = _known.get(driver)
+    if found is None:
+        found = _known[driver] = _look(driver)
+    return found
+
+
+def begin_branch(driver: Driver) -> str:
+    """Return the id of the database transaction that is open on the connection; one is begun if none is.
+
+    Raises:
+        StoreUnavailable: the connection broke.
+    """
+    (transaction_id,) = _ask(driver, _TRANSACTION)
+    return str(transaction_id)
+
+
+def prepare_statement(driver: Driver, gid: str, transaction_id: str) -> Statement:
+    """Return what prepares the database transaction of this id; another one, or none, is refused (22012).
+
+    PostgreSQL writes a vote to its disk whatever the setting is; where it waits for standbys, the vote does, too.
+    """
+    assert _TRANSACTION_ID.fullmatch(transaction_id)
+    text = (
+        "SELECT 1 / COALESCE((pg_catalog.pg_current_xact_id_if_assigned() OPERATOR(pg_catalog.=)"
+        f" '{transaction_id}'::pg_catalog.xid8)::int, 0); {MAKE_DURABLE}; PREPARE TRANSACTION '{_checked(gid)}'"
+    )
+    return Statement(driver, text, "PREPARE TRANSACTION")
+
+
+def end_statement(driver: Driver, gid: str, *, commit: bool) -> Statement:
+    """Return what ends a prepared branch."""
+    tag = f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED"
+    return Statement(driver, f"{tag} '{_checked(gid)}'", tag)
+
+
+def roll_back(driver: Driver, timeout_seconds: float) -> None:
+    """Roll back what is open on the connection; if that cannot be said, close it, which does the same."""
+    if driver.closed or driver.info.transaction_status == TransactionStatus.IDLE:
+        return
+    if exchange([Statement(driver, "ROLLBACK", "ROLLBACK")], timeout_seconds)[0].kind is not AnswerKind.DONE:
+        driver.pgconn.finish()
+
+
+def is_idle(driver: Driver) -> bool:
+    """Return whether the connection is open and no database transaction is open on it."""
+    return not driver.closed and driver.info.transaction_status == TransactionStatus.IDLE
+
+
+class BranchAddress:
+    """Where a connection leads and as whom, kept in memory to get there again once it is broken; never printed."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Take it from a connection that is open."""
+        self._parameters: dict[str, Any] = dict(driver.info.get_parameters())
+        self._password = driver.info.password
+
+    def connect(self, timeout_seconds: float) -> StoreConnection:
+        """Open another connection.
+
+        Raises:
+            TxnStoreError: the database cannot be reached, or lets this user in no more.
+        """
+        # libpq takes one second for two.
+        parameters = self._parameters | {"connect_timeout": max(2, int(timeout_seconds))}
+        if self._password:
+            parameters["password"] = self._password
+        return _connected(lambda: StoreConnection.connect(**parameters, autocommit=True, prepare_threshold=None))
+
+
+def connect_participant(url: DatabaseUrl) -> StoreConnection:
+    """Open a connection to a participating database.
+
+    Raises:
+        InvalidUrl: it is no URL of PostgreSQL.
+        TxnStoreError: the database cannot be reached, or does not let this user in.
+    """
+    if url.kind != "postgresql":
+        raise InvalidUrl(f"{url} is no PostgreSQL database: no other kind votes on transactions")
+    return _connected(lambda: connect_driver(url))
+
+
+def list_prepared(driver: StoreConnection, prefix: str) -> list[PreparedBranch]:
+    """Return what is prepared in this database, by whomever, under gids that begin with `prefix`; the oldest first.
+
+    Raises:
+        StoreUnavailable: the connection broke.
+    """
+    try:
+        with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
+            return [PreparedBranch(*row) for row in cursor.execute(_PREPARED, [prefix])]
+    except psycopg.Error as error:
+        raise StoreUnavailable(_DOES_NOT_ANSWER.format(error.sqlstate or type(error).__name__)) from None
+
+
+def end_prepared(driver: StoreConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
+    """Commit or roll back a prepared branch on a connection of our own, as the role that prepared it if need be.
+
+    While somebody else is ending it, that is waited for.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        answer = _end_prepared_now(driver, gid, commit=commit, timeout_seconds=timeout_seconds)
+        if answer.sqlstate != NOT_IN_PREREQUISITE_STATE or time.monotonic() >= deadline:
+            return answer
+        time.sleep(_BUSY_PAUSE_SECONDS)
+
+
+def _end_prepared_now(driver: StoreConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
+    statement = end_statement(driver, gid, commit=commit)
+    (answer,) = exchange([statement], timeout_seconds)
+    if answer.sqlstate != INSUFFICIENT_PRIVILEGE:
+        return answer
+    owner = next((branch.owner for branch in list_prepared(driver, gid) if branch.gid == gid), None)
+    if owner is None:
+        # Somebody else was quicker.
+        return Answer(AnswerKind.REFUSED, UNDEFINED_OBJECT)
+    set_role = Statement(driver, SQL("SET ROLE {}").format(Identifier(owner)).as_string(driver), "SET")
+    if exchange([set_role], timeout_seconds)[0].kind is not AnswerKind.DONE:
+        detail = f"only the role {owner!r}, which prepared it, its members and superusers may end this branch"
+        return Answer(AnswerKind.REFUSED, INSUFFICIENT_PRIVILEGE, detail)
+    (answer,) = exchange([statement], timeout_seconds)
+    exchange([Statement(driver, "RESET ROLE", "RESET")], timeout_seconds)
+    return answer
+
+
+def _look(driver: Driver) -> ParticipatingDatabase:
+    info = driver.info
+    label = f"{info.host or 'localhost'}:{info.port}/{info.dbname}"
+    prepared_max, is_standby, may_identify = _ask(driver, _LOOK_AT_SERVER)
+    if is_standby:
+        raise InvalidRequest(f"{label} is a standby: connect to its primary")
+    if prepared_max == 0:
+        raise InvalidRequest(
+            f"{label} cannot vote on a transaction: its server has max_prepared_transactions = 0; set it to the number"
+            f" of transactions that may be prepared at once and restart the server, or {OUTBOX_INSTEAD}"
+        )
+    if not may_identify:
+        raise InvalidRequest(
+            f"the role of the connection to {label} may not call pg_control_system(), which tells which database it"
+            " is: GRANT EXECUTE ON FUNCTION pg_control_system() to it"
+        )
+    system_identifier, oid = _ask(driver, IDENTIFY)
+    return ParticipatingDatabase(label, f"{system_identifier}:{oid}")
+
+
+def _ask(driver: Driver, question: str) -> tuple[Any, ...]:
+    try:
+        # Not the connection's own factories: rows and cursors may be of any kind there.
+        with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
+            row = cursor.execute(question).fetchone()
+    except psycopg.Error as error:
+        raise StoreUnavailable(_DOES_NOT_ANSWER.format(error.sqlstate or type(error).__name__)) from None
+    assert row is not None
+    return row
+
+
+def _connected(connect: Callable[[], StoreConnection]) -> StoreConnection:
+    try:
+        return connect()
+    except psycopg.Error as error:
+        raise connecting_error(str(error)) from None
+
+
+def _checked(gid: str) -> str:
+    assert _GID.fullmatch(gid), "a gid of ours has no other characters"
+    return gid

@@ -1,0 +1,182 @@
+"""This file is statements sent on connections of others, several at once, each wait with a deadline.
+
+They go past psycopg's own idea of transactions, straight to libpq, and one thread waits for all of the answers:
+
+    answers = exchange([Statement(driver, "ROLLBACK", "ROLLBACK") for driver in drivers], 30.0)
+"""
+
+from __future__ import annotations
+
+import enum
+import selectors
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.pq import DiagnosticField, ExecStatus
+
+from txnstore.db.postgresql.backend import DATA_EXCEPTION, UNKNOWN_AT_COMMIT
+
+#: How often a wait looks at its deadline even if nothing comes.
+_LOOK_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement to send on one connection."""
+
+    driver: psycopg.Connection[Any]
+    text: str
+    tag: str
+    """What the server says when it has done (the last of) it."""
+
+
+class AnswerKind(enum.Enum):
+    """What an answer says."""
+
+    DONE = "done"
+
+    REFUSED = "refused"
+    """The server has not done it."""
+
+    UNKNOWN = "unknown"
+    """It may have been done: the answer did not come, or says that the server went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a statement."""
+
+    kind: AnswerKind
+    sqlstate: str | None = None
+    detail: str = ""
+    """The server's primary line, or what happened to the connection; holds no values."""
+
+
+def exchange(statements: Sequence[Statement], timeout_seconds: float) -> list[Answer]:
+    """Send each statement on its connection and return the answers, in order, when all have come or time is up.
+
+    A connection whose answer did not come is closed: nobody knows what it would say next.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    conversations = [_Conversation(statement) for statement in statements]
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for conversation in conversations:
+            if conversation.lock(deadline):
+                stack.callback(conversation.unlock)
+                conversation.send()
+            if conversation.answer is None:
+                selector.register(conversation.socket, conversation.events, conversation)
+        while selector.get_map():
+            left_seconds = deadline - time.monotonic()
+            for key, events in selector.select(max(0.0, min(left_seconds, _LOOK_SECONDS))):
+                _go_on(selector, key, events)
+            if left_seconds <= 0:
+                break
+        for conversation in conversations:
+            conversation.close_if_unanswered()
+    return [conversation.answer for conversation in conversations if conversation.answer is not None]
+
+
+def _go_on(selector: selectors.BaseSelector, key: selectors.SelectorKey, events: int) -> None:
+    conversation: _Conversation = key.data
+    conversation.go_on(events)
+    if conversation.answer is not None:
+        selector.unregister(key.fileobj)
+    elif conversation.events != key.events:
+        selector.modify(key.fileobj, conversation.events, conversation)
+
+
+class _Conversation:
+    """One statement on one connection, from sending to the last of its results."""
+
+    def __init__(self, statement: Statement) -> None:
+        self._statement = statement
+        self._driver = statement.driver
+        self._pgconn = statement.driver.pgconn
+        self._refusal: Answer | None = None
+        self._tag = ""
+        self.answer: Answer | None = None
+        #: What it waits for, and where; the socket of a closed connection cannot be asked for any more.
+        self.events = selectors.EVENT_READ | selectors.EVENT_WRITE
+        self.socket = -1
+
+    def lock(self, deadline: float) -> bool:
+        """Keep other threads off the connection; False, and an answer, if one does not leave it."""
+        if not self._driver.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            self.answer = Answer(AnswerKind.REFUSED, None, "another thread is using the connection")
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Let other threads use the connection."""
+        self._driver.lock.release()
+
+    def send(self) -> None:
+        """Begin to send."""
+        if self._driver.closed:
+            self.answer = Answer(AnswerKind.REFUSED, None, "the connection was closed before")
+            return
+        self.socket = self._pgconn.socket
+        try:
+            self._pgconn.send_query(self._statement.text.encode())
+        except psycopg.Error:
+            # Some of it may have been sent.
+            self._give_up("the connection broke")
+
+    def go_on(self, events: int) -> None:
+        """Send more of it, or take what has come."""
+        try:
+            if events & selectors.EVENT_WRITE and not self._pgconn.flush():
+                self.events = selectors.EVENT_READ
+            if events & selectors.EVENT_READ:
+                self._read()
+        except psycopg.Error:
+            self._give_up("the connection broke")
+
+    def close_if_unanswered(self) -> None:
+        """Close the connection if nobody waits for its answer any more."""
+        if self.answer is None:
+            self._give_up("no answer came in time")
+
+    def _give_up(self, detail: str) -> None:
+        self.answer = Answer(AnswerKind.UNKNOWN, None, detail)
+        self._pgconn.finish()
+
+    def _read(self) -> None:
+        self._pgconn.consume_input()
+        while self.answer is None and not self._pgconn.is_busy():
+            result = self._pgconn.get_result()
+            if result is None:
+                self._conclude()
+            else:
+                self._take(result)
+
+    def _take(self, result: Any) -> None:
+        if result.status in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+            self._tag = (result.command_status or b"").decode()
+            return
+        state = result.error_field(DiagnosticField.SQLSTATE)
+        if state is None:
+            # libpq's own words: the connection is gone.
+            self._give_up("the connection broke")
+            return
+        sqlstate = state.decode()
+        told = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+        if sqlstate.startswith(DATA_EXCEPTION):
+            told = "a value is none that was expected"
+        kind = AnswerKind.UNKNOWN if sqlstate.startswith(UNKNOWN_AT_COMMIT) else AnswerKind.REFUSED
+        self._refusal = Answer(kind, sqlstate, told)
+
+    def _conclude(self) -> None:
+        if self._refusal is not None:
+            self.answer = self._refusal
+        elif self._tag == self._statement.tag:
+            self.answer = Answer(AnswerKind.DONE)
+        else:
+            # PREPARE TRANSACTION of a failed database transaction is answered ROLLBACK, without an error.
+            self.answer = Answer(AnswerKind.REFUSED, None, f"the server answered {self._tag or 'nothing'}")

@@ -1,0 +1,1 @@
+"""SQLite's side of the seam: connections, checkpoints, wakeups, and its text of the view."""

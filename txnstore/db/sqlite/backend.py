@@ -1,0 +1,295 @@
+"""This file is SQLite's side of the seam: WAL with full durability, one writer at a time, and its error codes."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import sqlite3
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.base import SQLiteIdentifierPreparer
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
+
+from txnstore.clock import Clock
+from txnstore.db.backend import Access, Limits, Stage
+from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
+from txnstore.db.sqlite.checkpoint import Checkpointer
+from txnstore.db.sqlite.connections import close_before_fork, connect
+from txnstore.db.sqlite.waiter import DataVersionWaiter, InProcessAnnouncer
+from txnstore.db.url import DatabaseUrl
+from txnstore.errors import (
+    ForeignSchema,
+    InvalidUrl,
+    OutcomeUnknown,
+    PermissionDenied,
+    StatementFailed,
+    StatementTimedOut,
+    StoreBusy,
+    StoreDamaged,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TransactionPoisoned,
+    TxnStoreError,
+)
+
+#: Result codes by name, longest match first: https://www.sqlite.org/rescode.html
+ERRORS_BY_NAME: Final[dict[str, type[TxnStoreError]]] = {
+    "SQLITE_BUSY": StoreBusy,
+    "SQLITE_LOCKED": StoreBusy,
+    "SQLITE_PROTOCOL": StoreBusy,
+    "SQLITE_FULL": StoreFull,
+    "SQLITE_READONLY": StoreReadOnly,
+    "SQLITE_IOERR": StoreUnavailable,
+    "SQLITE_CANTOPEN": StoreUnavailable,
+    "SQLITE_NOMEM": StoreUnavailable,
+    "SQLITE_CORRUPT": StoreDamaged,
+    "SQLITE_NOTADB": StoreDamaged,
+    "SQLITE_PERM": PermissionDenied,
+    "SQLITE_AUTH": PermissionDenied,
+    "SQLITE_INTERRUPT": StatementTimedOut,
+}
+#: At COMMIT these leave it open whether the frames in the WAL count: they may come back after a crash.
+UNKNOWN_AT_COMMIT: Final = ("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CANTOPEN", "SQLITE_NOMEM")
+
+#: What SQLite says, without a code of its own, when somebody has changed our tables.
+MISSING: Final = re.compile(r"^no such (table|column): |^table \S+ has no column named ")
+#: The first one with STRICT tables.
+OLDEST_VERSION: Final = (3, 37, 0)
+
+#: In `Connection.info` while one of our database transactions is open on the connection.
+_OPEN: Final = "txnstore_open"
+
+
+class _PrefixingPreparer(SQLiteIdentifierPreparer):
+    """Puts the prefix before the names of our tables and indexes, and leaves out their schema."""
+
+    def quote(self, ident: str) -> str:
+        return super().quote(SQLITE_PREFIX + ident if isinstance(ident, StoreName) else ident)
+
+    def schema_for_object(self, obj: Any) -> str | None:  # type: ignore[override]  # declared as an attribute
+        return None if obj.schema == CODE_SCHEMA else obj.schema
+
+
+class StoreSQLiteDialect(SQLiteDialect_pysqlite):
+    """SQLAlchemy's own dialect with our names and our clock."""
+
+    preparer = _PrefixingPreparer
+    supports_statement_cache = True
+    clock: Clock | None = None
+
+
+registry.register("sqlite.txnstore", __name__, "StoreSQLiteDialect")
+
+
+class _LocalClock:
+    """This machine's clock: for SQLite, the database server is this machine."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+_LOCAL_CLOCK: Final = _LocalClock()
+
+
+class SQLiteBackend:
+    """SQLite: everything in one file, also for several processes on one machine."""
+
+    name = "sqlite"
+    keeps_prepared = False
+
+    def create_engine(
+        self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int
+    ) -> Engine:
+        """Return an engine on the file; a new file is readable by its owner only."""
+        del schema  # SQLite has no schemas: names carry a prefix
+        path = _path_of(url)
+        engine = create_engine(
+            "sqlite+txnstore://",
+            creator=lambda: connect(path),
+            poolclass=QueuePool,
+            pool_size=pool_size,
+            max_overflow=pool_size,
+            pool_timeout=limits.retry_timeout_ms / 1000,
+            isolation_level="AUTOCOMMIT",
+            hide_parameters=True,
+        )
+        engine.dialect.clock = clock or _LOCAL_CLOCK  # type: ignore[attr-defined]  # our own dialect class
+        event.listen(engine, "before_cursor_execute", _refuse_after_rollback)
+        close_before_fork(engine, Engine.dispose)
+        engine.dialect.checkpointer = Checkpointer(path)  # type: ignore[attr-defined]  # our own dialect class
+        return engine
+
+    def begin(self, connection: Connection, access: Access, limits: Limits) -> None:
+        """Begin; a writer takes the file's one write lock at once.
+
+        A deferred transaction that turns to writing after somebody else's commit fails with BUSY_SNAPSHOT, whatever
+        the time it waits.
+        """
+        del limits  # the write lock is held for one short transaction of a process on this machine
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if access is Access.WRITE else "BEGIN")
+        connection.info[_OPEN] = True
+
+    def commit(self, connection: Connection) -> None:
+        """Commit; refused if SQLite has rolled back by itself, as it does when the disk is full."""
+        if not _driver_connection(connection).in_transaction:
+            raise TransactionPoisoned("SQLite had rolled this database transaction back already; nothing was changed")
+        connection.exec_driver_sql("COMMIT")
+        connection.info.pop(_OPEN, None)
+
+    def rollback(self, connection: Connection) -> None:
+        """Roll back if SQLite has not done so by itself."""
+        connection.info.pop(_OPEN, None)
+        if _driver_connection(connection).in_transaction:
+            connection.exec_driver_sql("ROLLBACK")
+
+    def translate(self, error: DBAPIError, stage: Stage) -> TxnStoreError:
+        """Return our error by the name of SQLite's result code; its text holds neither values nor secrets."""
+        name = getattr(error.orig, "sqlite_errorname", None) or "SQLITE_ERROR"
+        detail = f"SQLite answered {name} while {stage.value}"
+        if stage is Stage.COMMIT and name.startswith(UNKNOWN_AT_COMMIT):
+            return OutcomeUnknown(f"{detail}: whether the change was made will show at the next write")
+        for prefix, kind in ERRORS_BY_NAME.items():
+            if name.startswith(prefix):
+                return kind(f"{detail}; nothing was changed")
+        kind = ForeignSchema if MISSING.search(str(error.orig)) else StatementFailed
+        return kind(f"{detail} ({error.orig}); nothing was changed")
+
+    def is_contended(self, error: DBAPIError) -> bool:
+        """Return whether another connection holds the lock that is needed."""
+        name = getattr(error.orig, "sqlite_errorname", None) or ""
+        return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"))
+
+    def after_commit(self, engine: Engine) -> None:
+        """Move the WAL into the file once it is long."""
+        engine.dialect.checkpointer.run_if_due()  # type: ignore[attr-defined]  # our own dialect class
+
+    def waiter(self, engine: Engine, url: DatabaseUrl, *, channel: str) -> DataVersionWaiter:
+        """Return what notices commits of other connections by the file's data version."""
+        del engine, channel
+        return DataVersionWaiter(_path_of(url))
+
+    def announcer(self, url: DatabaseUrl, *, channel: str) -> InProcessAnnouncer:
+        """Return what wakes readers of this process; others notice commits by the file's data version."""
+        del channel
+        return InProcessAnnouncer(_path_of(url))
+
+    def exists(self, url: DatabaseUrl) -> bool:
+        """Return whether the file is there."""
+        return Path(_path_of(url)).exists()
+
+    def identity(self, connection: Connection) -> str | None:
+        """Return file system:file, by their numbers: the same after a move within one and VACUUM.
+
+        Most file systems make their number of their uuid (ext4, Btrfs), so it outlives a new mount. XFS and those over
+        a network make it of the device's number, which may be another one after a start: the store seems moved then.
+        """
+        files = connection.exec_driver_sql("PRAGMA database_list").all()
+        path = next(path for _, name, path in files if name == "main")
+        file = os.stat(path)  # noqa: PTH116 - as everywhere here
+        file_system = os.statvfs(path).f_fsid if hasattr(os, "statvfs") else file.st_dev
+        return f"{file_system or file.st_dev:x}:{file.st_ino}"
+
+    def check_database(self, connection: Connection) -> None:
+        """Refuse an SQLite without STRICT tables."""
+        del connection
+        if sqlite3.sqlite_version_info < OLDEST_VERSION:
+            raise InvalidUrl(
+                f"this Python has SQLite {sqlite3.sqlite_version}; txnstore needs"
+                f" {'.'.join(map(str, OLDEST_VERSION))} or newer"
+            )
+
+    def table_names(self, connection: Connection, schema: str) -> frozenset[str]:
+        """Return the names behind our prefix."""
+        del schema
+        rows = connection.execute(
+            text(
+                "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND substr(name, 1, :length) = :prefix"
+            ),
+            {"length": len(SQLITE_PREFIX), "prefix": SQLITE_PREFIX},
+        )
+        return frozenset(name.removeprefix(SQLITE_PREFIX) for (name,) in rows)
+
+
+def _driver_connection(connection: Connection) -> sqlite3.Connection:
+    driver: Any = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver
+
+
+def _refuse_after_rollback(connection: Connection, *_: object) -> None:
+    """Refuse a statement after SQLite rolled back by itself: it would commit alone, a torn transaction."""
+    if connection.info.get(_OPEN) and not _driver_connection(connection).in_transaction:
+        raise TransactionPoisoned
+
+
+def _path_of(url: DatabaseUrl) -> str:
+    """Return the file; a store in memory is a temporary file that all stores of this process share."""
+    database = url.url.database
+    if url.url.query:
+        raise InvalidUrl("an SQLite URL takes no options: only sqlite:///path/to/file.db")
+    if database in (None, "", ":memory:"):
+        return _memory_path()
+    assert database is not None
+    if database.startswith("file:"):
+        raise InvalidUrl("give the plain path of the SQLite file, not a file: URI")
+    path = Path(database).absolute()
+    _check_path(path)
+    return str(path)
+
+
+def _check_path(path: Path) -> None:
+    """Refuse what can be no SQLite file, without waiting for it: to open a FIFO waits for its other end."""
+    try:
+        if not stat.S_ISDIR(path.parent.stat().st_mode):
+            raise InvalidUrl(f"the folder of the SQLite file {str(path)!r} is no folder")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidUrl(f"{str(path)!r} is not a file: an SQLite store is one regular file")
+        if not _may(path, os.R_OK):
+            raise PermissionDenied(f"this user may not read the SQLite file {str(path)!r}")
+    except FileNotFoundError:
+        if not path.parent.exists():
+            raise InvalidUrl(f"the folder of the SQLite file {str(path)!r} does not exist; create it first") from None
+        if not _may(path.parent, os.W_OK):
+            raise PermissionDenied(f"this user may not make the SQLite file {str(path)!r}") from None
+    except PermissionError:
+        raise PermissionDenied(f"this user may not look for the SQLite file {str(path)!r}") from None
+    except OSError as error:
+        raise InvalidUrl(f"{str(path)!r} cannot be an SQLite file: {error.strerror}") from None
+
+
+def _may(path: Path, mode: int) -> bool:
+    """Return whether this user may read or write; SQLite would say that it cannot open the file, and not why."""
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+_memory_folder: str | None = None
+
+
+def _memory_path() -> str:
+    """Return the file behind `sqlite://`, deleted when the process ends.
+
+    SQLite's own memory databases have no WAL and lock whole tables; a file that nobody else knows has the same
+    behaviour as the real thing.
+    """
+    global _memory_folder  # noqa: PLW0603 - one for the process, made at first use
+    if _memory_folder is None:
+        _memory_folder = tempfile.mkdtemp(prefix="txnstore-")
+        atexit.register(_remove_memory_folder, _memory_folder, os.getpid())
+    return str(Path(_memory_folder) / "memory.db")
+
+
+def _remove_memory_folder(folder: str, owner: int) -> None:
+    # A forked child ends as well, and the folder is still its parent's.
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,254 @@
+"""This file is how rows of the outbox become record batches: which topic and partition, or why they cannot.
+
+A row is judged before anything is written for it: what the append would refuse, it would refuse for all rows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from sqlalchemy import Connection, Row
+
+from txnstore.config import Settings
+from txnstore.db.settings import read_store_settings
+from txnstore.errors import InvalidTopic, UnknownTopicOrPartition, UnsupportedCompression, WrongCluster
+from txnstore.log.append import Append
+from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordColumns, encode_columns
+from txnstore.log.columns import DamagedColumn
+from txnstore.log.compression import Codec, codec_for_topic, require_codec
+from txnstore.log.headers import unpack_record_headers
+from txnstore.log.partitioners import partitions_of_keys
+from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topics
+from txnstore.model import Header
+
+#: About how much goes into one batch: what producers send by default (batch.size).
+BATCH_BYTES: Final = 1_000_000
+#: What a record takes beside its key, value and headers, at most: positions and a timestamp.
+RECORD_OVERHEAD_BYTES: Final = 64
+#: How many topics one statement asks for; databases limit its parameters.
+_NAMES_MAX: Final = 1_000
+#: The producers' default.
+PARTITIONER: Final = "consistent_random"
+
+#: Where the columns stand in a row that was taken.
+OUTBOX_ID, _, TOPIC, PARTITION_NUMBER, KEY = range(5)
+
+#: A row on its way into a batch: its number, key, value, timestamp and headers.
+_Item = tuple[int, bytes | None, bytes | None, int, Sequence[Header]]
+
+
+@dataclass(frozen=True, slots=True)
+class Destinations:
+    """The topics that some rows name, as they are now."""
+
+    topics: dict[str, Topic]
+    refused: dict[str, str]
+    """Why a topic cannot be written to."""
+
+    database_id: int
+    """The database of the outbox: what lives in another one is out of its reach."""
+
+    def partition_ids(self, wanted: Iterable[tuple[str, int | None]]) -> list[int]:
+        """Return the partitions of this database that rows with these topics and partitions may go to."""
+        found: set[int] = set()
+        for name, wanted_number in wanted:
+            topic = self.topics.get(name)
+            for number, partition_id in enumerate(() if topic is None else topic.partition_ids):
+                if wanted_number in (None, number) and topic is not None and topic.leaders[number] == self.database_id:
+                    found.add(partition_id)
+        return sorted(found)
+
+
+@dataclass(slots=True)
+class Sorted:
+    """Rows on their way into partitions."""
+
+    appends: list[Append] = field(default_factory=list)
+    record_count: int = 0
+    refusals: dict[int, str] = field(default_factory=dict)
+    """By row, why it cannot become a record."""
+
+
+def find_destinations(connection: Connection, names: Collection[str], database_id: int) -> Destinations:
+    """Return the topics with these names; what is not there is created if the store creates topics by their use.
+
+    Topics come before heads: whoever creates one waits for another creator only.
+    """
+    refused: dict[str, str] = {}
+    wanted: list[str] = []
+    for name in sorted(set(names)):
+        try:
+            check_topic_name(name)
+        except InvalidTopic as error:
+            refused[name] = str(error)
+        else:
+            wanted.append(name)
+    topics: dict[str, Topic] = {}
+    for start in range(0, len(wanted), _NAMES_MAX):
+        topics.update((topic.name, topic) for topic in find_topics(connection, wanted[start : start + _NAMES_MAX]))
+    missing = [name for name in wanted if name not in topics]
+    settings = read_store_settings(connection) if missing else None
+    for name in missing:
+        try:
+            topics[name] = _create(connection, name, settings)
+        except (InvalidTopic, UnknownTopicOrPartition, WrongCluster) as error:
+            refused[name] = str(error)
+    return Destinations(topics, refused, database_id)
+
+
+def _create(connection: Connection, name: str, settings: Settings | None) -> Topic:
+    assert settings is not None
+    if not settings["auto.create.topics.enable"]:
+        raise UnknownTopicOrPartition(f"there is no topic {name}, and the store creates none by their use")
+    return ensure_topic(connection, name, partition_count=settings["num.partitions"])
+
+
+def sort_rows(rows: Sequence[Row[Any]], found: Destinations, now_ms: int, random_: random.Random) -> Sorted:
+    """Return the rows as batches for their partitions, in the order given, and why some of them are none.
+
+    Rows without key and partition go to one partition of each topic, so that they stay in order and make full batches.
+    """
+    result = Sorted()
+    by_topic: dict[str, list[Row[Any]]] = {}
+    for row in rows:
+        by_topic.setdefault(row[TOPIC], []).append(row)
+    for name, topic_rows in by_topic.items():
+        topic = found.topics.get(name)
+        if topic is None:
+            result.refusals.update((row[OUTBOX_ID], found.refused[name]) for row in topic_rows)
+            continue
+        target = _Target.of(topic, found.database_id, now_ms, random_)
+        for number, items in _sort_topic(target, topic_rows, result).items():
+            _encode_all(topic.partition_ids[number], topic, items, result)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A topic that rows go to, with what is asked of each of them."""
+
+    topic: Topic
+    own: frozenset[int]
+    """The numbers of the partitions in the outbox's database."""
+
+    keyless: int
+    """The partition of what may go anywhere: where this outbox reaches."""
+
+    now_ms: int
+    earliest_ms: int
+    latest_ms: int
+
+    @classmethod
+    def of(cls, topic: Topic, database_id: int, now_ms: int, random_: random.Random) -> Self:
+        own = [number for number, home in enumerate(topic.leaders) if home == database_id]
+        earliest_ms, latest_ms = 0, TIMESTAMP_MS_MAX
+        if topic.settings["message.timestamp.type"] == "CreateTime":
+            earliest_ms = max(earliest_ms, now_ms - topic.settings["message.timestamp.before.max.ms"])
+            latest_ms = min(latest_ms, now_ms + topic.settings["message.timestamp.after.max.ms"])
+        return cls(topic, frozenset(own), random_.choice(own or [0]), now_ms, earliest_ms, latest_ms)
+
+
+def _sort_topic(target: _Target, rows: Sequence[Any], result: Sorted) -> dict[int, list[_Item]]:
+    """Return the rows of a topic by partition number, without those that cannot become records."""
+    keys = [row[KEY] for row in rows if row[PARTITION_NUMBER] is None and row[KEY]]
+    hashed = iter(partitions_of_keys(PARTITIONER, keys, len(target.topic.partition_ids)))
+    sorted_: dict[int, list[_Item]] = {}
+    for outbox_id, _, _, number, key, value, headers_text, timestamp_ms in rows:
+        if number is None:
+            number = next(hashed) if key else target.keyless  # noqa: PLW2901 - where it goes
+        if timestamp_ms is None:
+            timestamp_ms = target.now_ms  # noqa: PLW2901 - when it was
+        why = None
+        headers: Sequence[Header] = ()
+        if number not in target.own:
+            why = _why_no_partition(target.topic, number)
+        elif not target.earliest_ms <= timestamp_ms <= target.latest_ms:
+            why = _why_no_time(target, timestamp_ms)
+        elif headers_text is not None:
+            try:
+                headers = _headers(headers_text)
+            except (DamagedColumn, UnicodeEncodeError) as error:
+                why = f"its headers are not [name, value, ...] with text, [hex digits] or null as values ({error})"
+        if why is None:
+            sorted_.setdefault(number, []).append((outbox_id, key, value, timestamp_ms, headers))
+        else:
+            result.refusals[outbox_id] = why
+    return sorted_
+
+
+def _headers(text: str) -> Sequence[Header]:
+    headers = unpack_record_headers(text)
+    for name, _ in headers:
+        name.encode()
+    return headers
+
+
+def _why_no_partition(topic: Topic, number: int) -> str:
+    count = len(topic.partition_ids)
+    if not 0 <= number < count:
+        return f"topic {topic.name} has partitions 0 to {count - 1}, not {number}"
+    return (
+        f"partition {number} of topic {topic.name} lives in another database of the cluster, and an outbox reaches"
+        " only those in its own; produce to it with a producer"
+    )
+
+
+def _why_no_time(target: _Target, timestamp_ms: int) -> str:
+    if timestamp_ms < 0:
+        return f"its timestamp is {timestamp_ms}, and timestamps are milliseconds since 1970, none below 0"
+    side, setting = ("after", "after") if timestamp_ms > target.now_ms else ("before", "before")
+    return (
+        f"its timestamp lies {abs(timestamp_ms - target.now_ms)} ms {side} the store's time, more than the topic's"
+        f" message.timestamp.{setting}.max.ms"
+    )
+
+
+def _encode_all(partition_id: int, topic: Topic, items: list[_Item], result: Sorted) -> None:
+    largest: int = topic.settings["max.message.bytes"]
+    bytes_max = min(BATCH_BYTES, largest)
+    start = size_bytes = 0
+    for index, (_, key, value, _, headers) in enumerate(items):
+        item_bytes = RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+        for name, content in headers:
+            item_bytes += RECORD_OVERHEAD_BYTES + len(name) + len(content or b"")
+        if index > start and size_bytes + item_bytes > bytes_max:
+            _encode(partition_id, topic, items[start:index], result)
+            start, size_bytes = index, 0
+        size_bytes += item_bytes
+    _encode(partition_id, topic, items[start:], result)
+
+
+def _encode(partition_id: int, topic: Topic, items: list[_Item], result: Sorted) -> None:
+    """Add one batch, or two halves of one that came out larger than the topic allows."""
+    columns = RecordColumns(
+        [item[1] for item in items],
+        [item[2] for item in items],
+        [item[3] for item in items],
+        [item[4] for item in items],
+    )
+    batch = encode_columns(columns, codec=_codec(topic))
+    largest: int = topic.settings["max.message.bytes"]
+    if batch.size_bytes <= largest:
+        result.appends.append(Append(partition_id, batch, topic.settings))
+        result.record_count += len(items)
+    elif len(items) == 1:
+        result.refusals[items[0][0]] = (
+            f"it takes {batch.size_bytes} bytes, above the max.message.bytes of topic {topic.name}, {largest}"
+        )
+    else:
+        half = len(items) // 2
+        _encode(partition_id, topic, items[:half], result)
+        _encode(partition_id, topic, items[half:], result)
+
+
+def _codec(topic: Topic) -> Codec:
+    """Return how the topic compresses; none where the package that does it is missing here: no row is to blame."""
+    codec = codec_for_topic(topic.settings["compression.type"], Codec.NONE)
+    try:
+        require_codec(codec)
+    except UnsupportedCompression:
+        return Codec.NONE
+    return codec

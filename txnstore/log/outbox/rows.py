@@ -1,0 +1,220 @@
+"""This file is the rows of the outbox: which ones are there, taken out, and marked as what can be no record.
+
+Rows are found by being visible and taken by being deleted, never by a position that somebody remembers: numbers are
+given out in one order and committed in another, so a row may appear below all that were taken before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Row, bindparam, delete, exists, func, select, update
+
+from txnstore.db.row_counts import must_hit
+from txnstore.db.schema import databases, outbox, outbox_sequencers, stores
+from txnstore.db.server_time import server_now_ms
+from txnstore.db.sqlite.text import any_text
+from txnstore.errors import WriteConflict
+
+#: How many rows are in memory at once, and about how many bytes of them.
+PAGE_ROWS_MAX: Final = 5_000
+PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+
+#: A database transaction of a caller; None stands for the rows of which the database does not know it.
+CallerId = int | None
+
+
+class Listed(NamedTuple):
+    """A row of the outbox without what it carries."""
+
+    outbox_id: int
+    caller_id: CallerId
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Rows in the order of their numbers, as many as make a page."""
+
+    rows: Sequence[Listed]
+    is_cut: bool
+    """Whether there may be more behind them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The sequencer's lock is held."""
+
+    now_ms: int
+    """The store's clock when it was given."""
+
+    database_id: int
+    """The number of this database in its cluster."""
+
+
+_WAITS: Final = outbox.c.refusal.is_(None)
+#: Whether a row waits, as a column of any statement: one look into the partial index on those that wait.  By the order
+#: of that index, for PostgreSQL without statistics takes the first row of the whole table to be one that waits.
+OUTBOX_WAITS: Final = (
+    select(outbox.c.outbox_id).where(_WAITS).order_by(outbox.c.outbox_id).limit(1).correlate(None).scalar_subquery()
+).is_not(None)
+_ANY: Final = select(OUTBOX_WAITS)
+# This lock makes one sequencer of many. The statements behind it see all that the one before has committed; without
+# it, a later row could pass an earlier one that somebody else is about to append.
+_LOCKED: Final = select(
+    server_now_ms().label("now_ms"),
+    # By its uuid, for this connection may know nothing of the cluster; alone, the list has this one.
+    select(databases.c.database_id)
+    .join(stores, stores.c.store_uuid == databases.c.store_uuid)
+    .scalar_subquery()
+    .label("database_id"),
+).select_from(outbox_sequencers)
+_LOCK: Final = _LOCKED.with_for_update()
+_TRY_LOCK: Final = _LOCKED.with_for_update(skip_locked=True)
+_SIZE: Final = (
+    func.coalesce(func.length(outbox.c.key), 0)
+    + func.coalesce(func.length(outbox.c.value), 0)
+    + func.coalesce(func.length(outbox.c.headers), 0)
+)
+_LIST: Final = (
+    select(outbox.c.outbox_id, outbox.c.transaction_id, _SIZE)
+    .where(_WAITS, outbox.c.outbox_id > bindparam("after_id"))
+    .order_by(outbox.c.outbox_id)
+    .limit(bindparam("rows_max"))
+)
+_GOES_ON: Final = (
+    select(outbox.c.transaction_id)
+    .distinct()
+    .where(
+        _WAITS,
+        outbox.c.outbox_id > bindparam("last_id"),
+        outbox.c.transaction_id.in_(bindparam("caller_ids", expanding=True)),
+    )
+)
+_UNKNOWN_GOES_ON: Final = select(
+    exists().where(_WAITS, outbox.c.outbox_id > bindparam("last_id"), outbox.c.transaction_id.is_(None))
+)
+_LAST_IDS: Final = (
+    select(outbox.c.transaction_id, func.max(outbox.c.outbox_id)).where(_WAITS).group_by(outbox.c.transaction_id)
+)
+_DESTINATIONS: Final = (
+    select(outbox.c.topic, outbox.c.partition_number)
+    .distinct()
+    .where(_WAITS, outbox.c.outbox_id <= bindparam("last_id"))
+)
+_BETWEEN: Final = outbox.c.outbox_id.between(bindparam("first_id"), bindparam("last_id"))
+_READ: Final = (
+    select(
+        outbox.c.outbox_id,
+        outbox.c.transaction_id,
+        outbox.c.topic,
+        outbox.c.partition_number,
+        outbox.c.key,
+        outbox.c.value,
+        outbox.c.headers,
+        outbox.c.timestamp_ms,
+    )
+    .where(_WAITS, _BETWEEN)
+    .order_by(outbox.c.outbox_id)
+)
+_DELETE: Final = delete(outbox).where(_BETWEEN)
+_COUNT: Final = update(outbox_sequencers).values(
+    sequenced_count=outbox_sequencers.c.sequenced_count + bindparam("moved_count")
+)
+_REFUSE_ROW: Final = (
+    update(outbox).where(outbox.c.outbox_id == bindparam("of_outbox_id")).values(refusal=bindparam("why"))
+)
+_REFUSE_CALLER: Final = (
+    update(outbox).where(outbox.c.transaction_id == bindparam("of_caller_id"), _WAITS).values(refusal=bindparam("why"))
+)
+
+
+def has_outbox_rows(connection: Connection) -> bool:
+    """Return whether a row waits to become a record; cheap enough to be asked again and again."""
+    return bool(connection.execute(_ANY).scalar_one())
+
+
+def lock_outbox(connection: Connection, *, waits: bool) -> Lock | None:
+    """Become the sequencer until the database transaction ends; None if another one is and this one shall not wait."""
+    row = connection.execute(_LOCK if waits else _TRY_LOCK).one_or_none()
+    return None if row is None else Lock(row.now_ms, row.database_id)
+
+
+def list_rows(connection: Connection, *, after_id: int) -> Listing:
+    """Return a page of the rows that wait, behind the one with this number; at least one if there is one."""
+    found = connection.execute(_LIST, {"after_id": after_id, "rows_max": PAGE_ROWS_MAX}).all()
+    rows: list[Listed] = []
+    size_bytes = 0
+    for row in found:
+        size_bytes += row[2]
+        if rows and size_bytes > PAGE_BYTES_MAX:
+            break
+        rows.append(Listed._make(row))
+    return Listing(rows, is_cut=len(rows) < len(found) or len(found) == PAGE_ROWS_MAX)
+
+
+def callers_going_on(connection: Connection, caller_ids: Collection[CallerId], last_id: int) -> set[CallerId]:
+    """Return which of these database transactions have rows behind `last_id`, too."""
+    known = [caller_id for caller_id in caller_ids if caller_id is not None]
+    going_on: set[CallerId] = set()
+    if known:
+        going_on.update(connection.execute(_GOES_ON, {"last_id": last_id, "caller_ids": known}).scalars())
+    if None in caller_ids and connection.execute(_UNKNOWN_GOES_ON, {"last_id": last_id}).scalar_one():
+        going_on.add(None)
+    return going_on
+
+
+def last_ids_of_callers(connection: Connection) -> dict[CallerId, int]:
+    """Return the last row of each database transaction, of all rows that wait."""
+    return {row[0]: row[1] for row in connection.execute(_LAST_IDS)}
+
+
+def destinations(connection: Connection, last_id: int) -> list[tuple[str, int | None]]:
+    """Return the topics and partitions that the rows up to `last_id` name."""
+    with any_text(connection):
+        return [(row[0], row[1]) for row in connection.execute(_DESTINATIONS, {"last_id": last_id})]
+
+
+def take_rows(connection: Connection, outbox_ids: Sequence[int]) -> list[Row[Any]]:
+    """Delete these rows, at least one and in the order of their numbers, and return them in it.
+
+    Raises:
+        WriteConflict: somebody else has deleted one meanwhile; the database transaction begins again without it.
+    """
+    wanted = frozenset(outbox_ids)
+    # Text that is no UTF-8 makes a row that is refused; as an error it would stop all others, too.
+    with any_text(connection):
+        found: Sequence[Any] = connection.execute(_READ, {"first_id": outbox_ids[0], "last_id": outbox_ids[-1]}).all()
+    # In runs without a gap, where no other row can be: it would have to be named thousands of times otherwise.
+    runs = [{"first_id": first, "last_id": last} for first, last in _runs(outbox_ids)]
+    if connection.execute(_DELETE, runs).rowcount != len(outbox_ids):
+        # What its owner has taken back is not to become a record.
+        raise WriteConflict("a row of the outbox was deleted while it was to become a record; nothing was changed")
+    return [row for row in found if row[0] in wanted]
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last number of each run without a gap."""
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number != last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+def count_moved(connection: Connection, moved_count: int) -> None:
+    """Add to how many rows have become records."""
+    must_hit(connection, _COUNT, {"moved_count": moved_count})
+
+
+def refuse_rows(connection: Connection, refusals: Mapping[int, str], callers: Iterable[tuple[int, str]]) -> None:
+    """Write why these rows, and all others of these database transactions, cannot become records."""
+    if refusals:
+        connection.execute(_REFUSE_ROW, [{"of_outbox_id": number, "why": why} for number, why in refusals.items()])
+    further = [{"of_caller_id": caller_id, "why": why} for caller_id, why in callers]
+    if further:
+        connection.execute(_REFUSE_CALLER, further)

@@ -1,0 +1,217 @@
+"""This file is the sequencer: rows that callers have committed into the outbox become records in their partitions.
+
+One round is one database transaction, so a row is in the outbox or in its partition, never in both and never in none.
+All rows of a caller's database transaction go in the same round: readers see all of them or none.  They go in the
+order of their numbers, which follows causes: who has seen a row's commit gets a higher number.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row
+
+from txnstore.db.store import Store
+from txnstore.errors import InvalidTimestamp, UnknownTopicOrPartition
+from txnstore.log.append import append
+from txnstore.log.heads import lock_heads
+from txnstore.log.outbox.records import Destinations, find_destinations, sort_rows
+from txnstore.log.outbox.rows import (
+    CallerId,
+    Listed,
+    Listing,
+    callers_going_on,
+    count_moved,
+    destinations,
+    has_outbox_rows,
+    last_ids_of_callers,
+    list_rows,
+    lock_outbox,
+    refuse_rows,
+    take_rows,
+)
+
+_log = logging.getLogger(__name__)
+
+#: How often a round is begun anew because a topic was changed under it.
+_TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sequenced:
+    """What one round has done."""
+
+    moved_count: int = 0
+    """How many rows have become records."""
+
+    refused_count: int = 0
+    """How many rows cannot become records: the column `refusal` says why, and nobody looks at them again."""
+
+    is_busy: bool = False
+    """Whether somebody else is sequencing at this moment."""
+
+    has_more: bool = False
+    """Whether there may be more rows to move now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The database transactions of callers whose rows go in this round: all of their rows, up to `last_id`."""
+
+    callers: frozenset[CallerId]
+    last_id: int
+    fits: bool
+    """Whether the rows are all in the first page."""
+
+
+class _Refused(Exception):
+    """Some rows cannot become records: this round is rolled back, and they are marked."""
+
+    def __init__(self, refusals: dict[int, str], callers: list[tuple[int, str]]) -> None:
+        super().__init__()
+        self.refusals = refusals
+        self.callers = callers
+
+
+def sequence_outbox(store: Store, *, waits: bool = False, retry_timeout_ms: int | None = None) -> Sequenced:
+    """Move a round of rows from the outbox into their partitions, in one database transaction of its own.
+
+    Anybody may call it at any time; two at once do no harm.  With `waits` it waits for whoever is at it, otherwise it
+    returns at once.  Rows that cannot become records are marked, with all others of their caller's database
+    transaction.  (SQLite does not know which rows belong together: there a row is marked alone.)  Readers are told.
+
+    Raises:
+        TxnStoreError: the database refused or cannot be reached; the round was made as a whole or not at all.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            done = store.write(lambda connection: _round(connection, waits=waits), retry_timeout_ms=retry_timeout_ms)
+        except _Refused as refused:
+            return _mark(store, refused, retry_timeout_ms)
+        except (UnknownTopicOrPartition, InvalidTimestamp):
+            # A topic was deleted or configured in between; the next try sees it as it is now.
+            if tries_left == 0:
+                raise
+        else:
+            if done.moved_count:
+                store.announce()
+            return done
+    raise AssertionError
+
+
+def drain_outbox(store: Store) -> int:
+    """Move everything that is committed into the outbox when this is called; return how many rows were moved.
+
+    Raises:
+        TxnStoreError: as `sequence_outbox`; what was moved before stays moved.
+    """
+    moved_count = 0
+    while store.read(has_outbox_rows):
+        done = sequence_outbox(store, waits=True)
+        moved_count += done.moved_count
+        if not done.has_more:
+            break
+    return moved_count
+
+
+def _round(connection: Connection, *, waits: bool) -> Sequenced:
+    lock = lock_outbox(connection, waits=waits)
+    if lock is None:
+        return Sequenced(is_busy=True)
+    window = list_rows(connection, after_id=0)
+    if not window.rows:
+        return Sequenced()
+    choice = _choose(connection, window)
+    random_ = random.Random()
+    found = None if choice.fits else _prepare(connection, choice, lock.database_id)
+    moved_count = 0
+    for page in _pages(connection, window, choice):
+        rows = take_rows(connection, [listed.outbox_id for listed in page])
+        known = found or find_destinations(connection, {row.topic for row in rows}, lock.database_id)
+        result = sort_rows(rows, known, lock.now_ms, random_)
+        if result.refusals:
+            raise _refused(rows, result.refusals, fits=choice.fits)
+        append(connection, result.appends)
+        moved_count += result.record_count
+    count_moved(connection, moved_count)
+    return Sequenced(moved_count, has_more=window.is_cut or not choice.fits)
+
+
+def _choose(connection: Connection, window: Listing) -> _Choice:
+    """Return whose rows go: everybody's whose last row is not behind the window's.
+
+    A caller with rows on both sides committed after every row of the window was numbered, so none of them can be
+    an effect of his.  Where that leaves nobody, the window is moved on to where the first of them ends.
+
+    Once chosen, it is by name: whoever commits while the round goes on is for the next one.
+    """
+    callers = {listed.caller_id for listed in window.rows}
+    last_id = window.rows[-1].outbox_id
+    if not window.is_cut:
+        return _Choice(frozenset(callers), last_id, fits=True)
+    complete = callers - callers_going_on(connection, callers, last_id)
+    if complete:
+        return _Choice(frozenset(complete), last_id, fits=True)
+    last_ids = last_ids_of_callers(connection)
+    last_id = min(last_ids[caller_id] for caller_id in callers)
+    return _Choice(frozenset(caller for caller, last in last_ids.items() if last <= last_id), last_id, fits=False)
+
+
+def _prepare(connection: Connection, choice: _Choice, database_id: int) -> Destinations:
+    """Lock all heads that the pages will need: page by page they would not be locked in the order of their ids."""
+    wanted = destinations(connection, choice.last_id)
+    found = find_destinations(connection, {topic for topic, _ in wanted}, database_id)
+    partition_ids = found.partition_ids(wanted)
+    if partition_ids:
+        lock_heads(connection, partition_ids)
+    return found
+
+
+def _pages(connection: Connection, window: Listing, choice: _Choice) -> Iterator[list[Listed]]:
+    """Return the rows that go, a page at a time."""
+    # Who committed between the window and the choice of all has rows that the window does not show.
+    listing = window if choice.fits else list_rows(connection, after_id=0)
+    while listing.rows:
+        page = [row for row in listing.rows if row.outbox_id <= choice.last_id and row.caller_id in choice.callers]
+        if page:
+            yield page
+        last_id = listing.rows[-1].outbox_id
+        if choice.fits or last_id >= choice.last_id:
+            break
+        listing = list_rows(connection, after_id=last_id)
+
+
+def _refused(rows: Sequence[Row[Any]], refusals: dict[int, str], *, fits: bool) -> _Refused:
+    """Return which rows are to be marked, for some that cannot become records."""
+    first_of: dict[int, int] = {}
+    for row in rows:
+        if row.outbox_id in refusals and row.transaction_id is not None:
+            first_of.setdefault(row.transaction_id, row.outbox_id)
+    whys = {
+        caller_id: f"row {number} of the same database transaction was refused: {refusals[number]}"
+        for caller_id, number in first_of.items()
+    }
+    marked = {row.outbox_id: whys[row.transaction_id] for row in rows if row.transaction_id in whys}
+    # Where a caller's rows fill several pages, most of them are not here.
+    return _Refused({**marked, **refusals}, [] if fits else list(whys.items()))
+
+
+def _mark(store: Store, refused: _Refused, retry_timeout_ms: int | None) -> Sequenced:
+    def work(connection: Connection) -> None:
+        lock_outbox(connection, waits=True)
+        refuse_rows(connection, refused.refusals, refused.callers)
+
+    store.write(work, retry_timeout_ms=retry_timeout_ms)
+    number, why = min(refused.refusals.items())
+    _log.error(
+        "outbox of %s: %d rows cannot become records and were marked; the first is row %d: %s",
+        store.url,
+        len(refused.refusals),
+        number,
+        why,
+    )
+    return Sequenced(refused_count=len(refused.refusals), has_more=True)

@@ -1,0 +1,367 @@
+"""This file is one transactional id within one database transaction: its row is locked, steps follow, `save` writes.
+
+The steps are rules of `protocol` and change nothing but this object. `save` does what follows from all of them in the
+order of locks that everybody keeps: the transaction's row (locked already), the heads of partitions, then groups. So
+a small transaction whose records and offsets are still in a client's buffer is appended, decided, marked and complete
+in one commit:
+
+    work = LockedTransaction.lock(connection, "transfer-1")
+    work.append(producer, appends)
+    work.send_offsets(producer, committer, offsets)
+    work.end(producer, commit=True)
+    appended = work.save("EndTxn")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+from sqlalchemy import Connection
+
+from txnstore.db.cluster.cluster import Home
+from txnstore.errors import ConcurrentTransactions, InvalidProducerIdMapping, InvalidRequest
+from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
+from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
+from txnstore.log.locked_partitions import LockedPartitions
+from txnstore.log.markers import Marker, place_markers
+from txnstore.log.producers import allocate_producer_id
+from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.transactions import branch_rows, pending_markers, protocol, rows, writer_rows
+from txnstore.transactions.ending import markers_of
+from txnstore.transactions.metadata import FenceReason, TransactionMetadata
+from txnstore.transactions.protocol import EndAction
+from txnstore.transactions.states import DECIDED, TransactionState
+from txnstore.transactions.undelivered import PendingDelivery
+from txnstore.transactions.writer_rows import NO_PARTICIPANTS, Participants
+from txnstore.transactions.writer_rules import counted_writers
+
+
+@dataclass(frozen=True, slots=True)
+class SentOffsets:
+    """Consumed offsets of one group, by partition id, for a transaction to commit."""
+
+    committer: GroupMembership
+    offsets: Mapping[int, OffsetAndMetadata]
+
+
+@dataclass
+class LockedTransaction:
+    """Steps of one transactional id; nothing is written before `save`."""
+
+    connection: Connection
+    before: TransactionMetadata | None
+    now_ms: int
+    _steps: list[TransactionMetadata] = field(default_factory=list)
+    _appends: list[Append] = field(default_factory=list)
+    _sent: list[SentOffsets] = field(default_factory=list)
+    #: The decision that `save` carries out in all partitions and groups.
+    _finishing: TransactionMetadata | None = None
+    #: The further writers whose records count if it commits.
+    _counted: frozenset[int] = frozenset()
+    #: Where the coordinator stands in its cluster; None: there are no other databases.
+    _home: Home | None = None
+    #: What was added without anything being written here.
+    _added_partitions: set[int] = field(default_factory=set)
+    _added_groups: set[str] = field(default_factory=set)
+
+    @classmethod
+    def lock(cls, connection: Connection, transactional_id: str, home: Home | None = None) -> Self:
+        """Lock the coordinator's row until the database transaction ends.
+
+        Without a `home` everything that takes part lives in this database.
+        """
+        locked = rows.lock_row(connection, transactional_id)
+        return cls(connection, locked.row, locked.now_ms, _home=home)
+
+    @property
+    def row(self) -> TransactionMetadata | None:
+        """The row as it is after the steps so far."""
+        return self._steps[-1] if self._steps else self.before
+
+    @property
+    def known(self) -> TransactionMetadata:
+        """The row, which must be there.
+
+        Raises:
+            InvalidProducerIdMapping: nobody has used the transactional id, or it has expired.
+        """
+        row = self.row
+        if row is None:
+            raise InvalidProducerIdMapping
+        return row
+
+    def allocate(self) -> int:
+        """Return a new producer id."""
+        return allocate_producer_id(self.connection)
+
+    def begin(self, producer: ProducerIdentity) -> None:
+        """Let the producer's transaction be open, if it is not yet.
+
+        Raises:
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        self._add(producer)
+
+    def append(self, producer: ProducerIdentity, appends: Sequence[Append]) -> None:
+        """Append batches of `producer` to the transaction, which begins with the first of them (KIP-890).
+
+        Raises:
+            InvalidRequest: a batch is not transactional or comes from another producer.
+            RecordTooLarge: a batch is above its topic's max.message.bytes.
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        check_batches(producer, appends)
+        check_sizes(appends)
+        self._add(producer)
+        self._appends.extend(appends)
+
+    def send_offsets(self, producer: ProducerIdentity, sent: SentOffsets) -> None:
+        """Let the transaction hold consumed offsets of a group (AddOffsetsToTxn and TxnOffsetCommit).
+
+        Raises:
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        self._add(producer)
+        self._sent.append(sent)
+
+    def add(self, producer: ProducerIdentity, partition_ids: Iterable[int], group_ids: Iterable[str]) -> None:
+        """Let partitions and groups of other databases take part (AddPartitionsToTxn, AddOffsetsToTxn).
+
+        Raises:
+            TxnStoreError: see `protocol.add_to_transaction`.
+        """
+        self._add(producer)
+        self._added_partitions.update(partition_ids)
+        self._added_groups.update(group_ids)
+
+    def decide(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> EndAction:
+        """Decide the transaction, if that is what the request does; a decided one is completed by `finish`.
+
+        `writers` are the further writers whose records count if it commits, by default all that have reported.
+
+        Raises:
+            InvalidRequest: see `writer_rules.counted_writers`.
+            TxnStoreError: see `protocol.end_transaction`.
+        """
+        action, row = protocol.end_transaction(
+            self.row, producer, commit=commit, now_ms=self.now_ms, allocate=self.allocate
+        )
+        if action is EndAction.DECIDE and commit:
+            self._counted = counted_writers(self.participants.has_reported, writers)
+        self.step(row)
+        return action
+
+    def end(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> None:
+        """Decide and complete the transaction; `known.identity` is then who the producer is for its next one.
+
+        Raises:
+            InvalidRequest, TxnStoreError: see `decide`, but that what is decided is completed first.
+        """
+        try:
+            self.decide(producer, commit=commit, writers=writers)
+        except ConcurrentTransactions:
+            # Somebody decided the same and went away before it was complete.
+            self.finish()
+            self.decide(producer, commit=commit, writers=writers)
+        self.finish()
+
+    @cached_property
+    def participants(self) -> Participants:
+        """Who wrote to what in the transaction that earlier database transactions have begun, while it is open."""
+        if self.before is None or self.before.state is not TransactionState.ONGOING:
+            return NO_PARTICIPANTS
+        return writer_rows.participants_of(self.connection, self.before.transactional_id)
+
+    @property
+    def counted(self) -> Collection[int]:
+        """The further writers whose records the decision of this database transaction counts."""
+        return self._counted
+
+    def fence_and_abort(self, reason: FenceReason, detail: str) -> None:
+        """Abort the open transaction against the will of its producer, who is fenced."""
+        self.step(protocol.fence_and_abort(self.known, reason, detail, now_ms=self.now_ms, allocate=self.allocate))
+        self.finish()
+
+    def finish(self) -> None:
+        """Complete the transaction if it is decided: markers in all partitions, and the offsets of all groups.
+
+        What lives in other databases is queued, and the transaction stays decided: see `undelivered`.
+        """
+        row = self.row
+        if row is None or row.state not in DECIDED:
+            return
+        assert self._finishing is None, "one database transaction completes one transaction of an id"
+        self._finishing = row
+        if self.undelivered is None:
+            self.step(protocol.complete(row, now_ms=self.now_ms))
+
+    @cached_property
+    def undelivered(self) -> PendingDelivery | None:
+        """What the transaction that ends here has to do in other databases; None if that is nothing."""
+        if self._home is None or self._finishing is None:
+            return None
+        elsewhere = self._home.partitions_elsewhere(
+            self.connection, {marker.partition_id for marker in self._stored_markers}
+        )
+        group_ids = self._home.groups_elsewhere(self._stored_groups)
+        if not elsewhere and not group_ids:
+            return None
+        markers = [marker for marker in self._stored_markers if marker.partition_id in elsewhere]
+        return PendingDelivery(self._finishing, markers, sorted(group_ids))
+
+    def step(self, row: TransactionMetadata) -> None:
+        """Take a step that a rule of `protocol` returned; the very row that is there is none."""
+        if row is not self.row:
+            self._steps.append(row)
+
+    def save(self, reason: str) -> list[Appended]:
+        """Write what the steps have changed, and return where the batches stand; `reason` goes into the journal.
+
+        Raises:
+            TxnStoreError: see `log.append.append` and `groups.offsets.add_pending_offsets`.
+        """
+        left = self.undelivered
+        away = set() if left is None else {marker.key for marker in left.markers}
+        appended = self._save_partitions(marker for marker in self._stored_markers if marker.key not in away)
+        self._save_groups([name for name in self._stored_groups if left is None or name not in left.group_ids])
+        self._save_row(appended, reason)
+        return appended
+
+    def _add(self, producer: ProducerIdentity) -> None:
+        self.step(protocol.add_to_transaction(self.row, producer, now_ms=self.now_ms, holds_all=True))
+
+    @cached_property
+    def _stored_markers(self) -> list[Marker]:
+        """Return the markers of a transaction that earlier database transactions have begun, if it ends now."""
+        if self.before is None or self._finishing is None:
+            return []
+        if self.before.state in DECIDED:
+            # Markers that were delivered before are not in the outbox any more.
+            return pending_markers.queued(self.connection, self.before.transactional_id)
+        return markers_of(self._finishing, self.participants, self._counted)
+
+    @cached_property
+    def _stored_groups(self) -> list[str]:
+        """Return the groups of a transaction that earlier database transactions have begun."""
+        if self.before is None or not (self._finishing or self._sent):
+            return []
+        if self.before.state in DECIDED or self.before.state is TransactionState.ONGOING:
+            return rows.groups_of(self.connection, self.before.transactional_id)
+        return []
+
+    def _save_partitions(self, stored: Iterable[Marker]) -> list[Appended]:
+        markers = {marker.key: marker for marker in stored}
+        if self._finishing is not None:
+            for item in self._appends:
+                marker = pending_markers.marker_of(self._finishing, item.partition_id)
+                markers[marker.key] = marker
+        if not markers and not self._appends:
+            return []
+        work = LockedPartitions.lock(
+            self.connection,
+            {*(item.partition_id for item in self._appends), *(partition_id for partition_id, _ in markers)},
+            {*producers_of(self._appends), *markers},
+            with_open=bool(markers),
+        )
+        appended = place_all(work, self._appends, coordinated=True)
+        place_markers(work, (markers[key] for key in sorted(markers)))
+        work.save()
+        return appended
+
+    def _save_groups(self, stored: Iterable[str]) -> None:
+        finishing = self._finishing
+        sent_of: dict[str, list[SentOffsets]] = {group_id: [] for group_id in stored}
+        for sent in self._sent:
+            sent_of.setdefault(sent.committer.group_id, []).append(sent)
+        producer = self._begin_identity()
+        for group_id in sorted(sent_of):
+            if finishing is None:
+                for sent in sent_of[group_id]:
+                    add_pending_offsets(self.connection, sent.committer, sent.offsets, producer)
+                continue
+            commit = finishing.state is TransactionState.PREPARE_COMMIT
+            if group_id in stored:
+                finish_pending_offsets(self.connection, [group_id], finishing.producer_id, commit=commit)
+            if commit:
+                # What is sent and committed at once is never pending.
+                for sent in sent_of[group_id]:
+                    commit_offsets(self.connection, sent.committer, sent.offsets, producer=producer)
+
+    def _save_row(self, appended: Sequence[Appended], reason: str) -> None:
+        """Write the row, the journal, and who takes part in a transaction that stays open."""
+        if self.before is None:
+            return
+        transactional_id = self.before.transactional_id
+        self._decide_branches(transactional_id)
+        if self.undelivered is not None:
+            self._save_undelivered(self.undelivered)
+        elif self._finishing is not None:
+            if self.before.state in DECIDED:
+                pending_markers.clear(self.connection, transactional_id)
+            if self.before.state in DECIDED or self.before.state is TransactionState.ONGOING:
+                rows.forget_participants(self.connection, transactional_id)
+            if self.before.state in DECIDED or self.participants.has_reported:
+                writer_rows.forget_writers(self.connection, transactional_id)
+        else:
+            self._save_participants(appended)
+        if self._steps:
+            rows.save_row(self.connection, self._steps, before=self.before, reason=reason)
+
+    def _decide_branches(self, transactional_id: str) -> None:
+        """Let the branches end as the transaction does, if this database transaction decides it, whoever asked."""
+        decided = next((row for row in self._steps if row.state in DECIDED), None)
+        if decided is not None and self.participants.has_branches:
+            commit = decided.state is TransactionState.PREPARE_COMMIT
+            branch_rows.decide_branches(self.connection, transactional_id, decided.begin_identity, commit=commit)
+
+    def _save_undelivered(self, left: PendingDelivery) -> None:
+        """Leave in the tables what other databases still have to do, and nothing else."""
+        transactional_id = left.decided.transactional_id
+        assert self.before is not None
+        if self.before.state in DECIDED:
+            away = {marker.partition_id for marker in left.markers}
+            done = {marker.partition_id for marker in self._stored_markers} - away
+            pending_markers.strike_off(self.connection, transactional_id, done)
+        else:
+            pending_markers.queue(self.connection, transactional_id, left.markers)
+        for group_id in self._stored_groups:
+            if group_id not in left.group_ids:
+                rows.forget_group(self.connection, transactional_id, group_id)
+
+    def _save_participants(self, appended: Sequence[Appended]) -> None:
+        opened = {place.partition_id for place in appended if place.begins_transaction}
+        if self._added_partitions:
+            opened |= self._added_partitions - set(rows.partitions_of(self.connection, self.known.transactional_id))
+        groups = {sent.committer.group_id for sent in self._sent} | self._added_groups
+        if groups:
+            groups -= set(rows.groups_of(self.connection, self.known.transactional_id))
+        if not opened and not groups:
+            return
+        rows.add_partitions(self.connection, self.known.transactional_id, opened)
+        rows.add_groups(self.connection, self.known.transactional_id, groups)
+        if not self._steps:
+            self.step(protocol.add_to_transaction(self.row, self.known.identity, now_ms=self.now_ms, holds_all=False))
+
+    def _begin_identity(self) -> ProducerIdentity:
+        """Return the producer of the transaction that the steps have written to."""
+        return next(
+            (row.begin_identity for row in (*self._steps, self.before) if row is not None and row.begin_epoch >= 0),
+            self.known.identity,
+        )
+
+
+def check_batches(producer: ProducerIdentity, appends: Iterable[Append]) -> None:
+    """Refuse a batch that is not one of the producer's transaction.
+
+    Raises:
+        InvalidRequest: it is not transactional or comes from another producer.
+    """
+    for item in appends:
+        batch = item.batch
+        if not batch.is_transactional:
+            raise InvalidRequest("a batch of a transaction is marked as transactional")
+        if (batch.producer_id, batch.producer_epoch) != (producer.producer_id, producer.epoch):
+            raise InvalidRequest("a batch of a transaction carries the producer id and epoch of its producer")
