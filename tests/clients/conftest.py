@@ -11,8 +11,8 @@ import warnings
 import psycopg
 import pytest
 
-from tests.clients.group_steps import Crew
-from tests.clients.log_writer import LogWriter
+from tests.clients.consumer.log_writer import LogWriter
+from tests.clients.membership.steps import Crew
 from txnstore import Consumer, Producer
 from txnstore.db.store import open_store
 from txnstore.testing.postgres_server import connection_string

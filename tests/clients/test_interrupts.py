@@ -14,6 +14,7 @@ import time
 import psycopg
 import pytest
 
+from tests.clients.consumer.log_writer import LogWriter, eventually
 from tests.clients.interrupted import (
     CASES,
     CLOSE_SECONDS,
@@ -23,7 +24,6 @@ from tests.clients.interrupted import (
     WAIT_FOR_READERS,
     run_case,
 )
-from tests.clients.log_writer import LogWriter, eventually
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore.db.store import open_store
 from txnstore.testing.postgres_server import connection_string

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.clients.conftest import crew, hold_database, make_consumer, make_producer
-from tests.clients.log_writer import LogWriter, OpenTransaction
+from tests.clients.consumer.log_writer import LogWriter, OpenTransaction
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.groups.listing import find_group
 from txnstore.log import cluster_topics

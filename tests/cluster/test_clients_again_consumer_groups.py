@@ -1,6 +1,6 @@
-"""The tests of `tests/clients/test_consumer_groups.py` once more, over a cluster of two SQLite files."""
+"""The tests of `tests/clients/membership/test_consumer_groups.py` once more, over a cluster of two SQLite files."""
 
 from __future__ import annotations
 
-from tests.clients.test_consumer_groups import *  # noqa: F403 - the tests; their own fixtures come last
+from tests.clients.membership.test_consumer_groups import *  # noqa: F403 - the tests; their own fixtures come last
 from tests.cluster.again import *  # noqa: F403 - the fixtures

@@ -1,6 +1,6 @@
-"""The tests of `tests/clients/test_producer_states.py` once more, over a cluster of two SQLite files."""
+"""The tests of `tests/clients/producer/test_producer_states.py` once more, over a cluster of two SQLite files."""
 
 from __future__ import annotations
 
-from tests.clients.test_producer_states import *  # noqa: F403 - the tests; their own fixtures come last
+from tests.clients.producer.test_producer_states import *  # noqa: F403 - the tests; their own fixtures come last
 from tests.cluster.again import *  # noqa: F403 - the fixtures

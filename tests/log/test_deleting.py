@@ -7,7 +7,7 @@ import itertools
 import pytest
 from sqlalchemy import select
 
-from tests.clients.log_writer import LogWriter
+from tests.clients.consumer.log_writer import LogWriter
 from txnstore.db.schema import record_batches
 from txnstore.errors import OffsetOutOfRange, StoreReadOnly, UnknownTopicOrPartition
 from txnstore.log import deleting

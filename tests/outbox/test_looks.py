@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually, polled_until
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually, polled_until
 from txnstore import Consumer, TopicPartition
 from txnstore.log.bounds import read_bounds
 from txnstore.log.outbox.rows import callers_going_on, has_outbox_rows, last_ids_of_callers, list_rows

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from tests.clients.group_steps import (
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
+from tests.clients.membership.steps import (
     COOPERATIVE,
     EAGER_AND_COOPERATIVE,
     RARE_HEARTBEATS,
@@ -19,7 +20,6 @@ from tests.clients.group_steps import (
     in_order,
     revoked,
 )
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually
 from txnstore import Consumer, KafkaError
 from txnstore.admin import AdminClient
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.group_steps import (
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
+from tests.clients.membership.steps import (
     COOPERATIVE,
     EAGER_AND_COOPERATIVE,
     RARE_HEARTBEATS,
@@ -15,7 +16,6 @@ from tests.clients.group_steps import (
     lost,
     revoked,
 )
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.steps import read_to_end, values
 from txnstore import OFFSET_INVALID, KafkaError, KafkaException
 from txnstore.clients.membership.metadata import parse_group_metadata

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.group_steps import (
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
+from tests.clients.membership.steps import (
     EAGER_AND_COOPERATIVE,
     RARE_HEARTBEATS,
     SHORT_SESSION,
@@ -15,7 +16,6 @@ from tests.clients.group_steps import (
     lost,
     revoked,
 )
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually
 from txnstore import KafkaError, KafkaException
 from txnstore.clients.membership.member import GroupMember
 from txnstore.testing.manual_clock import ManualClock

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from sqlalchemy import select
 
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.steps import values
 from txnstore import Consumer, TopicPartition
 from txnstore.clients import overdue_help

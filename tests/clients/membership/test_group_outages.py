@@ -14,8 +14,15 @@ import time
 import psycopg
 import pytest
 
-from tests.clients.group_steps import EAGER_AND_COOPERATIVE, RARE_HEARTBEATS, STRATEGY_NAMES, TP, TURN_SECONDS, Crew
-from tests.clients.log_writer import LogWriter
+from tests.clients.consumer.log_writer import LogWriter
+from tests.clients.membership.steps import (
+    EAGER_AND_COOPERATIVE,
+    RARE_HEARTBEATS,
+    STRATEGY_NAMES,
+    TP,
+    TURN_SECONDS,
+    Crew,
+)
 from txnstore import Consumer
 from txnstore.db.store import open_store
 from txnstore.testing.postgres_server import connection_string

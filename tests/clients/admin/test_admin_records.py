@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.admin_help import error_of, result
+from tests.clients.admin.help import error_of, result
 from txnstore import OFFSET_END, KafkaError, TopicPartition
 from txnstore.admin import AdminClient, NewTopic, OffsetSpec
 

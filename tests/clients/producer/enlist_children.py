@@ -7,7 +7,7 @@ import time
 from sqlalchemy import Engine, text
 
 from tests.clients.callers import application_engine
-from tests.clients.group_steps import TP
+from tests.clients.membership.steps import TP
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS
 from txnstore import Producer
 

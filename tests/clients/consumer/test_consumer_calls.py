@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually, texts
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually, texts
 from txnstore import (
     OFFSET_BEGINNING,
     OFFSET_END,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.group_steps import (
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS
+from tests.clients.membership.steps import (
     COOPERATIVE,
     EAGER_AND_COOPERATIVE,
     ROUND_ROBIN,
@@ -16,7 +17,6 @@ from tests.clients.group_steps import (
     assigned,
     revoked,
 )
-from tests.clients.log_writer import PATIENCE_SECONDS
 from txnstore import OFFSET_INVALID, KafkaError
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)

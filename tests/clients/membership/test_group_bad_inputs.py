@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.group_steps import COOPERATIVE, RARE_HEARTBEATS, TP, gate_of
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
+from tests.clients.membership.steps import COOPERATIVE, RARE_HEARTBEATS, TP, gate_of
 from txnstore import Consumer, KafkaError, KafkaException
 from txnstore.testing.manual_clock import ManualClock
 

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore import Consumer, KafkaError, KafkaException, TopicPartition
 from txnstore.testing.postgres_server import connection_string
@@ -127,7 +127,7 @@ def test_a_consumer_goes_on_after_the_network_was_gone(txnstore_postgresql_url, 
 
 @pytest.fixture
 def topic_on_postgresql(txnstore_postgresql_url):
-    from tests.clients.log_writer import LogWriter
+    from tests.clients.consumer.log_writer import LogWriter
     from txnstore.db.store import open_store
 
     with open_store(txnstore_postgresql_url) as store:

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from tests.clients.admin_help import HOSTILE_TEXTS, UNUSUAL_TEXTS, error_of, result
-from tests.clients.log_writer import LogWriter
+from tests.clients.admin.help import HOSTILE_TEXTS, UNUSUAL_TEXTS, error_of, result
+from tests.clients.consumer.log_writer import LogWriter
 from txnstore import (
     OFFSET_INVALID,
     ConsumerGroupState,

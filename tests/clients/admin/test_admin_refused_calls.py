@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.admin_help import error_of
+from tests.clients.admin.help import error_of
 from txnstore import ElectionType, KafkaError, KafkaException, TopicPartition
 from txnstore.admin import (
     AclBinding,

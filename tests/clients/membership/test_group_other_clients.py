@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from tests.clients.admin_help import error_of, result
-from tests.clients.group_steps import COOPERATIVE, EAGER_AND_COOPERATIVE, STRATEGY_NAMES, TP, Crew
-from tests.clients.log_writer import PATIENCE_SECONDS
+from tests.clients.admin.help import error_of, result
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS
+from tests.clients.membership.steps import COOPERATIVE, EAGER_AND_COOPERATIVE, STRATEGY_NAMES, TP, Crew
 from txnstore import ConsumerGroupState, ConsumerGroupTopicPartitions, DeserializingConsumer, KafkaError, cli
 from txnstore.admin import AdminClient
 from txnstore.aio import AIOConsumer

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from tests.clients.callers import KINDS, application_engine, calling, ledger_of, make_ledger, open_driver
-from tests.clients.group_steps import TP
+from tests.clients.membership.steps import TP
 from tests.clients.steps import PATIENCE_SECONDS, error_of
 from txnstore import OFFSET_INVALID, Consumer, KafkaError
 from txnstore.db.schema import group_members, group_offsets, groups

@@ -7,7 +7,7 @@ import time
 import pytest
 from sqlalchemy import update
 
-from tests.clients.log_writer import PATIENCE_SECONDS, error_code, eventually, texts
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, error_code, eventually, texts
 from txnstore import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from txnstore.db.schema import partition_heads, record_batches
 from txnstore.log.topics import delete_topic

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.clients.callers import ledger_of, make_ledger
-from tests.clients.group_steps import TP
+from tests.clients.membership.steps import TP
 from tests.clients.steps import PATIENCE_SECONDS, read_to_end, values
 from txnstore import Consumer, Producer
 from txnstore.aio import AIOConsumer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.group_steps import COOPERATIVE, EAGER_AND_COOPERATIVE, STRATEGY_NAMES, TP
+from tests.clients.membership.steps import COOPERATIVE, EAGER_AND_COOPERATIVE, STRATEGY_NAMES, TP
 from txnstore import OFFSET_INVALID, KafkaError
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
 from txnstore import OFFSET_INVALID, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from txnstore.admin import AdminClient
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.group_steps import EAGER_AND_COOPERATIVE, SHORT_SESSION, STRATEGY_NAMES, TP, assigned, lost, revoked
-from tests.clients.log_writer import PATIENCE_SECONDS
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS
+from tests.clients.membership.steps import (
+    EAGER_AND_COOPERATIVE,
+    SHORT_SESSION,
+    STRATEGY_NAMES,
+    TP,
+    assigned,
+    lost,
+    revoked,
+)
 from txnstore import KafkaError, KafkaException
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)

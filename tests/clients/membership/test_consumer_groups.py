@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.log_writer import PATIENCE_SECONDS, error_code, eventually, polled_until, texts
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, error_code, eventually, polled_until, texts
 from txnstore import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from txnstore.clients.membership.metadata import parse_group_metadata
 

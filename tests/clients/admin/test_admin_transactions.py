@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.admin_help import HOSTILE_TEXTS, UNUSUAL_TEXTS, error_of, result
-from tests.clients.log_writer import LogWriter
+from tests.clients.admin.help import HOSTILE_TEXTS, UNUSUAL_TEXTS, error_of, result
+from tests.clients.consumer.log_writer import LogWriter
 from txnstore import KafkaError, TopicPartition
 from txnstore.admin import (
     AbortTransactionSpec,

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, registry
 
 from tests.clients.callers import KINDS, application_engine, calling, ledger_of, make_ledger, open_driver
-from tests.clients.group_steps import TP
+from tests.clients.membership.steps import TP
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, Refusal, create_topic, error_of, read_to_end, values
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Producer
 from txnstore.db.store import open_store

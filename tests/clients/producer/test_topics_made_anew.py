@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.log_writer import PATIENCE_SECONDS, eventually, texts
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually, texts
 from tests.clients.steps import error_of
 from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from txnstore.admin import AdminClient, NewTopic

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.clients import two_phase_recipe
+from tests.clients.producer import two_phase_recipe
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.tools.killed_children import every_kill
 from txnstore import KafkaError, KafkaException, Outcome, PreparedTxnState, Producer, TopicPartition, outcome

@@ -11,11 +11,11 @@ import time
 import psycopg
 import pytest
 
-from tests.clients import enlist_children
 from tests.clients.callers import calling, ledger_of, make_ledger
-from tests.clients.enlist_children import TOPIC, TRANSACTIONAL_ID
-from tests.clients.group_steps import TP
-from tests.clients.log_writer import eventually
+from tests.clients.consumer.log_writer import eventually
+from tests.clients.membership.steps import TP
+from tests.clients.producer import enlist_children
+from tests.clients.producer.enlist_children import TOPIC, TRANSACTIONAL_ID
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.tools.crash_points import When
 from tests.tools.crashes import every_crash
@@ -319,7 +319,7 @@ def test_processes_that_are_killed_all_the_time(bank):
     """A row if and only if its record, and the offset behind both."""
     chance = random.Random(1)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.clients.enlist_children"])
+    context.set_forkserver_preload(["tests.clients.producer.enlist_children"])
     begun = 0
     for _ in range(5):
         child = context.Process(target=enlist_children.transfer_without_end, args=((bank, begun),), daemon=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.clients.log_writer import PATIENCE_SECONDS
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.model import NO_GENERATION

@@ -13,7 +13,7 @@ import pytest
 from txnstore.clients.model.error_codes import ERROR_CODES, error_code
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 
-REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference"
+REFERENCE = Path(__file__).resolve().parents[3].parent / "shared" / "reference"
 
 
 def test_an_error_has_the_name_and_the_text_of_its_code():
