@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from txnstore.clients.broker import broker_address
+from txnstore.clients.brokers import broker_address
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.model.kafka_error import KafkaError

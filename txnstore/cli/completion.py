@@ -13,7 +13,7 @@ import typer
 from sqlalchemy import Connection, select
 
 from txnstore.cli.options import URL_VARIABLE
-from txnstore.clients.leaders import all_stores
+from txnstore.clients.brokers import all_stores
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA

@@ -19,8 +19,8 @@ from txnstore.cli.produce import key_values
 from txnstore.cli.record_output import DEFAULT_FORMAT, DIRECTIVES, Print, UnknownDirective, print_json, printer
 from txnstore.cli.terminal import CommandFailed, hint
 from txnstore.cli.times import FORMS, parse_time
+from txnstore.clients.brokers import all_stores
 from txnstore.clients.consumer.consumer import Consumer
-from txnstore.clients.leaders import all_stores
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition

@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, exists, not_, select
 
 from txnstore.cli.terminal import CommandFailed
-from txnstore.clients.leaders import reads_at_leaders
+from txnstore.clients.brokers import reads_at_leaders
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds

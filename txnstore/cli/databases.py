@@ -9,7 +9,7 @@ import typer
 from txnstore.cli.options import Json, Schema, Url, examples, opened_cluster
 from txnstore.cli.output import Column, show_rows
 from txnstore.cli.terminal import say
-from txnstore.clients.broker import broker_id_of
+from txnstore.clients.brokers import broker_id_of
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import MissingMember, TxnStoreError

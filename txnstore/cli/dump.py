@@ -14,7 +14,7 @@ from txnstore.cli.output import json_text
 from txnstore.cli.record_output import as_json as json_bytes
 from txnstore.cli.record_output import headers_as_json
 from txnstore.cli.terminal import CommandFailed, printable
-from txnstore.clients.leaders import all_stores, at_leader_of
+from txnstore.clients.brokers import all_stores, at_leader_of
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import record_batches, transaction_log
 from txnstore.db.store import Store

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, and_, bindparam, case, exists, func, not_, select
 
-from txnstore.clients.leaders import Reads, reads_at_leaders
+from txnstore.clients.brokers import Reads, reads_at_leaders
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.groups.listing import ListedGroup, list_offsets

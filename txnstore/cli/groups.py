@@ -16,7 +16,7 @@ from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, list_text, show_facts, show_json, show_rows
 from txnstore.cli.terminal import CommandFailed, hint, say
 from txnstore.cli.times import FORMS, parse_time
-from txnstore.clients.leaders import all_stores, at_coordinator, reads_at_leaders
+from txnstore.clients.brokers import all_stores, at_coordinator, reads_at_leaders
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.errors import GroupIdNotFound

@@ -10,8 +10,7 @@ from sqlalchemy import Connection, Table, func, select
 from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, show_facts, show_json, show_rows, size_text, time_text
 from txnstore.cli.terminal import say
-from txnstore.clients.broker import broker_id_of
-from txnstore.clients.leaders import all_stores
+from txnstore.clients.brokers import all_stores, broker_id_of
 from txnstore.clients.model.versions import version
 from txnstore.config import STORE_SETTINGS
 from txnstore.db.names import DEFAULT_SCHEMA

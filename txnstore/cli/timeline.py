@@ -17,7 +17,7 @@ from txnstore.cli.output import show_json
 from txnstore.cli.terminal import CommandFailed, printable, say
 from txnstore.cli.timeline_facts import OFFSETS_MAX, Lane, Mark, Pointer, Timeline, read_timeline
 from txnstore.cli.timeline_svg import svg
-from txnstore.clients.leaders import at_leader_of
+from txnstore.clients.brokers import at_leader_of
 from txnstore.db.names import DEFAULT_SCHEMA
 
 EXAMPLES: Final = examples(

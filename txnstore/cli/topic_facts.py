@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, func, select
 
-from txnstore.clients.leaders import all_stores, reads_at_leaders
+from txnstore.clients.brokers import all_stores, reads_at_leaders
 from txnstore.db.schema import partition_heads, partitions, producer_states, record_batches, topics
 from txnstore.db.store import Store
 from txnstore.log.bounds import read_bounds

@@ -15,7 +15,7 @@ from txnstore.cli.output import Column, list_text, show_facts, show_json, show_r
 from txnstore.cli.terminal import headline, hint, say
 from txnstore.cli.topic_facts import describe_topic, list_topic_rows
 from txnstore.clients.admin.configs import known_topic_config
-from txnstore.clients.leaders import publish
+from txnstore.clients.brokers import publish
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import TopicAlreadyExists

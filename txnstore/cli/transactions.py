@@ -15,8 +15,7 @@ from txnstore.cli.completion import complete_topic, complete_transactional_id
 from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, duration_text, list_text, show_facts, show_json, show_rows, time_text
 from txnstore.cli.terminal import CommandFailed, say
-from txnstore.clients.broker import BROKER_ID, broker_id_of
-from txnstore.clients.leaders import all_stores, at_coordinator, at_partition, reads_at_leaders
+from txnstore.clients.brokers import BROKER_ID, all_stores, at_coordinator, at_partition, broker_id_of, reads_at_leaders
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.log.producers import producers_of_partition

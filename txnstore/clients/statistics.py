@@ -1,4 +1,4 @@
-"""This file is what a client tells its `stats_cb` every `statistics.interval.ms`: JSON with librdkafka's names.
+"""The statistics that a client tells its `stats_cb` every `statistics.interval.ms`: JSON with librdkafka's names.
 
 Of librdkafka's many fields those are there that mean something without brokers.
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from txnstore.clients.broker import broker_address, broker_nodes
+from txnstore.clients.brokers import broker_address, broker_nodes
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.model.metadata import Node
 

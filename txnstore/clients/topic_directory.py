@@ -1,4 +1,4 @@
-"""This file is what a client knows of topics: read when they are needed, kept for a while, made if that is allowed."""
+"""The topics that a client knows: read when they are needed, kept for a while, created if that is allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
-from txnstore.clients.broker import BROKER_ID, broker_id_of, brokers_metadata
+from txnstore.clients.brokers import BROKER_ID, broker_id_of, brokers_metadata
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.model.error_mapping import kafka_error_of
 from txnstore.clients.model.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata

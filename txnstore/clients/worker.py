@@ -1,4 +1,4 @@
-"""This file is the thread that talks to the database for a client, so that every call of the client keeps its timeout.
+"""The thread that talks to the database for a client, so that every call of the client keeps its timeout.
 
 A call submits its work and waits for the answer as long as its caller allows.  Work that takes longer goes on in the
 background: the database may be away, and nothing that the caller's thread waits for is more than a lock.
@@ -6,10 +6,13 @@ background: the database may be away, and nothing that the caller's thread waits
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -88,3 +91,34 @@ class Worker:
                 future.set_result(result)
             # The next job may be long in coming; nothing of this one is kept until then.
             del job, future, work
+
+
+@dataclass(slots=True)
+class Duty:
+    """Something that is done every so often; it returns quickly, for it runs between two readings."""
+
+    interval_seconds: float
+    work: Callable[[], None]
+    due_at: float = field(default=math.inf)
+
+
+class Duties:
+    """The duties of one client; for one thread."""
+
+    def __init__(self, monotonic_seconds: Callable[[], float] = time.monotonic) -> None:
+        """Begin without any."""
+        self._monotonic_seconds = monotonic_seconds
+        self._duties: list[Duty] = []
+
+    def add(self, interval_seconds: float, work: Callable[[], None]) -> None:
+        """Do `work` for the first time in `interval_seconds`, then again and again."""
+        self._duties.append(Duty(interval_seconds, work, self._monotonic_seconds() + interval_seconds))
+
+    def run_due(self) -> float:
+        """Do what is due; return in how many seconds there will be something to do again."""
+        now = self._monotonic_seconds()
+        for duty in self._duties:
+            if duty.due_at <= now:
+                duty.due_at = now + duty.interval_seconds
+                duty.work()
+        return max(0.0, min((duty.due_at for duty in self._duties), default=math.inf) - now)

@@ -138,7 +138,7 @@ def test_stopping_ends_a_pause_and_refuses_what_waits(thread):
     pausing = threading.Event()
 
     def pause():
-        thread.not_before_seconds = time.monotonic() + 3600
+        thread.backoff.not_before_seconds = time.monotonic() + 3600
         pausing.set()
         thread.pause()
 

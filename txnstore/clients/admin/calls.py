@@ -17,10 +17,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy import Connection
 
-from txnstore.clients.connection import StoreConnection
+from txnstore.clients.connection import RECENT_SECONDS, StoreConnection, unreachable
 from txnstore.clients.model.error_mapping import kafka_exception_of
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
-from txnstore.clients.unreachable import RECENT_SECONDS, unreachable
 from txnstore.clients.worker import Worker
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from txnstore.clients.admin.calls import Call
-from txnstore.clients.broker import broker_nodes
+from txnstore.clients.brokers import broker_nodes
 from txnstore.clients.model.metadata import Node
 from txnstore.db.store import Store
 

@@ -16,8 +16,7 @@ from txnstore.clients.admin.resources import (
     ConfigSource,
     ResourceType,
 )
-from txnstore.clients.broker import BROKER_ID
-from txnstore.clients.leaders import publish
+from txnstore.clients.brokers import BROKER_ID, publish
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting, check_setting_name
 from txnstore.db.settings import change_store_settings, read_store_config

@@ -18,8 +18,7 @@ from txnstore.clients.admin.group_results import (
     MemberDescription,
 )
 from txnstore.clients.admin.partitions import public_partition
-from txnstore.clients.broker import broker_metadata, broker_node
-from txnstore.clients.leaders import all_stores, at_coordinator
+from txnstore.clients.brokers import all_stores, at_coordinator, broker_metadata, broker_node
 from txnstore.clients.membership.kafka_bytes import assignment_bytes, subscription_bytes
 from txnstore.clients.model.constants import OFFSET_INVALID
 from txnstore.clients.model.error_mapping import kafka_error_of

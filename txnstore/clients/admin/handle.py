@@ -11,13 +11,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from txnstore.clients.admin.calls import AdminCalls, check_flag, check_timeout
-from txnstore.clients.callbacks import Callbacks
+from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import admin_configuration
-from txnstore.clients.connection import StoreConnection
-from txnstore.clients.error_reporter import Trouble
+from txnstore.clients.connection import DatabaseLook, StoreConnection
 from txnstore.clients.model.error_mapping import kafka_error_of
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.clients.unreachable import DatabaseLook
 
 #: How long the end of a client waits for the call that is running.
 _CLOSE_SECONDS: Final = 10.0
@@ -38,7 +36,7 @@ class AdminHandle:
         # What outlives a client that its program has forgotten holds neither it nor its callback.
         connection = self._connection
         self._callbacks = Callbacks(error_cb=self._configuration["error_cb"])
-        trouble = Trouble(
+        trouble = ErrorReporter(
             self._callbacks.weakly("error_cb") or (lambda _: None), self._events.put, lambda: connection.is_alone
         )
         self._calls = AdminCalls(

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from txnstore import model
 from txnstore.clients.admin.calls import Call
-from txnstore.clients.leaders import at_partition
+from txnstore.clients.brokers import at_partition
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.store import Store
 from txnstore.log.topics import get_topic

@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.clients.admin.calls import Call
-from txnstore.clients.leaders import at_partition
+from txnstore.clients.brokers import at_partition
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.store import Store
 from txnstore.errors import PolicyViolation

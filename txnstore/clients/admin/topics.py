@@ -12,8 +12,7 @@ from sqlalchemy import Connection
 from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.configs import known_topic_config
 from txnstore.clients.admin.new_topics import DEFAULT, NewPartitions, NewTopic
-from txnstore.clients.broker import BROKER_ID, broker_nodes, broker_of
-from txnstore.clients.leaders import publish
+from txnstore.clients.brokers import BROKER_ID, broker_nodes, broker_of, publish
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.clients.model.metadata import TopicPartitionInfo, Uuid
 from txnstore.db.settings import read_store_settings

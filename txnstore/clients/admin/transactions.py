@@ -20,8 +20,7 @@ from txnstore.clients.admin.transaction_results import (
     TransactionDescription,
     TransactionListing,
 )
-from txnstore.clients.broker import broker_id_of
-from txnstore.clients.leaders import all_stores, at_coordinator, at_partition
+from txnstore.clients.brokers import all_stores, at_coordinator, at_partition, broker_id_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store

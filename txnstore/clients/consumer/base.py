@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration.configuration import consumer_configuration
+from txnstore.clients.connection import unreachable
 from txnstore.clients.consumer.arguments import (
     failure,
     seconds_left,
@@ -21,7 +22,6 @@ from txnstore.clients.consumer.error_messages import prefixed
 from txnstore.clients.consumer.parts import ConsumerParts
 from txnstore.clients.model.error_mapping import kafka_error_of
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
-from txnstore.clients.unreachable import unreachable
 from txnstore.errors import TxnStoreError
 
 Result = TypeVar("Result")

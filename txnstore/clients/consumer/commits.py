@@ -10,6 +10,7 @@ from threading import Condition
 
 from sqlalchemy import Connection
 
+from txnstore.clients.backoff import write_repeatable
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.assigned_partition import AssignedPartition, uncommitted_offsets
 from txnstore.clients.consumer.options import ConsumerOptions
@@ -18,7 +19,6 @@ from txnstore.clients.model.constants import OFFSET_INVALID
 from txnstore.clients.model.error_mapping import kafka_error_of
 from txnstore.clients.model.kafka_error import KafkaError
 from txnstore.clients.model.topic_partition import TopicPartition
-from txnstore.clients.repeating import write_repeatable
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Worker
 from txnstore.db.callers.connections import CallersConnection

@@ -19,7 +19,7 @@ from txnstore.clients.consumer.assigned_partition import FetchPosition
 from txnstore.clients.consumer.outbox_help import LOOK_SECONDS, OutboxHelp
 from txnstore.clients.consumer.reader import Delivered, Failed, MadeAnew, Moved, Outcome, PartitionReader, Resolved
 from txnstore.clients.consumer.subscription import Subscription, Wanted
-from txnstore.clients.duties import Duties
+from txnstore.clients.worker import Duties
 from txnstore.db.waiting import Waiter
 from txnstore.errors import StoreClosed, TxnStoreError
 

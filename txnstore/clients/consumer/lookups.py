@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from txnstore.clients.brokers import at_partition
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.leaders import at_partition
 from txnstore.clients.model.constants import OFFSET_END
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition

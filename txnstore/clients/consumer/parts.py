@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
+from txnstore.clients.brokers import all_stores
 from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration.configuration import Configuration
-from txnstore.clients.connection import StoreConnection
+from txnstore.clients.connection import DatabaseLook, StoreConnection
 from txnstore.clients.consumer.assigned_partition import AssignedPartition
 from txnstore.clients.consumer.commits import CommitResult, OffsetCommits
 from txnstore.clients.consumer.error_messages import error_message
@@ -29,8 +30,6 @@ from txnstore.clients.consumer.options import consumer_options
 from txnstore.clients.consumer.reader import PartitionReader
 from txnstore.clients.consumer.statistics import consumer_facts
 from txnstore.clients.consumer.subscription import Subscription
-from txnstore.clients.duties import Duties
-from txnstore.clients.leaders import all_stores
 from txnstore.clients.membership.member import GroupMember
 from txnstore.clients.membership.requests import GroupRequests
 from txnstore.clients.membership.thread import GroupThread
@@ -40,8 +39,7 @@ from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.clients.unreachable import DatabaseLook
-from txnstore.clients.worker import Worker
+from txnstore.clients.worker import Duties, Worker
 from txnstore.db.backend import Limits
 from txnstore.db.store import Store
 from txnstore.errors import StoreClosed, TxnStoreError

@@ -14,9 +14,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from txnstore.clients.backoff import Backoff
 from txnstore.clients.producer.queue import Batch
 from txnstore.clients.producer.requests import ProduceRequest
-from txnstore.clients.producer.thread import Backoff, SenderStopped, SenderThread
+from txnstore.clients.producer.thread import SenderStopped, SenderThread
 from txnstore.clients.worker import Worker
 
 #: The home that stands for all while there is one database.
@@ -44,7 +45,7 @@ class Lane:
     """The requests to one database; everything here is done under the producer's lock, but for the write itself."""
 
     home: int
-    pace: Backoff
+    backoff: Backoff
     _helper: Worker | None = None
     in_flight: deque[InFlight] = field(default_factory=deque)
     _written: InFlight | None = None
@@ -98,9 +99,9 @@ class Lanes:
     """The lanes of one sender, made as they are needed."""
 
     def __init__(self, thread: SenderThread) -> None:
-        """Begin with the lane of a cluster of one, which goes at the thread's own pace."""
+        """Begin with the lane of a cluster of one, whose pauses are the thread's own."""
         self._thread = thread
-        self.alone = Lane(ALONE, thread)
+        self.alone = Lane(ALONE, thread.backoff)
         self._lanes: dict[int, Lane] = {}
 
     def __iter__(self) -> Iterator[Lane]:
@@ -112,7 +113,9 @@ class Lanes:
         """Return the lane to a database of several."""
         lane = self._lanes.get(home)
         if lane is None:
-            lane = self._lanes[home] = Lane(home, self._thread.new_pace(), self._thread.new_helper(f"home-{home}"))
+            lane = self._lanes[home] = Lane(
+                home, self._thread.backoff.another(), self._thread.new_helper(f"home-{home}")
+            )
         return lane
 
     @property

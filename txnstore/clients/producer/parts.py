@@ -7,10 +7,9 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from txnstore.clients.callbacks import Callbacks
+from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import Configuration
-from txnstore.clients.connection import StoreConnection
-from txnstore.clients.error_reporter import Trouble
+from txnstore.clients.connection import DatabaseLook, StoreConnection
 from txnstore.clients.model.error_mapping import kafka_error_of
 from txnstore.clients.producer.branches import BranchedTransactions
 from txnstore.clients.producer.partition_choice import PartitionChoice
@@ -24,7 +23,6 @@ from txnstore.clients.producer.unassigned_topics import UnassignedTopics
 from txnstore.clients.producer.writer import TransactionWriterClient
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.clients.unreachable import DatabaseLook
 from txnstore.db.backend import Limits
 from txnstore.errors import UnsupportedCompression
 from txnstore.log.compression import Codec, require_codec
@@ -86,7 +84,7 @@ def make_producer_parts(configuration: Configuration) -> ProducerParts:
         allow_create=configuration["allow.auto.create.topics"],
     )
     name = f"producer-{next(_numbers)}"
-    trouble = Trouble(callbacks.weakly("error_cb"), reports.add_event, lambda: connection.is_alone)
+    trouble = ErrorReporter(callbacks.weakly("error_cb"), reports.add_event, lambda: connection.is_alone)
     thread = SenderThread(
         f"txnstore-{name}",
         changed,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from txnstore.clients.configuration.configuration import producer_configuration
-from txnstore.clients.connection import StoreConnection
+from txnstore.clients.connection import StoreConnection, unreachable
 from txnstore.clients.model.error_mapping import kafka_exception_of
 from txnstore.clients.model.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
 from txnstore.clients.model.metadata import ClusterMetadata
@@ -36,7 +36,6 @@ from txnstore.clients.producer.thread import SenderStopped, SenderThread
 from txnstore.clients.producer.transaction_states import ProducerState
 from txnstore.clients.producer.transactions import CLOSED_TEXT
 from txnstore.clients.producer.writer import TransactionWriterClient
-from txnstore.clients.unreachable import unreachable
 from txnstore.clock import Clock
 from txnstore.errors import StoreUnavailable, TxnStoreError
 from txnstore.model import Header

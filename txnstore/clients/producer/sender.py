@@ -216,7 +216,7 @@ class Sender:
         """Return when there is something to send; None if there is nothing."""
         if not self._is_alone():
             return self._lanes_due_seconds(now_seconds)
-        not_before_seconds = self.thread.not_before_seconds
+        not_before_seconds = self.thread.backoff.not_before_seconds
         in_flight = self._lanes.alone.in_flight
         if self.keeps_everything and not (in_flight and in_flight[0].is_given_up):
             return None
@@ -387,7 +387,7 @@ class Sender:
             self.end_flush()
 
     def _look_up_topics(self) -> None:
-        for failed, error in self._topics.look_up(self.thread.retry_later):
+        for failed, error in self._topics.look_up(self.thread.backoff.retry_later):
             self._fail_batch(failed, error)
 
     def send_again(self, request: ProduceRequest) -> None:
@@ -441,14 +441,14 @@ class Sender:
             return None
         if lane is self._lanes.alone or any(sent.is_given_up for sent in lane.in_flight):
             return now_seconds
-        return lane.pace.not_before_seconds
+        return lane.backoff.not_before_seconds
 
     def _look_up_due_seconds(self) -> float | None:
         oldest_seconds = self._accumulator.oldest_unknown_seconds
         if oldest_seconds is None or self._look_up.is_running:
             return None
         linger_seconds = 0.0 if self._flushing else self._settings.linger_seconds
-        return max(oldest_seconds + linger_seconds, self._look_up.pace.not_before_seconds)
+        return max(oldest_seconds + linger_seconds, self._look_up.backoff.not_before_seconds)
 
     def _queue_due_seconds(self, now_seconds: float) -> float | None:
         """Return when records are to be taken from the queue of a database whose lane is free."""
@@ -496,10 +496,10 @@ class Sender:
         except TxnStoreError as error:
             self._handle(in_flight, error)
         except BaseException:
-            lane.pace.back_off()
+            lane.backoff.back_off()
             raise
         else:
-            lane.pace.succeeded()
+            lane.backoff.succeeded()
             self.report(in_flight.request, appended)
             self._done(in_flight)
 
@@ -546,7 +546,7 @@ class Sender:
 
     def _next_of(self, lane: Lane) -> ProduceRequest | None:
         """Return the request that the lane is to write now, if there is one."""
-        if lane.is_writing or not lane.in_flight or lane.pace.not_before_seconds > time.monotonic():
+        if lane.is_writing or not lane.in_flight or lane.backoff.not_before_seconds > time.monotonic():
             return None
         in_flight = lane.in_flight[0]
         try:
@@ -578,7 +578,7 @@ class Sender:
 
         After a lost answer some of them may have been deleted since: where those were is not known any more.
         """
-        self.thread.succeeded()
+        self.thread.backoff.succeeded()
         self._help.wrote(request.partition_ids)
         if len(appended) != len(request.batches):
             for batch in request.batches:
@@ -649,7 +649,7 @@ class Sender:
         elif error.retriable or (error.outcome_unknown and self._settings.retries_unknown):
             # What came before the write, a new identity for example, leaves no record in the log.
             in_flight.is_uncertain |= error.outcome_unknown and in_flight.request is not None
-            in_flight.lane.pace.retry_later(error)
+            in_flight.lane.backoff.retry_later(error)
         elif isinstance(error, RECORD_ERRORS) and not in_flight.is_uncertain:
             self._isolate(in_flight, error)
         elif self.listener is not None:

@@ -1,4 +1,4 @@
-"""This file is the one thread of a producer that talks to the database: calls put work on it, and some work is timed.
+"""The one thread of a producer that talks to the database: calls put work on it, and some work is timed.
 
 One thing happens at a time and in order.  Between two tries of the database, work that has to wait pauses here, so
 that closing the producer ends it.
@@ -7,14 +7,14 @@ that closing the producer ends it.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from txnstore.clients.backoff import Backoff
 from txnstore.clients.model.error_mapping import kafka_error_of
 from txnstore.clients.model.kafka_error import KafkaError
 from txnstore.clients.worker import Worker
@@ -23,9 +23,6 @@ from txnstore.errors import TxnStoreError
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
-
-#: From here on pauses grow no longer, whatever their bound.
-_DOUBLINGS_MAX: Final = 16
 
 
 class SenderStopped(Exception):
@@ -79,41 +76,7 @@ class DelayedJob:
             job()
 
 
-class Backoff:
-    """The pauses between tries: longer each time, until one succeeds."""
-
-    def __init__(
-        self, *, backoff_seconds: float, backoff_max_seconds: float, report_trouble: Callable[[KafkaError], None]
-    ) -> None:
-        """Begin with short pauses."""
-        self.not_before_seconds = 0.0
-        """When the next try is wanted."""
-
-        self._backoff_seconds = backoff_seconds
-        self._backoff_max_seconds = backoff_max_seconds
-        self._report_trouble = report_trouble
-        self._tries = 0
-        self._random = random.Random()
-
-    def retry_later(self, error: TxnStoreError) -> None:
-        """Let a pause follow, longer each time, and tell the application that there is trouble."""
-        self.back_off()
-        self._report_trouble(kafka_error_of(error))
-
-    def succeeded(self) -> None:
-        """Begin with short pauses again."""
-        self._tries = 0
-        self.not_before_seconds = 0.0
-
-    def back_off(self) -> None:
-        """Let a pause follow."""
-        longest_seconds = min(self._backoff_seconds * 2**self._tries, self._backoff_max_seconds)
-        self._tries = min(self._tries + 1, _DOUBLINGS_MAX)
-        # Half of it is random, so that clients that met once do not meet again.
-        self.not_before_seconds = time.monotonic() + longest_seconds * self._random.uniform(0.5, 1)
-
-
-class SenderThread(Backoff):
+class SenderThread:
     """The thread, its queue of jobs, and the pauses between tries; `changed` is the producer's one lock."""
 
     def __init__(
@@ -126,10 +89,13 @@ class SenderThread(Backoff):
         report_trouble: Callable[[KafkaError], None],
     ) -> None:
         """Make the thread ready; it starts with the first thing to do, and keeps no program from its end."""
-        super().__init__(
-            backoff_seconds=backoff_seconds, backoff_max_seconds=backoff_max_seconds, report_trouble=report_trouble
-        )
         self.changed = changed
+        self.backoff = Backoff(
+            backoff_seconds, backoff_max_seconds, report=lambda error: report_trouble(kafka_error_of(error))
+        )
+        """The pauses between its tries."""
+
+        self._report_trouble = report_trouble
         self.timed_work: list[TimedWork] = []
         """What becomes due by itself; the first that is due goes first."""
 
@@ -210,9 +176,9 @@ class SenderThread(Backoff):
                 is_late = deadline_seconds is not None and time.monotonic() >= deadline_seconds
                 if is_late or not (error.retriable or error.outcome_unknown):
                     raise
-                self.retry_later(error)
+                self.backoff.retry_later(error)
             else:
-                self.succeeded()
+                self.backoff.succeeded()
                 return answer
             self.pause()
 
@@ -224,7 +190,7 @@ class SenderThread(Backoff):
         """
         with self.changed:
             while not self._is_stopping:
-                left_seconds = self.not_before_seconds - time.monotonic()
+                left_seconds = self.backoff.not_before_seconds - time.monotonic()
                 if left_seconds <= 0 or until():
                     return
                 self.changed.wait(left_seconds)
@@ -245,14 +211,6 @@ class SenderThread(Backoff):
                 self.changed.wait(min(at_seconds - now_seconds, threading.TIMEOUT_MAX))
         raise SenderStopped
 
-    def new_pace(self) -> Backoff:
-        """Return pauses of the same lengths for what is tried beside the thread's own work."""
-        return Backoff(
-            backoff_seconds=self._backoff_seconds,
-            backoff_max_seconds=self._backoff_max_seconds,
-            report_trouble=self._report_trouble,
-        )
-
     def new_helper(self, name: str) -> Worker:
         """Return a thread for one thing that must not keep this one waiting; it ends with it."""
         helper = Worker(f"{self._name}-{name}")
@@ -272,7 +230,7 @@ class SenderThread(Backoff):
                 break
             except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
                 _log.exception("%s failed; it goes on", self._name)
-                self.back_off()
+                self.backoff.back_off()
             del work
         self._refuse_jobs()
 

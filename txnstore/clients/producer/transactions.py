@@ -559,7 +559,7 @@ class ProducerTransactions:
                 self._write_offsets(sent)
             except TxnStoreError as error:
                 if error.retriable or error.outcome_unknown:
-                    self._sender.thread.retry_later(error)
+                    self._sender.thread.backoff.retry_later(error)
                     self._delayed.set(self._write_kept_offsets)
                 else:
                     self._fail(transaction_error_of(error, _C.SEND_OFFSETS))

@@ -74,7 +74,7 @@ class LookUp:
 
     def __init__(self, thread: SenderThread) -> None:
         """Look up for the sender on `thread`, which is woken by the answer."""
-        self.pace = thread.new_pace()
+        self.backoff = thread.backoff.another()
         self._thread = thread
         self._helper: Worker | None = None
         self._answer: Future[list[Refused]] | None = None
@@ -110,7 +110,7 @@ class LookUp:
         assert self._answer is not None
         answer, self._answer = self._answer, None
         if self._trouble:
-            self.pace.retry_later(self._trouble[0])
+            self.backoff.retry_later(self._trouble[0])
         else:
-            self.pace.succeeded()
+            self.backoff.succeeded()
         return answer.result()

@@ -1,0 +1,92 @@
+"""The pauses of clients between tries, and the changes that are made again until they are known to be made."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection
+
+from txnstore.db.store import Store
+from txnstore.errors import OutcomeUnknown, StoreBusy, StoreUnavailable, TxnStoreError, WriteConflict
+
+Result = TypeVar("Result")
+
+#: From here on pauses grow no longer, whatever their bound.
+_DOUBLINGS_MAX: Final = 16
+
+
+class Backoff:
+    """The pauses between tries of one thing: longer each time, until one succeeds."""
+
+    def __init__(
+        self,
+        first_seconds: float,
+        longest_seconds: float,
+        *,
+        report: Callable[[TxnStoreError], object] | None = None,
+    ) -> None:
+        """Begin with short pauses; `report` hears of each error that a pause follows."""
+        self.not_before_seconds = 0.0
+        """When the next try is wanted, by the monotonic clock."""
+
+        self._first_seconds = first_seconds
+        self._longest_seconds = longest_seconds
+        self._report = report
+        self._tries = 0
+        self._random = random.Random()
+
+    def retry_later(self, error: TxnStoreError) -> None:
+        """Let a pause follow, longer each time, and report that there is trouble."""
+        self.back_off()
+        if self._report is not None:
+            self._report(error)
+
+    def back_off(self) -> float:
+        """Let a pause follow; return how many seconds it lasts."""
+        longest_seconds = min(self._first_seconds * (1 << self._tries), self._longest_seconds)
+        self._tries = min(self._tries + 1, _DOUBLINGS_MAX)
+        # Half of it is random, so that clients that met once do not meet again.
+        pause_seconds = longest_seconds * self._random.uniform(0.5, 1)
+        self.not_before_seconds = time.monotonic() + pause_seconds
+        return pause_seconds
+
+    def succeeded(self) -> None:
+        """Begin with short pauses again."""
+        self._tries = 0
+        self.not_before_seconds = 0.0
+
+    def another(self) -> Backoff:
+        """Return pauses of the same lengths for something else that is tried."""
+        return Backoff(self._first_seconds, self._longest_seconds, report=self._report)
+
+
+#: A store that has been closed is noticed after this long at most.
+_TRY_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = 0.05
+_AGAIN: Final = (OutcomeUnknown, StoreBusy, StoreUnavailable, WriteConflict)
+
+
+def write_repeatable(
+    store: Store, work: Callable[[Connection], Result], *, timeout_seconds: float, wakes_readers: bool = False
+) -> Result:
+    """Run `work`, which may run twice, in one database transaction; again if nobody knows whether it was committed.
+
+    With `wakes_readers`, waiting readers are told afterwards.
+
+    Raises:
+        TxnStoreError: the database refused, or could not be reached in time; OutcomeUnknown only if the last try ended
+            so.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        left_seconds = deadline - time.monotonic()
+        try:
+            retry_timeout_ms = int(max(0.0, min(left_seconds, _TRY_SECONDS)) * 1000)
+            return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+        except _AGAIN:
+            if left_seconds <= _TRY_SECONDS:
+                raise
+        time.sleep(_PAUSE_SECONDS)
