@@ -1,4 +1,4 @@
-"""This file is what all tests share: the project's own plugin, under shorter names."""
+"""What all tests share: the project's own plugin, under shorter names."""
 
 from __future__ import annotations
 
@@ -19,16 +19,33 @@ from txnstore.testing.server_programs import NoServerProgramsError, find_program
 
 pytest_plugins = ("txnstore.testing.plugin",)
 
-#: The files that take longest, those that take most first: with a process for each core, the last one to end is soon.
+#: The files that take longest, those that take most first: with several processes, the last one to end is soon.
 LONG_FILES = (
     "spark/test_sink_kills.py",
     "demo/test_demo.py",
+    "crash/test_transactions.py",
+    "participants/test_bank.py",
     "crash/test_kills.py",
     "spark/test_sink_streams.py",
+    "producer/test_enlist_faults.py",
     "crash/test_writer_kills.py",
     "processes/test_group_workers.py",
+    "plans/test_plans.py",
     "spark/test_source_spark.py",
     "processes/test_client_workers.py",
+    "relay/test_real_kafka.py",
+    "processes/test_kills.py",
+    "participants/test_kills.py",
+    "crash/test_second_crashes.py",
+    "processes/test_stopped_members.py",
+    "cluster/test_clients_records.py",
+    "consumer/test_consumer_faults.py",
+    "consumer/test_consumer_reading.py",
+    "crash/test_starts.py",
+    "db/test_wakeup.py",
+    "clients/test_bad_inputs.py",
+    "membership/test_group_callbacks.py",
+    "membership/test_group_subscriptions.py",
 )
 
 

@@ -18,6 +18,8 @@ from txnstore.testing.cluster_invariants import assert_cluster_sound
 from txnstore.transactions.recovery import recover
 from txnstore.transactions.states import TransactionState
 
+pytestmark = pytest.mark.slow
+
 S = TransactionState
 COMMITS = {S.PREPARE_COMMIT, S.COMPLETE_COMMIT}
 

@@ -14,6 +14,8 @@ from tests.tools.crashes import noting
 from tests.tools.killed_children import every_kill
 from txnstore.testing.invariants import assert_sound
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("scenario", [APPENDS[0], ENDINGS[0], SEPARATE_COMMIT, START], ids=str)
 def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_mend(place: Place, scenario: Scenario):

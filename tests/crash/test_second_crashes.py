@@ -23,6 +23,8 @@ from tests.tools.crashes import every_second_crash, noting
 from txnstore.db.store import Store
 from txnstore.testing.invariants import assert_sound
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Victims:

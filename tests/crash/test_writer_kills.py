@@ -17,6 +17,8 @@ from txnstore.db.store import Store
 from txnstore.model import ControlType
 from txnstore.testing.invariants import assert_sound
 
+pytestmark = pytest.mark.slow
+
 
 def writer_is_followed(name: str, world: World, store: Store) -> None:
     """The killed writer's successor repeats its last call, and the committer counts it."""

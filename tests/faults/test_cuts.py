@@ -87,6 +87,7 @@ def test_an_append_cut_at_any_message_is_not_done_or_unknown_and_done_once_when_
     check_few(unknown)
 
 
+@pytest.mark.slow
 @SIDES
 def test_an_end_of_a_transaction_cut_at_any_message_is_resolved_to_what_is_true(direct, proxied, proxy, side):
     coordinator = TransactionCoordinator(proxied.store)

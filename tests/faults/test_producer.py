@@ -70,6 +70,7 @@ def test_a_record_whose_commit_is_cut_is_there_once(make_producer, proxy, direct
     assert (delivered.values, delivered.errors) == ([b"second", b"third"], [])
 
 
+@pytest.mark.slow
 @SIDES
 def test_records_are_there_once_whichever_message_is_cut(make_producer, proxy, direct, topic, side):
     producer = make_producer()
@@ -105,6 +106,7 @@ def test_a_commit_that_is_cut_is_resolved_and_the_next_transaction_goes_on(make_
     assert cut.fired
 
 
+@pytest.mark.slow
 @SIDES
 @pytest.mark.parametrize("ends", ["commit", "abort"])
 def test_a_transaction_ends_as_asked_whichever_message_is_cut(make_producer, proxy, direct, topic, side, ends):

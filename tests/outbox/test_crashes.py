@@ -17,6 +17,8 @@ from txnstore.log.outbox import rows as outbox_rows
 from txnstore.log.outbox.sequencer import drain_outbox, sequence_outbox
 from txnstore.testing.invariants import assert_sound
 
+pytestmark = pytest.mark.slow
+
 numbers = itertools.count()
 
 

@@ -33,6 +33,8 @@ from txnstore.testing.private_cluster import PrivateCluster
 from txnstore.transactions.branch_rows import all_branches
 from txnstore.transactions.recovery import recover
 
+pytestmark = pytest.mark.slow
+
 SOAK_SECONDS = float(os.environ.get("TXNSTORE_BANK_SECONDS", "0"))
 RUN_SECONDS = 6.0
 SEED = int(os.environ.get("TXNSTORE_BANK_SEED") or random.randrange(2**32))

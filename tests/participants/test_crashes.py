@@ -19,6 +19,8 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_timed_out
 from txnstore.transactions.states import TransactionState
 
+pytestmark = pytest.mark.slow
+
 
 class Left(NamedTuple):
     """What is left after a death."""

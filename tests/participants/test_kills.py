@@ -20,6 +20,8 @@ from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.private_cluster import PrivateCluster
 from txnstore.transactions.coordinator import TransactionCoordinator
 
+pytestmark = pytest.mark.slow
+
 CHILD_TIMEOUT_SECONDS = 60
 
 

@@ -29,6 +29,8 @@ from txnstore.relay.kafka_cluster import KafkaCluster
 from txnstore.relay.options import OnGap, RelayOptions
 from txnstore.relay.to_kafka import ToKafka
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).resolve().parents[2]
 README = (TOP / "README.md").read_text(encoding="utf-8")
 RECIPE = re.search(r"### Relay to Kafka\n.*?```sh\n(.*?)```", README, re.DOTALL)

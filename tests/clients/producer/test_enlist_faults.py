@@ -277,6 +277,7 @@ def test_an_answer_of_rollback_to_commit_is_no_commit(txnstore_postgresql_url, m
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_at_any_statement(bank):
     """And the next one, in its recovery: whatever it finds, it is all or nothing, and stays so."""
     states = []
@@ -315,6 +316,7 @@ def take_over(store):
     TransactionCoordinator(store).init_producer_id(TRANSACTIONAL_ID)
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_all_the_time(bank):
     """A row if and only if its record, and the offset behind both."""
     chance = random.Random(1)
