@@ -35,9 +35,10 @@ from txnstore.model import (
 )
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
-from txnstore.transactions.coordinator import Ended, TransactionCoordinator
+from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.locked import SentOffsets
-from txnstore.transactions.metadata import TransactionMetadata
+from txnstore.transactions.outcome import Ended
+from txnstore.transactions.states import TransactionMetadata
 
 _numbers = itertools.count(1)
 

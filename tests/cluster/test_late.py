@@ -13,8 +13,7 @@ from txnstore.log.cluster_topics import create_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.testing.cluster_invariants import assert_cluster_sound
 from txnstore.transactions import completion
-from txnstore.transactions.completion import complete_delivered
-from txnstore.transactions.delivery import Delivered
+from txnstore.transactions.completion import Delivered, complete_delivered
 from txnstore.transactions.states import TransactionState
 
 S = TransactionState

@@ -28,22 +28,24 @@ from txnstore.log.codec import encode
 from txnstore.log.producers import producers_of_partition
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.cluster_invariants import assert_cluster_sound
-from txnstore.transactions import pending_markers
-from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
-from txnstore.transactions.cluster_listing import hanging_transactions
+from txnstore.transactions import rows
 from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.distributed import hanging_in_cluster
 from txnstore.transactions.listing import HANGING_MARGIN_MS
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 from txnstore.transactions.recovery import (
+    AGAIN_MS,
+    OpenInPartition,
     abort_by_administrator,
     abort_if_timed_out,
+    abort_open_transaction,
+    abort_overdue_in,
     abort_timed_out,
     expire_producers,
     recover,
 )
 from txnstore.transactions.states import TransactionState
-from txnstore.transactions.timeouts import AGAIN_MS, abort_overdue_in
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
 S = TransactionState
@@ -359,11 +361,11 @@ def test_what_nobody_coordinates_hangs_and_what_is_coordinated_elsewhere_does_no
     hanging = producer.batch(bench.partition_at(3), b"x")
     bench.cluster.own(3).write(lambda connection: append(connection, [hanging], coordinated=True))
     bench.clock.advance(1_000 + HANGING_MARGIN_MS)
-    (found,) = hanging_transactions(bench.cluster, 900)
+    (found,) = hanging_in_cluster(bench.cluster, 900)
     assert found.partition.partition == bench.topic.partition_ids.index(bench.partition_at(3))
     with bench.down(1):
         # Its coordinator would know.
-        assert hanging_transactions(bench.cluster, 900) == []
+        assert hanging_in_cluster(bench.cluster, 900) == []
     abort_open_transaction(bench.cluster.own(3), OpenInPartition(bench.partition_at(3), producer.identity))
 
 
@@ -396,7 +398,7 @@ def test_offsets_that_were_announced_and_come_after_the_end_are_refused(bench: B
     work = producer.coordinator
     # AddOffsetsToTxn went through, and the offsets themselves are under way for a long time.
     with monkeypatch.context() as patch:
-        patch.setattr("txnstore.transactions.remote_parts.add_offsets_from_elsewhere", lambda *_: 1 / 0)
+        patch.setattr("txnstore.transactions.distributed.add_offsets_from_elsewhere", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             work.send_offsets(producer.transactional_id, before, sent(group, {1: 9}))
     producer.end(commit=True)
@@ -457,13 +459,11 @@ def test_a_partition_deleted_between_decision_and_delivery_needs_no_marker(sqlit
     # As if the transaction had come between the look and the deletion.
     assert bench.queued(producer.transactional_id) == {bench.partition_at(2)}
     bench.cluster.own(1).write(lambda connection: connection.execute(delete(transaction_partitions)))
-    markers = bench.cluster.own(1).read(
-        lambda connection: pending_markers.queued(connection, producer.transactional_id)
-    )
+    markers = bench.cluster.own(1).read(lambda connection: rows.queued_markers(connection, producer.transactional_id))
 
     def delete_but_for_the_queue(connection) -> None:
         topics.delete_topic(connection, "orders")
-        pending_markers.queue(connection, producer.transactional_id, markers)
+        rows.queue_markers(connection, producer.transactional_id, markers)
 
     bench.cluster.own(1).write(delete_but_for_the_queue)
     bench.cluster.publish()

@@ -13,18 +13,17 @@ from txnstore.groups.offsets_elsewhere import _forget, announce_offset_producer
 from txnstore.log.append import announce
 from txnstore.log.producers import producers_of_partition
 from txnstore.testing.cluster_invariants import assert_cluster_sound
+from txnstore.transactions.distributed import RemoteTransaction, RemoteWriter
 from txnstore.transactions.recovery import expire_producers, expire_transactional_ids
-from txnstore.transactions.remote_parts import RemoteParts
-from txnstore.transactions.remote_writers import RemoteWriter
 from txnstore.transactions.writers import join_transaction
 
 DAY_MS = 86_400_000
 
 
-def parts(bench: Bench, producer: Producer) -> RemoteParts:
+def parts(bench: Bench, producer: Producer) -> RemoteTransaction:
     """Return the part of a client that writes where its transaction has a part already."""
     store = bench.cluster.coordinator_of(producer.transactional_id)
-    return RemoteParts(store, bench.cluster, producer.transactional_id, producer.identity, None)
+    return RemoteTransaction(store, bench.cluster, producer.transactional_id, producer.identity, None)
 
 
 def begins_to_append(bench: Bench, producer: Producer) -> Callable[[], object]:
@@ -122,7 +121,7 @@ def test_who_is_announced_while_its_coordinator_is_away_asks_it_before_the_next_
         raise StoreUnavailable("the coordinator's database is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteParts, "add", away)
+        patch.setattr(RemoteTransaction, "add", away)
         with pytest.raises(StoreUnavailable):
             zombie.send_again([late])
     with pytest.raises(ProducerFenced):

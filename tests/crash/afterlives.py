@@ -16,8 +16,8 @@ from txnstore.errors import TransactionAbortable, TxnStoreError
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.testing.invariants import assert_sound
 from txnstore.testing.manual_clock import ManualClock
-from txnstore.transactions.coordinator import Ended, TransactionCoordinator
-from txnstore.transactions.outcome import Outcome, resolve_outcome
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.outcome import Ended, Outcome, resolve_outcome
 from txnstore.transactions.recovery import Recovered, recover
 from txnstore.transactions.states import TransactionState
 

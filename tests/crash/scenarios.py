@@ -17,8 +17,9 @@ from txnstore.db.store import Store
 from txnstore.log.append import Appended
 from txnstore.model import ControlType
 from txnstore.transactions.completion import decide_separately
-from txnstore.transactions.coordinator import Ended, TransactionCoordinator
+from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.locked import LockedTransaction
+from txnstore.transactions.outcome import Ended
 from txnstore.transactions.recovery import recover
 
 FIRST, SECOND = FLUSHES

@@ -17,9 +17,7 @@ from tests.crash.worlds import NEW_OFFSET, Step, World
 from tests.crash.writing_together import SILENT, in_turn, writes
 from txnstore.db.schema import sink_batches, sink_positions, sink_runs
 from txnstore.db.store import Store
-from txnstore.transactions.sink_coordinator import abort, decide, open_writer
-from txnstore.transactions.sink_inputs import SinkInput, note_inputs
-from txnstore.transactions.sink_runs import SinkRun, run_of_query
+from txnstore.spark.sink_coordination import SinkInput, SinkRun, abort, decide, note_inputs, open_writer, run_of_query
 
 #: The run that a crash is about, and the one that comes after it.
 RUN, NEXT_RUN = "run 1", "run 2"

@@ -37,9 +37,9 @@ from tests.crash.worlds import (
 from tests.crash.writing_together import in_turn, writes
 from txnstore.db.store import Store
 from txnstore.errors import ProducerFenced
+from txnstore.spark.sink_coordination import TIMEOUT_MS_DEFAULT
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.recovery import recover
-from txnstore.transactions.sink_coordinator import TIMEOUT_MS_DEFAULT
 
 DONE = (written(OLD, FIRST), (NEW_OFFSET,) * PARTITIONS, (1, PARTITIONS))
 NOT_DONE = (written(OLD), (OLD_OFFSET,) * PARTITIONS, (0, 0))

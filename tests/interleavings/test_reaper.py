@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.tools.interleaving import explore, stop_here
-from txnstore.transactions.metadata import FenceReason
 from txnstore.transactions.recovery import abort_if_timed_out, abort_timed_out
 from txnstore.transactions.rows import read_row
+from txnstore.transactions.states import FenceReason
 
 TIMEOUT_MS = 1_000
 

@@ -16,11 +16,10 @@ from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic
 from txnstore.model import Record
+from txnstore.spark.sink_coordination import decide, open_writer, run_of_query
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_if_timed_out, recover
-from txnstore.transactions.sink_coordinator import decide, open_writer
-from txnstore.transactions.sink_runs import run_of_query
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
 TIMEOUT_MS = 1_000

@@ -34,8 +34,8 @@ from txnstore.log.producers import read_producer_states
 from txnstore.log.topics import create_topic, delete_topic, find_topics, get_topic
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
-from txnstore.transactions.pending_markers import strike_off
 from txnstore.transactions.recovery import FOUND_MAX, expire_producers, expire_transactional_ids, trim_journal
+from txnstore.transactions.rows import strike_off_markers
 
 DAY_MS = 86_400_000
 SILENT, TRIMMED, PURGED = "silent producers forgotten", "journal entries deleted", "rows of deleted topics deleted"
@@ -193,7 +193,7 @@ def test_a_topic_of_seventy_thousand_partitions_is_used_and_deleted(store):
     def use(connection):
         heads = lock_heads(connection, ids).heads
         states = read_producer_states(connection, [(number, 5) for number in ids], open_in=ids)
-        strike_off(connection, "nobody", ids)
+        strike_off_markers(connection, "nobody", ids)
         return heads[last].next_offset, states, read_offsets(connection, "g", ids).offsets[last].offset
 
     assert store.write(use) == (1, {}, 1)

@@ -37,11 +37,15 @@ from txnstore.log.max_timestamp import offset_of_max_timestamp
 from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.maintenance.duties import DUTIES, Duty
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
-from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import describe_transaction, hanging_transactions
 from txnstore.transactions.outcome import read_outcome, resolve_outcome
-from txnstore.transactions.recovery import abort_timed_out, complete_all_decided
+from txnstore.transactions.recovery import (
+    OpenInPartition,
+    abort_open_transaction,
+    abort_timed_out,
+    complete_all_decided,
+)
 
 pytestmark = pytest.mark.slow
 

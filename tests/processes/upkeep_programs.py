@@ -31,8 +31,7 @@ from txnstore.log.topics import get_topic
 from txnstore.maintenance.duties import DUTIES, Duty
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import Record
-from txnstore.transactions.sink_coordinator import decide, open_writer
-from txnstore.transactions.sink_runs import run_of_query
+from txnstore.spark.sink_coordination import decide, open_writer, run_of_query
 from txnstore.transactions.writers import append_as_writer
 
 #: What the programs write to, with how many partitions; the first is the source of the transforming group.

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tests.tools.histories import Batch, History, Kind, Operation
-from txnstore.transactions.metadata import EPOCH_EXHAUSTED
+from txnstore.transactions.states import EPOCH_EXHAUSTED
 
 
 def _sequence_gap(history: History) -> Iterator[str]:

@@ -32,10 +32,10 @@ from txnstore.model import (
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
 from txnstore.transactions.completion import decide_separately
-from txnstore.transactions.coordinator import Ended, Initialized, TransactionCoordinator
+from txnstore.transactions.coordinator import Initialized, TransactionCoordinator
 from txnstore.transactions.locked import LockedTransaction, SentOffsets
-from txnstore.transactions.metadata import TransactionMetadata
-from txnstore.transactions.states import DECIDED, TransactionState
+from txnstore.transactions.outcome import Ended
+from txnstore.transactions.states import DECIDED, TransactionMetadata, TransactionState
 
 
 @dataclass

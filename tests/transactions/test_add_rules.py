@@ -17,9 +17,8 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.protocol import add_to_transaction, verify_in_transaction
-from txnstore.transactions.states import AT_REST, TransactionState
+from txnstore.transactions.states import AT_REST, FenceReason, TransactionMetadata, TransactionState
 
 S = TransactionState
 NewRow = Callable[..., TransactionMetadata]

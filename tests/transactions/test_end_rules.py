@@ -17,9 +17,8 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.metadata import FenceReason, TransactionMetadata
 from txnstore.transactions.protocol import END_TRANSACTION, EndAction, complete, end_transaction, fence_and_abort
-from txnstore.transactions.states import STORED, TransactionState
+from txnstore.transactions.states import STORED, FenceReason, TransactionMetadata, TransactionState
 
 S = TransactionState
 NewRow = Callable[..., TransactionMetadata]

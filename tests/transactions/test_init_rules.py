@@ -17,7 +17,6 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.metadata import TIMEOUT_NEVER_MS, FenceReason, TransactionMetadata
 from txnstore.transactions.protocol import (
     InitAction,
     InitRequest,
@@ -27,7 +26,14 @@ from txnstore.transactions.protocol import (
     init_producer_id,
     new_transactional_id,
 )
-from txnstore.transactions.states import AT_REST, DECIDED, TransactionState
+from txnstore.transactions.states import (
+    AT_REST,
+    DECIDED,
+    TIMEOUT_NEVER_MS,
+    FenceReason,
+    TransactionMetadata,
+    TransactionState,
+)
 
 S = TransactionState
 NewRow = Callable[..., TransactionMetadata]

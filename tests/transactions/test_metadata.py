@@ -9,15 +9,15 @@ import pytest
 
 from txnstore.errors import InvalidRequest
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.metadata import (
+from txnstore.transactions.states import (
     EPOCH_MAX,
     TIMEOUT_NEVER_MS,
     FenceReason,
-    PreparedTxnState,
     TransactionMetadata,
+    TransactionState,
     check_change,
 )
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.tokens import PreparedTxnState
 
 S = TransactionState
 

@@ -9,11 +9,10 @@ import pytest
 from sqlalchemy import Connection, event
 
 from txnstore.errors import StoreUnavailable
-from txnstore.transactions import recovery, timeouts
-from txnstore.transactions.metadata import FenceReason
+from txnstore.transactions import recovery
+from txnstore.transactions.recovery import AGAIN_MS, abort_overdue
 from txnstore.transactions.rows import lock_row
-from txnstore.transactions.states import TransactionState
-from txnstore.transactions.timeouts import AGAIN_MS, abort_overdue
+from txnstore.transactions.states import FenceReason, TransactionState
 
 S = TransactionState
 
@@ -53,8 +52,8 @@ def test_one_that_never_times_out_is_not_counted(own_bench) -> None:
 
 def test_a_look_is_bounded_and_the_next_one_goes_on(own_bench, monkeypatch) -> None:
     bench = own_bench
-    monkeypatch.setattr(timeouts, "ABORTED_MAX", 2)
-    monkeypatch.setattr(timeouts, "_NEXT", timeouts._NEXT.limit(3))
+    monkeypatch.setattr(recovery, "ABORTED_MAX", 2)
+    monkeypatch.setattr(recovery, "_NEXT_DEADLINES", recovery._NEXT_DEADLINES.limit(3))
     producers = []
     for _ in range(3):
         producers.append(begin(bench, 1_000))
@@ -78,7 +77,7 @@ def test_what_cannot_be_aborted_now_is_looked_at_again(own_bench, monkeypatch) -
         raise StoreUnavailable
 
     with monkeypatch.context() as patched:
-        patched.setattr(timeouts, "abort_if_timed_out", away)
+        patched.setattr(recovery, "abort_if_timed_out", away)
         assert abort_overdue(bench.store) == AGAIN_MS
     assert abort_overdue(bench.store) is None
 
@@ -106,7 +105,7 @@ def test_it_waits_for_nobody_who_is_at_work_on_one(own_bench) -> None:
 @pytest.mark.parametrize(
     ("statement", "parameters", "index", "condition"),
     [
-        (timeouts._NEXT, {}, "transactions_deadline", "deadline_ms>"),
+        (recovery._NEXT_DEADLINES, {}, "transactions_deadline", "deadline_ms>"),
         (recovery._TIMED_OUT, {}, "transactions_deadline", "deadline_ms<"),
         (recovery._DECIDED, {"after_id": ""}, "transactions_decided", ""),
     ],

@@ -16,11 +16,21 @@ from txnstore.errors import InvalidRequest, InvalidTransactionTimeout, ProducerF
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.model import IsolationLevel, Record
+from txnstore.spark.sink_coordination import (
+    BATCHES_KEPT,
+    RUNS_REMEMBERED,
+    SinkInput,
+    SinkRun,
+    abort,
+    decide,
+    last_batch,
+    note_inputs,
+    open_writer,
+    run_of_job,
+    run_of_query,
+)
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids
-from txnstore.transactions.sink_coordinator import BATCHES_KEPT, abort, decide, last_batch, open_writer
-from txnstore.transactions.sink_inputs import SinkInput, note_inputs
-from txnstore.transactions.sink_runs import RUNS_REMEMBERED, SinkRun, run_of_job, run_of_query
 from txnstore.transactions.states import TransactionState
 from txnstore.transactions.writers import append_as_writer
 

@@ -15,8 +15,7 @@ from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, Transactio
 from txnstore.log.producers import producers_of_partition
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.participants.branches import register_branches
-from txnstore.transactions.enlisted_end import EndRequest, end_within
-from txnstore.transactions.metadata import TIMEOUT_NEVER_MS, FenceReason, TransactionMetadata
+from txnstore.transactions.outcome import EndRequest, end_within
 from txnstore.transactions.protocol import has_timed_out, may_expire
 from txnstore.transactions.recovery import (
     Recovered,
@@ -28,7 +27,7 @@ from txnstore.transactions.recovery import (
     recover,
     trim_journal,
 )
-from txnstore.transactions.states import AT_REST, TransactionState
+from txnstore.transactions.states import AT_REST, TIMEOUT_NEVER_MS, FenceReason, TransactionMetadata, TransactionState
 from txnstore.transactions.writers import append_as_writer, join_transaction, report_writer
 
 S = TransactionState

@@ -10,9 +10,9 @@ from txnstore.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from txnstore.model import ControlType, ProducerIdentity
-from txnstore.transactions.metadata import TIMEOUT_NEVER_MS, PreparedTxnState
 from txnstore.transactions.recovery import abort_if_timed_out
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.states import TIMEOUT_NEVER_MS, TransactionState
+from txnstore.transactions.tokens import PreparedTxnState
 
 S = TransactionState
 TWO_PHASE = {"enable_two_phase_commit": True}

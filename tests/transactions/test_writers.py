@@ -20,16 +20,20 @@ from txnstore.log.fetch import fetch
 from txnstore.log.topics import delete_topic
 from txnstore.model import ControlType, IsolationLevel, Record
 from txnstore.testing.invariants import assert_sound
-from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
 from txnstore.transactions.listing import (
     TransactionFilter,
     describe_transaction,
     hanging_transactions,
     list_transactions,
 )
-from txnstore.transactions.metadata import EPOCH_EXHAUSTED
-from txnstore.transactions.recovery import abort_by_administrator, abort_if_timed_out, recover
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.recovery import (
+    OpenInPartition,
+    abort_by_administrator,
+    abort_if_timed_out,
+    abort_open_transaction,
+    recover,
+)
+from txnstore.transactions.states import EPOCH_EXHAUSTED, TransactionState
 from txnstore.transactions.writers import (
     TransactionWriter,
     append_as_writer,

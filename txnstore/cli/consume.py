@@ -28,7 +28,7 @@ from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.model import IsolationLevel
-from txnstore.transactions.timeouts import abort_overdue
+from txnstore.transactions.recovery import abort_overdue
 
 EXAMPLES: Final = examples(
     "txnstore consume orders",

@@ -22,16 +22,16 @@ from txnstore.log.producers import producers_of_partition
 from txnstore.log.sequences import ProducerState
 from txnstore.log.topics import get_topic
 from txnstore.model import ProducerIdentity
-from txnstore.transactions import cluster_listing
-from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
+from txnstore.transactions.distributed import hanging_in_cluster
 from txnstore.transactions.listing import (
-    HangingTransaction,
+    HangingInPartition,
     TransactionFilter,
     describe_transaction,
     hanging_transactions,
     list_transactions,
 )
+from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction
 from txnstore.transactions.states import STORED, TransactionState
 
 app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
@@ -275,7 +275,7 @@ def find_hanging(
         found = get_topic(connection, topic)
         return list(found.partition_ids) if partition is None else [found.partition_id(partition)]
 
-    def rows(found: Iterable[HangingTransaction]) -> list[dict[str, Any]]:
+    def rows(found: Iterable[HangingInPartition]) -> list[dict[str, Any]]:
         return [
             {
                 "topic": each.partition.topic,
@@ -295,7 +295,7 @@ def find_hanging(
         if store.cluster is None:
             found = store.read(lambda connection: hanging_transactions(connection, longest_ms, ids_of(connection)))
         else:
-            found = cluster_listing.hanging_transactions(store.cluster, longest_ms, store.read(ids_of))
+            found = hanging_in_cluster(store.cluster, longest_ms, store.read(ids_of))
         show_rows(rows(found), _HANGING_COLUMNS, as_json=as_json)
 
 

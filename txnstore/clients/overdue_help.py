@@ -15,7 +15,7 @@ from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import StoreClosed, TxnStoreError
-from txnstore.transactions.timeouts import abort_overdue_in
+from txnstore.transactions.recovery import abort_overdue_in
 
 _log = logging.getLogger(__name__)
 

@@ -27,10 +27,9 @@ from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic, find_topics
 from txnstore.spark.sink_batches import BatchLimits, BatchMaker, UnsentBatch
 from txnstore.spark.sink_columns import SinkColumns
+from txnstore.spark.sink_coordination import SinkRun, open_writer
 from txnstore.spark.sink_options import SinkOptions
 from txnstore.spark.sink_partitions import PartitionOfRows
-from txnstore.transactions.sink_coordinator import open_writer
-from txnstore.transactions.sink_runs import SinkRun
 from txnstore.transactions.writers import TransactionWriter, append_as_writer
 
 Result = TypeVar("Result")

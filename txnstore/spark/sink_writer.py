@@ -18,11 +18,10 @@ from pyspark.sql.types import StructType
 
 from txnstore.errors import InvalidConfiguration, InvalidRequest, TxnStoreError
 from txnstore.spark.sink_columns import find_columns
+from txnstore.spark.sink_coordination import SinkRun, abort, decide, run_of_job, run_of_query
 from txnstore.spark.sink_options import SinkOptions, sink_options
 from txnstore.spark.sink_task import SinkMessage, repeat_while_unknown, write_rows
 from txnstore.spark.stores import store_at
-from txnstore.transactions.sink_coordinator import abort, decide
-from txnstore.transactions.sink_runs import SinkRun, run_of_job, run_of_query
 
 _logger: Final = logging.getLogger("txnstore")
 

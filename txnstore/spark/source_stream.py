@@ -26,6 +26,7 @@ from sqlalchemy import Connection
 
 from txnstore.log.topics import find_topics
 from txnstore.model import TopicPartition
+from txnstore.spark.sink_coordination import SinkInput, note_inputs
 from txnstore.spark.source_loss import DataLoss
 from txnstore.spark.source_offsets import FROM, INITIAL, StreamOffset, begins_of, ends_of, stream_offset
 from txnstore.spark.source_options import SourceOptions
@@ -34,7 +35,6 @@ from txnstore.spark.source_ranges import OffsetRange, admit, split
 from txnstore.spark.source_reading import RangeReader
 from txnstore.spark.source_snapshot import Snapshot, once_stable, read_snapshot, resolve_start
 from txnstore.spark.stores import store_at
-from txnstore.transactions.sink_inputs import SinkInput, note_inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ one transactional id follow each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -17,7 +17,7 @@ from txnstore.db.cluster.cluster import Home
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
-from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeForgotten, OutcomeUnknown, TxnStoreError
+from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
 from txnstore.groups.commit_rules import is_storable_text
 from txnstore.log.append import Append, Appended
 from txnstore.log.finding import find_appended
@@ -25,13 +25,12 @@ from txnstore.log.producers import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_decided, complete_delivered, decide_separately
-from txnstore.transactions.locked import LockedTransaction, SentOffsets
-from txnstore.transactions.metadata import TransactionMetadata
-from txnstore.transactions.outcome import Outcome, has_committed, remembered_outcome
+from txnstore.transactions.distributed import RemoteTransaction
+from txnstore.transactions.locked import LockedTransaction, PendingDelivery, SentOffsets
+from txnstore.transactions.outcome import Ended, recall_commit
 from txnstore.transactions.protocol import InitAction, InitRequest
-from txnstore.transactions.remote_parts import RemoteParts
-from txnstore.transactions.timeouts import write_in_time
-from txnstore.transactions.undelivered import PendingDelivery
+from txnstore.transactions.recovery import write_in_time
+from txnstore.transactions.states import TransactionMetadata
 
 #: How often a start waits for the last transaction of its id; each time somebody else has begun another one.
 INIT_TRIES: Final = 5
@@ -55,16 +54,6 @@ class Interrupted:
     left: PendingDelivery
     is_own_abort: bool
     """Whether it is this start that has aborted the transaction."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The answer to an EndTxn that brought the last records along."""
-
-    identity: ProducerIdentity
-    """Who the producer is for its next transaction."""
-
-    appended: Sequence[Appended] = field(default=())
 
 
 class TransactionCoordinator:
@@ -158,7 +147,7 @@ class TransactionCoordinator:
             if len(leaders) > 1:
                 raise InvalidRequest("the batches of one append live in one database: make a call for each")
             if appends and self.store.database_id not in leaders:
-                remote = RemoteParts(self.store, cluster, transactional_id, producer, retry_timeout_ms)
+                remote = RemoteTransaction(self.store, cluster, transactional_id, producer, retry_timeout_ms)
                 return remote.append(*leaders.popitem(), added)
 
         def work(connection: Connection) -> list[Appended]:
@@ -189,7 +178,7 @@ class TransactionCoordinator:
         """
         check_transactional_id(transactional_id)
         if self.store.cluster is not None:
-            remote = RemoteParts(self.store, self.store.cluster, transactional_id, producer, retry_timeout_ms)
+            remote = RemoteTransaction(self.store, self.store.cluster, transactional_id, producer, retry_timeout_ms)
             remote.add_partitions(partition_ids, added)
 
     def check_in_time(
@@ -228,7 +217,7 @@ class TransactionCoordinator:
         check_transactional_id(transactional_id)
         cluster = self.store.cluster
         if cluster is not None and cluster.coordinator_id_of(sent.committer.group_id) != self.store.database_id:
-            remote = RemoteParts(self.store, cluster, transactional_id, producer, retry_timeout_ms)
+            remote = RemoteTransaction(self.store, cluster, transactional_id, producer, retry_timeout_ms)
             remote.add((), [sent.committer.group_id])
             remote.send_offsets(sent)
             return
@@ -294,7 +283,8 @@ class TransactionCoordinator:
         sent_elsewhere: list[Appended] = []
         cluster = self.store.cluster
         if cluster is not None and (request.appends or request.offsets):
-            remote = RemoteParts(self.store, cluster, request.transactional_id, request.producer, retry_timeout_ms)
+            transactional_id, producer = request.transactional_id, request.producer
+            remote = RemoteTransaction(self.store, cluster, transactional_id, producer, retry_timeout_ms)
             sent_elsewhere, appends, offsets = remote.send_rest(request.appends, request.offsets)
             request = replace(request, appends=appends, offsets=offsets)
         ended, left = write_in_time(
@@ -331,39 +321,6 @@ class TransactionCoordinator:
                 f"the transaction of {transactional_id[:80]!r} is decided, but not all of its markers are written"
                 f" ({error}); repeat the call, or leave the rest to recovery"
             ) from error
-
-
-def recall_commit(
-    connection: Connection,
-    *,
-    transactional_id: str,
-    producer: ProducerIdentity,
-    appends: Sequence[Append],
-    is_alone: bool,
-) -> Ended | None:
-    """Return the answer to a commit that stands although it is refused by now; None if it was never made.
-
-    Whatever its producer asks for next is refused.  One that `is_alone` brings nothing along, so it stands too if a
-    newer producer has committed what was prepared (KIP-939).
-
-    Raises:
-        OutcomeForgotten: the journal does not go back far enough.
-    """
-    if has_committed(connection, transactional_id, producer):
-        # Not the same again: what it begins under the name of this transaction would be taken for committed.
-        following = ProducerIdentity(producer.producer_id, producer.epoch + 1)
-        return Ended(following, find_appended(connection, appends))
-    row = rows.read_row(connection, transactional_id).row
-    if row is not None and row.identity == producer:
-        # A commit would have raised the epoch: it was refused for another reason.
-        return None
-    outcome = remembered_outcome(connection, transactional_id, producer)
-    if outcome is None:
-        raise OutcomeForgotten(
-            f"the answer to a commit of {transactional_id[:80]!r} was lost, another producer has taken over since, and"
-            " the journal has been trimmed: whether it was committed is not known any more"
-        )
-    return Ended(producer) if is_alone and outcome is Outcome.COMMITTED else None
 
 
 def check_transactional_id(transactional_id: object) -> None:

@@ -25,9 +25,8 @@ from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.partition_names import names_of_partitions
 from txnstore.model import TopicPartition
 from txnstore.transactions import rows
-from txnstore.transactions.metadata import TransactionMetadata
-from txnstore.transactions.states import DECIDED, TransactionState
-from txnstore.transactions.writer_rows import participants_of
+from txnstore.transactions.rows import participants_of
+from txnstore.transactions.states import DECIDED, TransactionMetadata, TransactionState
 
 #: The states in which a transaction holds up readers: it runs until it is complete.
 RUNNING: Final = DECIDED | {TransactionState.ONGOING}
@@ -135,7 +134,7 @@ class DescribedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class HangingTransaction:
+class HangingInPartition:
     """A transaction that is open in a partition, and that no coordinator will ever end there."""
 
     partition: TopicPartition
@@ -196,7 +195,7 @@ def describe_transaction(connection: Connection, transactional_id: str) -> Descr
 
 def hanging_transactions(
     connection: Connection, max_timeout_ms: int, partition_ids: Collection[int] | None = None
-) -> list[HangingTransaction]:
+) -> list[HangingInPartition]:
     """Return what hangs, in these partitions or in all.
 
     Hanging is what is open in a partition for longer than `max_timeout_ms` and five minutes, while no transaction of
@@ -209,7 +208,7 @@ def hanging_transactions(
         found = connection.execute(_HANGING_IN, {**parameters, "partition_ids": list(partition_ids)}).all()
     names = names_of_partitions(connection, (row.partition_id for row in found))
     return [
-        HangingTransaction(
+        HangingInPartition(
             names[row.partition_id],
             row.producer_id,
             row.producer_epoch,

@@ -1,4 +1,4 @@
-"""This file is one transactional id within one database transaction: its row is locked, steps follow, `save` writes.
+"""One transactional id within one database transaction: its row is locked, steps follow, `save` writes.
 
 The steps are rules of `protocol` and change nothing but this object. `save` does what follows from all of them in the
 order of locks that everybody keeps: the transaction's row (locked already), the heads of partitions, then groups. So
@@ -29,14 +29,29 @@ from txnstore.log.locked_partitions import LockedPartitions
 from txnstore.log.markers import Marker, place_markers
 from txnstore.log.producers import allocate_producer_id
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
-from txnstore.transactions import branch_rows, pending_markers, protocol, rows, writer_rows
-from txnstore.transactions.ending import markers_of
-from txnstore.transactions.metadata import FenceReason, TransactionMetadata
-from txnstore.transactions.protocol import EndAction
-from txnstore.transactions.states import DECIDED, TransactionState
-from txnstore.transactions.undelivered import PendingDelivery
-from txnstore.transactions.writer_rows import NO_PARTICIPANTS, Participants
-from txnstore.transactions.writer_rules import counted_writers
+from txnstore.transactions import branch_rows, protocol, rows
+from txnstore.transactions.protocol import EndAction, counted_writers
+from txnstore.transactions.rows import NO_PARTICIPANTS, Participants, markers_of
+from txnstore.transactions.states import DECIDED, FenceReason, TransactionMetadata, TransactionState
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDelivery:
+    """The rest of a decision."""
+
+    decided: TransactionMetadata
+    """The coordinator's row with the decision."""
+
+    markers: Sequence[Marker]
+    """Those that are missing from their partitions."""
+
+    group_ids: Sequence[str]
+    """The groups whose offsets are not finished."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether the transaction was decided to commit."""
+        return self.decided.state is TransactionState.PREPARE_COMMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +188,7 @@ class LockedTransaction:
         """Who wrote to what in the transaction that earlier database transactions have begun, while it is open."""
         if self.before is None or self.before.state is not TransactionState.ONGOING:
             return NO_PARTICIPANTS
-        return writer_rows.participants_of(self.connection, self.before.transactional_id)
+        return rows.participants_of(self.connection, self.before.transactional_id)
 
     @property
     def counted(self) -> Collection[int]:
@@ -240,7 +255,7 @@ class LockedTransaction:
             return []
         if self.before.state in DECIDED:
             # Markers that were delivered before are not in the outbox any more.
-            return pending_markers.queued(self.connection, self.before.transactional_id)
+            return rows.queued_markers(self.connection, self.before.transactional_id)
         return markers_of(self._finishing, self.participants, self._counted)
 
     @cached_property
@@ -256,7 +271,7 @@ class LockedTransaction:
         markers = {marker.key: marker for marker in stored}
         if self._finishing is not None:
             for item in self._appends:
-                marker = pending_markers.marker_of(self._finishing, item.partition_id)
+                marker = rows.marker_of(self._finishing, item.partition_id)
                 markers[marker.key] = marker
         if not markers and not self._appends:
             return []
@@ -300,11 +315,11 @@ class LockedTransaction:
             self._save_undelivered(self.undelivered)
         elif self._finishing is not None:
             if self.before.state in DECIDED:
-                pending_markers.clear(self.connection, transactional_id)
+                rows.clear_markers(self.connection, transactional_id)
             if self.before.state in DECIDED or self.before.state is TransactionState.ONGOING:
                 rows.forget_participants(self.connection, transactional_id)
             if self.before.state in DECIDED or self.participants.has_reported:
-                writer_rows.forget_writers(self.connection, transactional_id)
+                rows.forget_writers(self.connection, transactional_id)
         else:
             self._save_participants(appended)
         if self._steps:
@@ -324,9 +339,9 @@ class LockedTransaction:
         if self.before.state in DECIDED:
             away = {marker.partition_id for marker in left.markers}
             done = {marker.partition_id for marker in self._stored_markers} - away
-            pending_markers.strike_off(self.connection, transactional_id, done)
+            rows.strike_off_markers(self.connection, transactional_id, done)
         else:
-            pending_markers.queue(self.connection, transactional_id, left.markers)
+            rows.queue_markers(self.connection, transactional_id, left.markers)
         for group_id in self._stored_groups:
             if group_id not in left.group_ids:
                 rows.forget_group(self.connection, transactional_id, group_id)

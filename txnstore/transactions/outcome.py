@@ -1,13 +1,22 @@
-"""This file is the answer to "did my commit land?", for whoever has only the transactional id and "pid:epoch" left.
+"""The answer to "did my commit land?", and the commit whose answer nobody else can repeat.
 
-Reading alone cannot tell: a COMMIT that seemed to fail may still become durable, on SQLite even after the next
-crash. So the epoch is raised first, durably. After that nothing of the old one can happen any more, and what the
-coordinator's rows say is final.
+Reading alone cannot tell how a transaction ended: a COMMIT that seemed to fail may still become durable, on SQLite even
+after the next crash. So the epoch is raised first, durably. After that nothing of the old one can happen any more, and
+what the coordinator's rows say is final.
+
+    store.write(...)                      the coordinator's own way: see `coordinator`
+    end_within(connection, request)       here: whoever owns `connection` commits, and the application's rows with it
+
+The answer to such a COMMIT may be lost, and nobody can repeat it: its other rows were not ours.  So `resolve_end` asks
+what became of it, and sees to it that the answer holds: what is not committed then never will be.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, and_, bindparam, exists, select, union_all
@@ -15,32 +24,22 @@ from sqlalchemy import Connection, and_, bindparam, exists, select, union_all
 from txnstore.db.cluster.cluster import Home
 from txnstore.db.schema import transaction_log, transactions
 from txnstore.db.store import Store
-from txnstore.errors import ConcurrentTransactions, TransactionalIdNotFound
+from txnstore.errors import (
+    ConcurrentTransactions,
+    InvalidProducerIdMapping,
+    OutcomeForgotten,
+    ProducerFenced,
+    TransactionalIdNotFound,
+)
+from txnstore.log.append import Append, Appended
+from txnstore.log.finding import find_appended
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_if_possible
-from txnstore.transactions.locked import LockedTransaction
-from txnstore.transactions.metadata import FenceReason, TransactionMetadata
-from txnstore.transactions.states import DECIDED, TransactionState
+from txnstore.transactions.locked import LockedTransaction, SentOffsets
+from txnstore.transactions.states import DECIDED, FenceReason, TransactionMetadata, TransactionState
 
 _ONGOING: Final = TransactionState.ONGOING
-
-
-class Outcome(enum.Enum):
-    """How a transaction ended, for good, or that it has not."""
-
-    COMMITTED = "committed"
-    ABORTED = "aborted"
-    OPEN = "open"
-    """Nothing is decided: it may still go either way."""
-
-
-#: By what was decided.
-_OUTCOMES: Final = {
-    TransactionState.PREPARE_COMMIT: Outcome.COMMITTED,
-    TransactionState.PREPARE_ABORT: Outcome.ABORTED,
-}
-
 _OF_PRODUCER: Final = and_(
     transaction_log.c.producer_id == bindparam("of_producer_id"),
     transaction_log.c.producer_epoch == bindparam("of_epoch"),
@@ -75,8 +74,6 @@ _DECISION: Final = (
     .order_by(transaction_log.c.entry_id)
     .limit(1)
 )
-
-
 # There is one at most: producer ids are never given out twice. After more changes of it only the journal knows.
 _OWNER: Final = union_all(
     select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
@@ -91,6 +88,32 @@ _FORMER_OWNER: Final = (
     .where(transaction_log.c.producer_id == bindparam("of_producer_id"))
     .limit(1)
 )
+
+
+class Outcome(enum.Enum):
+    """How a transaction ended, for good, or that it has not."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    OPEN = "open"
+    """Nothing is decided: it may still go either way."""
+
+
+#: By what was decided.
+_OUTCOMES: Final = {
+    TransactionState.PREPARE_COMMIT: Outcome.COMMITTED,
+    TransactionState.PREPARE_ABORT: Outcome.ABORTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The answer to an EndTxn that brought the last records along."""
+
+    identity: ProducerIdentity
+    """Who the producer is for its next transaction."""
+
+    appended: Sequence[Appended] = field(default=())
 
 
 def read_outcome(connection: Connection, producer: ProducerIdentity) -> Outcome:
@@ -163,6 +186,39 @@ def _not_remembered(producer: ProducerIdentity, transactional_id: str | None) ->
     )
 
 
+def recall_commit(
+    connection: Connection,
+    *,
+    transactional_id: str,
+    producer: ProducerIdentity,
+    appends: Sequence[Append],
+    is_alone: bool,
+) -> Ended | None:
+    """Return the answer to a commit that stands although it is refused by now; None if it was never made.
+
+    Whatever its producer asks for next is refused.  One that `is_alone` brings nothing along, so it stands too if a
+    newer producer has committed what was prepared (KIP-939).
+
+    Raises:
+        OutcomeForgotten: the journal does not go back far enough.
+    """
+    if has_committed(connection, transactional_id, producer):
+        # Not the same again: what it begins under the name of this transaction would be taken for committed.
+        following = ProducerIdentity(producer.producer_id, producer.epoch + 1)
+        return Ended(following, find_appended(connection, appends))
+    row = rows.read_row(connection, transactional_id).row
+    if row is not None and row.identity == producer:
+        # A commit would have raised the epoch: it was refused for another reason.
+        return None
+    outcome = remembered_outcome(connection, transactional_id, producer)
+    if outcome is None:
+        raise OutcomeForgotten(
+            f"the answer to a commit of {transactional_id[:80]!r} was lost, another producer has taken over since, and"
+            " the journal has been trimmed: whether it was committed is not known any more"
+        )
+    return Ended(producer) if is_alone and outcome is Outcome.COMMITTED else None
+
+
 def resolve_outcome(store: Store, transactional_id: str, producer: ProducerIdentity) -> Outcome:
     """Return how the transaction that `producer` began ended; one that is still open is aborted by the question.
 
@@ -204,3 +260,88 @@ def _resolve(transactional_id: str, producer: ProducerIdentity, home: Home | Non
 def _may_end(row: TransactionMetadata, producer: ProducerIdentity) -> bool:
     """Return whether the open transaction is one that the producer began, or took over as it was prepared."""
     return producer.producer_id == row.producer_id and row.begin_epoch <= producer.epoch <= row.producer_epoch
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequest:
+    """A commit of a transaction, with everything that was not sent before."""
+
+    transactional_id: str
+    producer: ProducerIdentity
+    appends: Sequence[Append] = ()
+    offsets: Sequence[SentOffsets] = ()
+    writers: Collection[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEnd:
+    """What became of an end whose answer was lost."""
+
+    ended: Ended
+    """Who the producer is for its next transaction, and if it was committed, where the records stand."""
+
+    is_committed: bool
+
+
+def end_within(connection: Connection, request: EndRequest) -> Ended:
+    """Commit the transaction with the database transaction that is open on `connection`; its owner commits that.
+
+    A transaction that holds nothing is committed all the same, so that there is a trace of the COMMIT.  The locks of
+    the coordinator's row, of the partitions and of the groups are held until then: let nothing else follow.
+
+    Raises:
+        TxnStoreError: see `coordinator.end_transaction`; the database transaction has to be rolled back.
+    """
+    transaction = LockedTransaction.lock(connection, request.transactional_id)
+    transaction.begin(request.producer)
+    if request.appends:
+        transaction.append(request.producer, request.appends)
+    for sent in request.offsets:
+        transaction.send_offsets(request.producer, sent)
+    transaction.end(request.producer, commit=True, writers=request.writers)
+    appended = transaction.save("EndTxn")
+    return Ended(transaction.known.next_identity, appended)
+
+
+def resolve_end(store: Store, request: EndRequest, *, retry_timeout_ms: int | None = None) -> ResolvedEnd:
+    """Return what became of the COMMIT after `end_within`; what had not been committed by now is aborted.
+
+    It waits for the row that the database transaction had locked, so that one is over when it is looked at.  Safe to
+    repeat after `OutcomeUnknown`.
+
+    Raises:
+        TransactionAbortable: it was not committed, and somebody has aborted it from outside since.
+        ProducerFenced, InvalidProducerIdMapping: it was not committed, and a newer producer has taken over.
+        OutcomeForgotten: a newer producer has taken over, and nothing is remembered of this one.
+    """
+
+    def work(connection: Connection) -> ResolvedEnd:
+        transaction = LockedTransaction.lock(connection, request.transactional_id)
+        row = transaction.row
+        is_committed = (
+            row is not None
+            and row.is_repetition(request.producer)
+            and row.state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
+        )
+        # Not committed: the epoch goes up, durably. A COMMIT that SQLite could not sync may otherwise come back after
+        # a crash, and one that the server has not seen yet must find nothing to commit.
+        transaction.end(request.producer, commit=is_committed)
+        transaction.save("EndTxn")
+        found = find_appended(connection, request.appends) if is_committed else ()
+        return ResolvedEnd(Ended(transaction.known.next_identity, found), is_committed)
+
+    try:
+        return store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    except (ProducerFenced, InvalidProducerIdMapping):
+        # The newer producer may have come after the COMMIT: the journal knows.
+        recall = partial(
+            recall_commit,
+            transactional_id=request.transactional_id,
+            producer=request.producer,
+            appends=request.appends,
+            is_alone=False,
+        )
+        ended = store.read(recall, retry_timeout_ms=retry_timeout_ms)
+        if ended is None:
+            raise
+        return ResolvedEnd(ended, is_committed=True)

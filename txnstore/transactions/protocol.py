@@ -1,14 +1,15 @@
-"""This file is the coordinator's rules, pure: what each request changes, given the row and the time.
+"""The coordinator's rules, pure: what each request changes, given the row and the time.
 
 Each function is one table of Kafka's TransactionCoordinator (protocol TV2, KIP-890) and looks at its conditions in
 Kafka's order. It returns the row as it shall be, or raises what the client is told. Where Kafka lets a client come
-back until an earlier step is done, the caller does that step within the same database transaction.
+back until an earlier step is done, the caller does that step within the same database transaction. Whether a move is
+one of the table's is checked once, where the row is written (`states.check_change`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -24,18 +25,21 @@ from txnstore.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerIdentity
-from txnstore.transactions.metadata import (
+from txnstore.transactions.states import (
+    AT_REST,
+    DECIDED,
     EPOCH_EXHAUSTED,
     EPOCH_MAX,
+    EXPIRABLE,
     NO_START_MS,
+    PREVIOUS_STATES,
     TIMEOUT_NEVER_MS,
     FenceReason,
     TransactionMetadata,
+    TransactionState,
 )
-from txnstore.transactions.states import AT_REST, DECIDED, EXPIRABLE, TransactionState, check_transition
 
 AllocateProducerId = Callable[[], int]
-
 _S = TransactionState
 
 
@@ -235,7 +239,7 @@ def add_to_transaction(
             raise InvalidTransactionState("a transaction that was prepared before can only be committed or aborted")
         check_in_time(known, now_ms)
         return known if holds_all else replace(known, last_update_ms=now_ms)
-    check_transition(known.state, _S.ONGOING)
+    assert known.state in AT_REST, known.state
     return replace(
         known,
         state=_S.ONGOING,
@@ -284,6 +288,7 @@ class EndAction(enum.Enum):
 
 
 _A = EndAction
+
 
 #: By state: what an EndTxn does for (abort, repeated), (abort, current), (commit, repeated), (commit, current).
 #: A request is *current* if it has the row's epoch and *repeated* if it has the one before: its answer may be lost.
@@ -345,8 +350,8 @@ def end_transaction(
 
 def complete(row: TransactionMetadata, *, now_ms: int) -> TransactionMetadata:
     """Return the row of a decided transaction once all of its markers are written."""
+    assert row.state in DECIDED, row.state
     after = _S.COMPLETE_COMMIT if row.state is _S.PREPARE_COMMIT else _S.COMPLETE_ABORT
-    check_transition(row.state, after)
     finished = replace(
         row, state=after, last_update_ms=now_ms, next_producer_id=NO_PRODUCER_ID, begin_epoch=NO_PRODUCER_EPOCH
     )
@@ -359,7 +364,6 @@ def _decide(
     row: TransactionMetadata, decided: TransactionState, *, now_ms: int, allocate: AllocateProducerId
 ) -> TransactionMetadata:
     """Return the row with the decision: the epoch is above that of the records, and the next producer is known."""
-    check_transition(row.state, decided)
     is_open = row.state is _S.ONGOING
     return replace(
         row,
@@ -396,8 +400,8 @@ def fence_and_abort(
     The epoch goes up (KAFKA-6119) by one (KAFKA-19367), or the producer id is replaced if it has none left
     (KAFKA-20090); the old producer's requests are no repetitions of anything.
     """
-    check_transition(row.state, _S.PREPARE_EPOCH_FENCE)
-    check_transition(_S.PREPARE_EPOCH_FENCE, _S.PREPARE_ABORT)
+    # Of all that may become PREPARE_ABORT, only what is open is aborted from outside: Kafka's PREPARE_EPOCH_FENCE.
+    assert row.state in PREVIOUS_STATES[_S.PREPARE_EPOCH_FENCE], row.state
     return replace(
         _decide(row, _S.PREPARE_ABORT, now_ms=now_ms, allocate=allocate),
         last_producer_epoch=NO_PRODUCER_EPOCH,
@@ -489,3 +493,82 @@ def _wrong_mapping(row: TransactionMetadata, producer: ProducerIdentity) -> Inva
     return InvalidProducerIdMapping(
         f"producer id {producer.producer_id} is not the one of {row.transactional_id[:80]!r}"
     )
+
+
+# --- the further writers of a transaction: who may write, and whose records count ------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionWriter:
+    """A further writer of a transaction; it can be pickled and holds no credentials."""
+
+    transactional_id: str
+    transaction: ProducerIdentity
+    """The producer whose transaction it joined."""
+
+    identity: ProducerIdentity
+    """What its batches carry: a producer id of its own, and the transaction's epoch."""
+
+    @property
+    def writer_id(self) -> int:
+        """The number by which the transaction's commit names it."""
+        return self.identity.producer_id
+
+
+def check_open(
+    row: TransactionMetadata | None, transactional_id: str, transaction: ProducerIdentity, *, now_ms: int
+) -> None:
+    """Return if the transaction that `transaction` began is open, and its producer still the one that began it.
+
+    Raises:
+        ProducerFenced: it is not: it has ended, was aborted from outside, or a newer producer has come.
+        TransactionAbortable: its time is up.
+    """
+    if row is not None and row.state is TransactionState.ONGOING and row.begin_identity == row.identity == transaction:
+        check_in_time(row, now_ms)
+        return
+    raise ProducerFenced(
+        f"the transaction that producer {transaction} of {transactional_id[:80]!r} began is over:"
+        f" {_how_it_ended(row, transaction)}; nothing was written, and its writers can write no more"
+    )
+
+
+def check_unreported(writer: TransactionWriter, *, is_new: bool, has_reported: bool) -> None:
+    """Return unless a writer goes on that has said that it wrote everything; its last batches may come again.
+
+    Raises:
+        InvalidTransactionState: it does.
+    """
+    if has_reported and is_new:
+        raise InvalidTransactionState(
+            f"writer {writer.writer_id} of {writer.transactional_id[:80]!r} has reported that it wrote everything;"
+            " nothing was appended"
+        )
+
+
+def counted_writers(has_reported: Mapping[int, bool], named: Collection[int] | None) -> frozenset[int]:
+    """Return the writers whose records a commit counts: those that are named, by default all that have reported.
+
+    Raises:
+        InvalidRequest: one that is named is not in the transaction, or has not reported.
+    """
+    if named is None:
+        return frozenset(writer_id for writer_id, reported in has_reported.items() if reported)
+    for writer_id in named:
+        if writer_id not in has_reported:
+            raise InvalidRequest(f"writer {writer_id} is not in the transaction; nothing was committed")
+        if not has_reported[writer_id]:
+            raise InvalidRequest(f"writer {writer_id} has not reported that it wrote everything; nothing was committed")
+    return frozenset(named)
+
+
+def _how_it_ended(row: TransactionMetadata | None, transaction: ProducerIdentity) -> str:
+    if row is None:
+        return "the transactional id is not known, or has expired"
+    if row.is_repetition(transaction) and row.fence_detail is not None:
+        return f"it was aborted ({row.fence_detail})"
+    if row.is_repetition(transaction) and row.state is not TransactionState.EMPTY:
+        return f"it is {row.state.kafka_name}"
+    if row.identity == transaction:
+        return f"it is not open ({row.state.kafka_name})"
+    return f"the producer is {row.identity} now"

@@ -1,50 +1,94 @@
-"""This file is the help that any client gives: finish what is decided, abort what is open for too long, forget the old.
+"""The help that any client gives: finish what is decided, abort what is open for too long, forget what is old.
 
-Every function may be run by anyone, at any time, by several at once, and again after a crash: each step locks the
-row it is about and looks again before it does anything.
+Whoever meets a transaction whose time is up aborts it, by the clock of the database that coordinates it.  Every
+function may be run by anyone, at any time, by several at once, and again after a crash: each step locks the row it is
+about and looks again before it does anything.
+
+An administrator aborts what holds up the readers of a partition.  Kafka's tool writes an ABORT marker into the one
+partition, whatever the coordinator knows: that is meant for transactions that hang, and tears apart one that does not.
+Here a transaction that the coordinator knows is aborted as a whole, in all its partitions and groups; only what it
+does not know gets a marker of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, select
+from sqlalchemy import BindParameter, Connection, bindparam, delete, select, union_all
 
+from txnstore.db.cluster.cluster import Home
+from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.portions import ROWS_AT_ONCE, chunks, write_portion
-from txnstore.db.schema import MINUTE_MS, transaction_log, transactions
+from txnstore.db.schema import (
+    MINUTE_MS,
+    pending_group_offsets,
+    producer_states,
+    sink_batches,
+    sink_runs,
+    transaction_log,
+    transaction_writers,
+    transactions,
+)
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
-from txnstore.errors import TxnStoreError
+from txnstore.errors import (
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    TransactionAbortable,
+    TransactionCoordinatorFenced,
+    TxnStoreError,
+)
 from txnstore.groups.offsets_elsewhere import forget_offset_producers
-from txnstore.log.producers import forget_producers
+from txnstore.log.heads import lock_heads
+from txnstore.log.markers import Marker, write_markers
+from txnstore.log.producers import forget_producers, read_producer_states
+from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_decided, complete_if_possible
 from txnstore.transactions.locked import LockedTransaction
-from txnstore.transactions.metadata import FenceReason
-from txnstore.transactions.sink_runs import forget_jobs
-from txnstore.transactions.states import DECIDED, EXPIRABLE, TransactionState
-from txnstore.transactions.timeouts import abort_if_timed_out
+from txnstore.transactions.states import DECIDED, EXPIRABLE, FenceReason, TransactionState
 
-__all__ = [
-    "Recovered",
-    "abort_by_administrator",
-    "abort_if_timed_out",
-    "abort_timed_out",
-    "complete_all_decided",
-    "expire_producers",
-    "expire_transactional_ids",
-    "recover",
-    "trim_journal",
-]
+Result = TypeVar("Result")
+_log = logging.getLogger(__name__)
+#: How many transactions one look aborts; what is left is found by the next one.
+ABORTED_MAX: Final = 20
+#: When to look again at what could not be aborted now.
+AGAIN_MS: Final = 1_000
+#: What the sink id of a job begins with; of a query it begins with something else.
+SINK_OF_JOB: Final = "job:"
 
+_IDS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
+# At least zero, as every deadline is: SQLite takes the partial index for that, though not for IS NOT NULL.
+_NEXT_DEADLINES: Final = (
+    select(transactions.c.transactional_id, (transactions.c.deadline_ms - server_now_ms()).label("left_ms"))
+    .where(transactions.c.deadline_ms >= 0)
+    .order_by(transactions.c.deadline_ms)
+    .limit(ABORTED_MAX + 1)
+)
+# Who has records of an open transaction in the partitions, the oldest first, or offsets for them.
+_OPEN_IN: Final = (
+    select(producer_states.c.producer_id)
+    .where(producer_states.c.partition_id.in_(_IDS), producer_states.c.transaction_first_offset >= 0)
+    .order_by(producer_states.c.transaction_first_offset)
+    .limit(ABORTED_MAX)
+)
+_PENDING_IN: Final = (
+    select(pending_group_offsets.c.producer_id).where(pending_group_offsets.c.partition_id.in_(_IDS)).limit(ABORTED_MAX)
+)
+_OWNER_OF_PRODUCER: Final = union_all(
+    select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
+    select(transaction_writers.c.transactional_id).where(
+        transaction_writers.c.writer_producer_id == bindparam("of_producer_id")
+    ),
+)
 #: How many rows one look finds; what is left is found by the next one.
 FOUND_MAX: Final = 500
-
 # As numbers in the statement's text: SQLite takes no partial index for parameters.
 _DECIDED_STATES: Final[BindParameter[Any]] = bindparam(
     "states", sorted(int(state) for state in DECIDED), expanding=True, literal_execute=True
@@ -72,6 +116,14 @@ _EXPIRED: Final = (
     .order_by(transactions.c.last_update_minute)
     .limit(FOUND_MAX)
 )
+# What a sink's jobs have left under an id that has expired goes with it, and maintenance has to do that in processes
+# without Spark too: so it is here and not with the sink. Queries may come back to what they left.
+_FORGET_JOB_RUNS: Final = delete(sink_runs).where(
+    sink_runs.c.transactional_id == bindparam("of_transactional_id"), sink_runs.c.sink_id.startswith(SINK_OF_JOB)
+)
+_FORGET_JOB_BATCHES: Final = delete(sink_batches).where(
+    sink_batches.c.transactional_id == bindparam("of_transactional_id"), sink_batches.c.sink_id.startswith(SINK_OF_JOB)
+)
 _NOW: Final = select(server_now_ms())
 # In the order of their numbers, which is about that of their age. The journal of a transaction that is not complete is
 # kept, however old; one that is complete stays so, whatever its transactional id begins next.
@@ -95,6 +147,235 @@ _OLDEST: Final = (
 #: None: the transactional id has gone on, or is gone.
 _COMPLETE: Final = {None, *map(int, EXPIRABLE)}
 _TRIM: Final = delete(transaction_log).where(transaction_log.c.entry_id.in_(bindparam("entry_ids", expanding=True)))
+
+
+def abort_if_timed_out(
+    store: Store, transactional_id: str, *, waits: bool = True, retry_timeout_ms: int | None = None
+) -> bool:
+    """Abort the open transaction if its time is up; its producer is told so and may begin a new one.
+
+    Returns False if its time is not up or, unless it `waits`, if somebody else is at work on it.
+    """
+
+    def work(connection: Connection) -> bool:
+        if not waits and not rows.try_lock(connection, transactional_id):
+            return False
+        transaction = LockedTransaction.lock(connection, transactional_id, store.home)
+        row = transaction.row
+        if row is None or not protocol.has_timed_out(row, transaction.now_ms):
+            return False
+        transaction.fence_and_abort(FenceReason.TIMEOUT, protocol.timeout_detail(row, transaction.now_ms))
+        transaction.save("timeout")
+        return True
+
+    aborted = store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    if aborted:
+        complete_if_possible(store, transactional_id)
+    return aborted
+
+
+def write_in_time(
+    store: Store,
+    transactional_id: str,
+    work: Callable[[Connection], Result],
+    *,
+    wakes_readers: bool = False,
+    retry_timeout_ms: int | None = None,
+) -> Result:
+    """Run a request of the transactional id, as `Store.write`; if its transaction's time is up, abort that first.
+
+    What comes after the deadline is refused, and its database transaction rolled back: so the abort is one of its
+    own.  The request is then made again, and told what is true, as if somebody else had been here before.
+
+    Raises:
+        TxnStoreError: see `Store.write` and the request; or the transaction could not be aborted.
+    """
+    try:
+        return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+    except TransactionAbortable:
+        abort_if_timed_out(store, transactional_id, retry_timeout_ms=retry_timeout_ms)
+    return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+
+
+def abort_overdue(store: Store) -> int | None:
+    """Abort the transactions coordinated in this database whose time is up, those first that have waited longest.
+
+    Returns in how many milliseconds there may be something to do again; None: no transaction with a deadline is open.
+    One statement if there is nothing to do, whatever is open.
+
+    Raises:
+        TxnStoreError: the database cannot be read.
+    """
+    found = store.read(lambda connection: connection.execute(_NEXT_DEADLINES).all(), retry_timeout_ms=0)
+    again_ms = None
+    for row in found[:ABORTED_MAX]:
+        if row.left_ms >= 0:
+            # A transaction has timed out once it is open for longer than its timeout.
+            left_ms = int(row.left_ms) + 1
+            return left_ms if again_ms is None else min(left_ms, again_ms)
+        try:
+            # Whoever has its lock, perhaps for long, is at work on it: the reader that is helped here does not wait.
+            if not abort_if_timed_out(store, row.transactional_id, waits=False, retry_timeout_ms=0):
+                again_ms = AGAIN_MS
+        except TxnStoreError as error:
+            # Others can, or the next look.
+            _log.debug("the transaction of %.80r could not be aborted for its age: %s", row.transactional_id, error)
+            return AGAIN_MS
+    return 0 if len(found) > ABORTED_MAX else again_ms
+
+
+def abort_overdue_in(store: Store, partition_ids: Collection[int]) -> int | None:
+    """Do the same for the transactions that hold partitions of this database back, wherever they are coordinated.
+
+    Raises:
+        TxnStoreError: the database cannot be read.
+    """
+    cluster = store.cluster
+    if cluster is None:
+        return abort_overdue(store)
+
+    def producers(connection: Connection) -> set[int]:
+        of = {"partition_ids": sorted(partition_ids)}
+        statements = (_OPEN_IN, _PENDING_IN)
+        return {number for statement in statements for number in connection.execute(statement, of).scalars()}
+
+    coordinators = {coordinator_of_producer(number) for number in store.read(producers, retry_timeout_ms=0)}
+    due_ms: list[int | None] = []
+    for database_id in sorted(coordinators):
+        try:
+            due_ms.append(abort_overdue(cluster.own(database_id)))
+        except TxnStoreError as error:
+            _log.debug("database %s could not be asked for transactions whose time is up: %s", database_id, error)
+            due_ms.append(AGAIN_MS)
+    return min((left_ms for left_ms in due_ms if left_ms is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInPartition:
+    """A transaction as a partition knows it: DescribeProducers shows these numbers."""
+
+    partition_id: int
+    producer: ProducerIdentity
+    """The producer and the epoch of its records."""
+
+    coordinator_epoch: int = 0
+
+
+def abort_open_transaction(store: Store, target: OpenInPartition, *, retry_timeout_ms: int | None = None) -> None:
+    """Abort the transaction that is open in a partition; its producer learns of it with its next request.
+
+    Raises:
+        UnknownTopicOrPartition: the partition is not in this database.
+        InvalidTransactionState: the producer has no transaction open there, or it is decided to commit.
+        InvalidProducerEpoch: the open transaction is of another epoch.
+        TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
+        TxnStoreError: the database that coordinates the transaction cannot be reached or refuses.
+    """
+    cluster = store.cluster
+    coordinator = store if cluster is None else cluster.coordinator_of_producer(target.producer.producer_id)
+    if coordinator is store:
+        owner = store.write(
+            # Its home as it is then: it may hear of other databases in between.
+            lambda connection: _abort_owner(target, store.home, connection),
+            wakes_readers=True,
+            retry_timeout_ms=retry_timeout_ms,
+        )
+    else:
+        owner = _abort_elsewhere(store, coordinator, target, retry_timeout_ms)
+    if owner is not None:
+        complete_if_possible(coordinator, owner)
+
+
+def _abort_elsewhere(
+    store: Store, coordinator: Store, target: OpenInPartition, retry_timeout_ms: int | None
+) -> str | None:
+    """Do the same where the partition lives in another database than the transaction; return the transactional id."""
+    store.read(lambda connection: _check_open(connection, target), retry_timeout_ms=retry_timeout_ms)
+    work = partial(_abort_owner, target, coordinator.home)
+    owner = coordinator.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    if owner is None:
+        store.write(
+            lambda connection: _end_in_partition(connection, target),
+            wakes_readers=True,
+            retry_timeout_ms=retry_timeout_ms,
+        )
+    return owner
+
+
+def _abort_owner(target: OpenInPartition, home: Home | None, connection: Connection) -> str | None:
+    """Abort the transaction at its coordinator, if it has one; return its transactional id.
+
+    A partition of this database without one gets its marker here.
+    """
+    is_here = home is None or not home.partitions_elsewhere(connection, [target.partition_id])
+    of_producer = {"of_producer_id": target.producer.producer_id}
+    owner = connection.execute(_OWNER_OF_PRODUCER, of_producer).scalars().first()
+    work = None if owner is None else LockedTransaction.lock(connection, owner, home)
+    row = None if work is None else work.row
+
+    def end_here() -> None:
+        if is_here:
+            _end_in_partition(connection, target)
+
+    if work is None or row is None or row.begin_epoch != target.producer.epoch:
+        end_here()
+        return None
+    participants = rows.participants_of(connection, row.transactional_id)
+    is_own = row.producer_id == target.producer.producer_id
+    partition_ids = participants.partition_ids if is_own else participants.writers.get(target.producer.producer_id, ())
+    is_listed = target.partition_id in partition_ids
+    if not is_own and not is_listed:
+        # Damage: of a writer, nobody but this knows.
+        end_here()
+        return None
+    # The lock of the transaction's row keeps its producer away; the heads are locked later, all in their order.
+    if is_here:
+        _check_open(connection, target)
+    if row.state is TransactionState.ONGOING:
+        if not is_listed:
+            # Damage: it is aborted here as everywhere else.
+            rows.add_partitions(connection, row.transactional_id, [target.partition_id])
+        work.fence_and_abort(FenceReason.ADMIN, "by an administrator")
+    elif not is_listed:
+        end_here()
+        return None
+    elif row.state is TransactionState.PREPARE_COMMIT:
+        raise InvalidTransactionState(
+            f"the transaction of {row.transactional_id[:80]!r} is decided to commit; recovery will complete it"
+        )
+    else:
+        work.finish()
+    work.save("administrator")
+    return row.transactional_id
+
+
+def _end_in_partition(connection: Connection, target: OpenInPartition) -> None:
+    """Write the marker that no coordinator will write."""
+    lock_heads(connection, [target.partition_id])
+    _check_open(connection, target)
+    # Above the epoch of the records, as every marker.
+    marker = ProducerIdentity(target.producer.producer_id, target.producer.epoch + 1)
+    write_markers(connection, [Marker(target.partition_id, marker, ControlType.ABORT, target.coordinator_epoch)])
+
+
+def _check_open(connection: Connection, target: OpenInPartition) -> None:
+    key = (target.partition_id, target.producer.producer_id)
+    state = read_producer_states(connection, [key]).get(key)
+    if state is None or state.transaction_first_offset is None:
+        raise InvalidTransactionState(
+            f"producer {target.producer.producer_id} has no open transaction in this partition; describe_producers"
+            " shows who has"
+        )
+    if state.epoch != target.producer.epoch:
+        raise InvalidProducerEpoch(
+            f"the open transaction of producer {state.producer_id} is of epoch {state.epoch}, not"
+            f" {target.producer.epoch}"
+        )
+    if target.coordinator_epoch < state.coordinator_epoch:
+        raise TransactionCoordinatorFenced(
+            f"the partition has a marker of coordinator epoch {state.coordinator_epoch}, newer than"
+            f" {target.coordinator_epoch}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,5 +524,7 @@ def _expire(transactional_id: str, expiration_ms: int, connection: Connection) -
         connection, [replace(row, state=TransactionState.DEAD, last_update_ms=transaction.now_ms)], reason="expiry"
     )
     rows.delete_row(connection, row)
-    forget_jobs(connection, transactional_id)
+    # In this very database transaction: by the time the id is used again, no batch of a job of it is remembered.
+    connection.execute(_FORGET_JOB_RUNS, {"of_transactional_id": transactional_id})
+    connection.execute(_FORGET_JOB_BATCHES, {"of_transactional_id": transactional_id})
     return True

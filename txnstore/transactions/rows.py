@@ -1,27 +1,38 @@
-"""This file is the coordinator's rows: locked, read, written and journalled."""
+"""The coordinator's rows: locked, read, written and journalled, with who takes part and the markers still missing.
+
+Every one of them changes under the lock of the transactional id's row (`lock_row`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, literal, null, select, union_all, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from txnstore.db.portions import chunks
 from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import (
+    pending_markers,
+    transaction_branches,
     transaction_groups,
     transaction_log,
     transaction_partitions,
+    transaction_writer_partitions,
+    transaction_writers,
     transactions,
 )
 from txnstore.db.server_time import server_now_ms
-from txnstore.transactions.metadata import FenceReason, TransactionMetadata, check_change
-from txnstore.transactions.states import TransactionState
+from txnstore.db.types import Flag, Int64
+from txnstore.errors import InvalidRequest
+from txnstore.log.markers import Marker
+from txnstore.model import ControlType, ProducerIdentity
+from txnstore.transactions.protocol import TransactionWriter
+from txnstore.transactions.states import FenceReason, TransactionMetadata, TransactionState, check_change
 
 _THIS: Final = transactions.c.transactional_id == bindparam("of_transactional_id")
-
 # Every request of a transactional id takes this lock first and holds it to the end of its database transaction. So
 # requests of one id follow each other, and one that comes late finds the row as the one before it left it: Kafka's
 # pending states have no place here. (SQLite: the whole database transaction holds the write lock.)
@@ -76,6 +87,54 @@ _DELETE_GROUPS: Final = delete(transaction_groups).where(
     transaction_groups.c.transactional_id == bindparam("of_transactional_id")
 )
 _DELETE_GROUP: Final = _DELETE_GROUPS.where(transaction_groups.c.group_id == bindparam("of_group_id"))
+_WRITERS_OF_TRANSACTION: Final = transaction_writers.c.transactional_id == bindparam("of_transactional_id")
+_THIS_WRITER: Final = _WRITERS_OF_TRANSACTION & (transaction_writers.c.writer_producer_id == bindparam("of_writer_id"))
+_INSERT_WRITER: Final = insert(transaction_writers)
+_INSERT_WRITER_PARTITIONS: Final = insert(transaction_writer_partitions)
+_REPORTED: Final = select(transaction_writers.c.reported).where(_THIS_WRITER)
+_REPORT: Final = update(transaction_writers).where(_THIS_WRITER).values(reported=True)
+# One statement for the producer's own partitions (its writer is NULL), the writers with theirs (NULL: none yet) and
+# undecided branches, so that a transaction without further writers and branches is not asked about them in vain.
+_PARTICIPANTS: Final = union_all(
+    select(
+        null().cast(Int64).label("writer_id"),
+        literal(True, Flag).label("reported"),
+        transaction_partitions.c.partition_id.label("partition_id"),
+        literal(False, Flag).label("is_branch"),
+    ).where(transaction_partitions.c.transactional_id == bindparam("of_transactional_id")),
+    select(
+        transaction_writers.c.writer_producer_id,
+        transaction_writers.c.reported,
+        transaction_writer_partitions.c.partition_id,
+        literal(False, Flag),
+    )
+    .outerjoin(
+        transaction_writer_partitions,
+        (transaction_writer_partitions.c.transactional_id == transaction_writers.c.transactional_id)
+        & (transaction_writer_partitions.c.writer_producer_id == transaction_writers.c.writer_producer_id),
+    )
+    .where(_WRITERS_OF_TRANSACTION),
+    select(null(), literal(False, Flag), null(), literal(True, Flag))
+    .where(transaction_branches.c.transactional_id == bindparam("of_transactional_id"))
+    .where(transaction_branches.c.outcome.is_(None)),
+)
+_DELETE_WRITER_PARTITIONS: Final = delete(transaction_writer_partitions).where(
+    transaction_writer_partitions.c.transactional_id == bindparam("of_transactional_id")
+)
+_DELETE_WRITERS: Final = delete(transaction_writers).where(_WRITERS_OF_TRANSACTION)
+#: There is one coordinator per database and no election: its epoch never changes. Kept for fidelity.
+COORDINATOR_EPOCH: Final = 0
+_MARKERS_OF_TRANSACTION: Final = pending_markers.c.transactional_id == bindparam("of_transactional_id")
+_INSERT_MARKERS: Final = insert(pending_markers)
+_QUEUED_MARKERS: Final = (
+    select(pending_markers)
+    .where(_MARKERS_OF_TRANSACTION)
+    .order_by(pending_markers.c.partition_id, pending_markers.c.producer_id)
+)
+_CLEAR_MARKERS: Final = delete(pending_markers).where(_MARKERS_OF_TRANSACTION)
+_STRIKE_OFF_MARKERS: Final = _CLEAR_MARKERS.where(
+    pending_markers.c.partition_id.in_(bindparam("partition_ids", expanding=True))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +287,173 @@ def _values(row: TransactionMetadata) -> dict[str, Any]:
     values["state"] = int(row.state)
     values["fence_reason"] = None if row.fence_reason is None else str(row.fence_reason)
     return values
+
+
+@dataclass(frozen=True, slots=True)
+class Participants:
+    """The partitions that a transaction was written to, by whom."""
+
+    partition_ids: Sequence[int]
+    """Of the producer that began it."""
+
+    writers: Mapping[int, Sequence[int]]
+    """By writer id."""
+
+    has_reported: Mapping[int, bool]
+    """By writer id: whether the writer has said that it wrote everything."""
+
+    has_branches: bool = False
+    """Whether databases other than this one have a share in it."""
+
+    @property
+    def all_partition_ids(self) -> list[int]:
+        """Every partition that anybody wrote to, sorted."""
+        return sorted({*self.partition_ids, *(number for numbers in self.writers.values() for number in numbers)})
+
+
+#: Of a transaction that nobody has written to.
+NO_PARTICIPANTS: Final = Participants((), {}, {})
+
+
+def insert_writer(connection: Connection, transactional_id: str, identity: ProducerIdentity) -> None:
+    """Enter a new writer."""
+    connection.execute(
+        _INSERT_WRITER,
+        {
+            "transactional_id": transactional_id,
+            "writer_producer_id": identity.producer_id,
+            "producer_epoch": identity.epoch,
+            "reported": False,
+        },
+    )
+
+
+def add_writer_partitions(connection: Connection, writer: TransactionWriter, partition_ids: Iterable[int]) -> None:
+    """Enter partitions that the writer wrote to for the first time."""
+    entries = [
+        {
+            "transactional_id": writer.transactional_id,
+            "writer_producer_id": writer.writer_id,
+            "partition_id": partition_id,
+        }
+        for partition_id in sorted(partition_ids)
+    ]
+    if entries:
+        connection.execute(_INSERT_WRITER_PARTITIONS, entries)
+
+
+def has_reported(connection: Connection, writer: TransactionWriter) -> bool:
+    """Return whether the writer has said that it wrote everything.
+
+    Raises:
+        InvalidRequest: nobody with this producer id has joined the transaction.
+    """
+    reported: bool | None = connection.execute(_REPORTED, _of_writer(writer)).scalar_one_or_none()
+    if reported is None:
+        raise InvalidRequest(f"writer {writer.writer_id} has not joined the transaction; nothing was written")
+    return reported
+
+
+def set_reported(connection: Connection, writer: TransactionWriter) -> None:
+    """Take note that the writer has written everything."""
+    must_hit(connection, _REPORT, _of_writer(writer))
+
+
+def participants_of(connection: Connection, transactional_id: str) -> Participants:
+    """Return who has written to what in the open or decided transaction."""
+    own: list[int] = []
+    writers: dict[int, list[int]] = {}
+    reported: dict[int, bool] = {}
+    has_branches = False
+    for row in connection.execute(_PARTICIPANTS, {"of_transactional_id": transactional_id}):
+        if row.is_branch:
+            has_branches = True
+            continue
+        if row.writer_id is None:
+            own.append(row.partition_id)
+            continue
+        reported[row.writer_id] = row.reported
+        partition_ids = writers.setdefault(row.writer_id, [])
+        if row.partition_id is not None:
+            partition_ids.append(row.partition_id)
+    by_writer = {number: sorted(found) for number, found in writers.items()}
+    return Participants(sorted(own), by_writer, reported, has_branches)
+
+
+def forget_writers(connection: Connection, transactional_id: str) -> None:
+    """Remove the writers of a transaction that is complete."""
+    this = {"of_transactional_id": transactional_id}
+    connection.execute(_DELETE_WRITER_PARTITIONS, this)
+    connection.execute(_DELETE_WRITERS, this)
+
+
+def _of_writer(writer: TransactionWriter) -> dict[str, object]:
+    return {"of_transactional_id": writer.transactional_id, "of_writer_id": writer.writer_id}
+
+
+def marker_of(decided: TransactionMetadata, partition_id: int) -> Marker:
+    """Return the marker that ends the records of a decided transaction's own producer in a partition."""
+    return Marker(partition_id, decided.identity, outcome_of(decided), COORDINATOR_EPOCH)
+
+
+def marker_of_writer(decided: TransactionMetadata, partition_id: int, writer_id: int, *, counts: bool) -> Marker:
+    """Return the marker that ends the records of a further writer; an abort also if the writer does not count."""
+    outcome = outcome_of(decided) if counts else ControlType.ABORT
+    return Marker(partition_id, ProducerIdentity(writer_id, decided.producer_epoch), outcome, COORDINATOR_EPOCH)
+
+
+def queue_markers(connection: Connection, transactional_id: str, markers: Iterable[Marker]) -> None:
+    """Queue the markers of a decided transaction, within the database transaction that holds the decision."""
+    entries = [
+        {
+            "transactional_id": transactional_id,
+            "partition_id": marker.partition_id,
+            "producer_id": marker.producer.producer_id,
+            "producer_epoch": marker.producer.epoch,
+            "outcome": int(marker.control_type),
+        }
+        for marker in markers
+    ]
+    if entries:
+        connection.execute(_INSERT_MARKERS, entries)
+
+
+def queued_markers(connection: Connection, transactional_id: str) -> list[Marker]:
+    """Return the markers that are still missing from their partitions, by partition."""
+    return [
+        Marker(
+            row.partition_id,
+            ProducerIdentity(row.producer_id, row.producer_epoch),
+            ControlType(row.outcome),
+            COORDINATOR_EPOCH,
+        )
+        for row in connection.execute(_QUEUED_MARKERS, {"of_transactional_id": transactional_id})
+    ]
+
+
+def strike_off_markers(connection: Connection, transactional_id: str, partition_ids: Collection[int]) -> None:
+    """Remove the markers of partitions, which were written in this database transaction or in their own databases."""
+    for some in chunks(sorted(partition_ids)):
+        connection.execute(_STRIKE_OFF_MARKERS, {"of_transactional_id": transactional_id, "partition_ids": some})
+
+
+def clear_markers(connection: Connection, transactional_id: str) -> None:
+    """Remove all markers of a transaction, which were written in this database transaction."""
+    connection.execute(_CLEAR_MARKERS, {"of_transactional_id": transactional_id})
+
+
+def outcome_of(decided: TransactionMetadata) -> ControlType:
+    """Return how a decided transaction ends."""
+    return ControlType.COMMIT if decided.state is TransactionState.PREPARE_COMMIT else ControlType.ABORT
+
+
+def markers_of(decided: TransactionMetadata, participants: Participants, counted: Collection[int]) -> list[Marker]:
+    """Return the markers of a decided transaction; of its further writers, only those that are `counted` commit."""
+    return [
+        *(marker_of(decided, partition_id) for partition_id in participants.partition_ids),
+        *(
+            marker_of_writer(decided, partition_id, writer_id, counts=writer_id in counted)
+            for writer_id, partition_ids in participants.writers.items()
+            for partition_id in partition_ids
+        ),
+    ]

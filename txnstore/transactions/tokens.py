@@ -6,12 +6,13 @@ Whoever holds it still needs the database's URL and its credentials.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Final, Self
 
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest
-from txnstore.model import ProducerIdentity
+from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerIdentity
 
 _PREFIX: Final = b"txnstore.transaction.1:"
 _KINDS: Final = [str, str, int, int]
@@ -59,3 +60,39 @@ class TransactionToken:
                 f"the transaction of {self.transactional_id[:80]!r} is in another database than {store.url};"
                 " bootstrap.servers of a writer is that of the transaction's producer"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTxnState:
+    """A transaction that an application remembers in its own database: KIP-939's PreparedTxnState."""
+
+    producer_id: int = NO_PRODUCER_ID
+    epoch: int = NO_PRODUCER_EPOCH
+
+    def __post_init__(self) -> None:
+        """Accept both numbers or neither.
+
+        Raises:
+            InvalidRequest: one of them is negative and they are not both -1.
+        """
+        none = (self.producer_id, self.epoch) == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        if not none and (self.producer_id < 0 or self.epoch < 0):
+            raise InvalidRequest("a prepared transaction has a producer id and an epoch, or neither")
+
+    def __str__(self) -> str:
+        """Return "pid:epoch", or "" if there is none."""
+        return f"{self.producer_id}:{self.epoch}" if self.producer_id != NO_PRODUCER_ID else ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what `str` made a text of.
+
+        Raises:
+            InvalidRequest: the text is not of that form.
+        """
+        if text == "":
+            return cls()
+        match = re.fullmatch(r"(-?[0-9]{1,19}):(-?[0-9]{1,5})", text, re.ASCII)
+        if match is None:
+            raise InvalidRequest('a prepared transaction is written "producer id:epoch", or is empty')
+        return cls(int(match[1]), int(match[2]))

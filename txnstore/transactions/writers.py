@@ -21,11 +21,11 @@ from txnstore.log.append import Append, Appended, check_sizes, place_all, produc
 from txnstore.log.locked_partitions import LockedPartitions
 from txnstore.log.producers import allocate_producer_id
 from txnstore.model import ProducerIdentity
-from txnstore.transactions import rows, writer_rows
+from txnstore.transactions import rows
+from txnstore.transactions.distributed import RemoteWriter
 from txnstore.transactions.locked import LockedTransaction, check_batches
-from txnstore.transactions.remote_writers import RemoteWriter
-from txnstore.transactions.timeouts import write_in_time
-from txnstore.transactions.writer_rules import TransactionWriter, check_open, check_unreported
+from txnstore.transactions.protocol import TransactionWriter, check_open, check_unreported
+from txnstore.transactions.recovery import write_in_time
 
 __all__ = [
     "TransactionWriter",
@@ -78,7 +78,7 @@ def join_transaction(
 def enter_writer(connection: Connection, transactional_id: str, transaction: ProducerIdentity) -> TransactionWriter:
     """Enter a new writer into an open transaction, whose row is locked."""
     identity = ProducerIdentity(allocate_producer_id(connection), transaction.epoch)
-    writer_rows.insert_writer(connection, transactional_id, identity)
+    rows.insert_writer(connection, transactional_id, identity)
     return TransactionWriter(transactional_id, transaction, identity)
 
 
@@ -153,16 +153,16 @@ def _append(
     # The row's lock: a decision waits for what is being appended, or this append finds it taken.
     locked = rows.lock_row(connection, writer.transactional_id)
     check_open(locked.row, writer.transactional_id, writer.transaction, now_ms=locked.now_ms)
-    has_reported = writer_rows.has_reported(connection, writer)
+    has_reported = rows.has_reported(connection, writer)
     appended: list[Appended] = []
     if appends:
         work = LockedPartitions.lock(connection, (item.partition_id for item in appends), producers_of(appends))
         appended = place_all(work, appends, coordinated=True)
-        check_unreported(writer, appended, has_reported=has_reported)
+        check_unreported(writer, is_new=not all(place.is_duplicate for place in appended), has_reported=has_reported)
         work.save()
-        writer_rows.add_partitions(
+        rows.add_writer_partitions(
             connection, writer, {place.partition_id for place in appended if place.begins_transaction}
         )
     if report and not has_reported:
-        writer_rows.set_reported(connection, writer)
+        rows.set_reported(connection, writer)
     return appended

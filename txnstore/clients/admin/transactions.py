@@ -29,9 +29,9 @@ from txnstore.log import producers as log_producers
 from txnstore.log.sequences import ProducerState as LogProducerState
 from txnstore.model import OFFSET_MAX, ProducerIdentity
 from txnstore.transactions import listing, rows
-from txnstore.transactions.aborting import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
 from txnstore.transactions.listing import TransactionFilter
+from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction
 from txnstore.transactions.states import TransactionState
 
 #: Any duration.
@@ -201,17 +201,17 @@ def find_hanging(
 ) -> list[HangingTransaction]:
     """Return the transactions that hang."""
 
-    def work(connection: Connection) -> list[listing.HangingTransaction]:
+    def work(connection: Connection) -> list[listing.HangingInPartition]:
         ids = None if partitions is None else [partition_id_of(connection, partition) for partition in partitions]
         return listing.hanging_transactions(connection, max_timeout_ms, ids)
 
-    def found_in_cluster(cluster: Cluster) -> list[listing.HangingTransaction]:
-        from txnstore.transactions.cluster_listing import hanging_transactions
+    def found_in_cluster(cluster: Cluster) -> list[listing.HangingInPartition]:
+        from txnstore.transactions.distributed import hanging_in_cluster
 
         ids = None
         if partitions is not None:
             ids = store.read(lambda connection: [partition_id_of(connection, partition) for partition in partitions])
-        return hanging_transactions(cluster, max_timeout_ms, ids)
+        return hanging_in_cluster(cluster, max_timeout_ms, ids)
 
     cluster = store.cluster
     hanging = store.read(work, retry_timeout_ms=retry_ms) if cluster is None else found_in_cluster(cluster)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from txnstore.errors import InvalidRequest
 from txnstore.model import OFFSET_MAX, Header
-from txnstore.transactions.metadata import PreparedTxnState
+from txnstore.transactions.tokens import PreparedTxnState
 
 PARTITION_MAX: Final = 2**31 - 1
 TIMESTAMP_MAX: Final = 2**63 - 1

@@ -27,7 +27,7 @@ from txnstore.db.callers.guards import CallerGuards
 from txnstore.db.store import Store
 from txnstore.errors import BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
 from txnstore.participants.branches import FINISH_TIMEOUT_MS, Branches
-from txnstore.transactions.metadata import PreparedTxnState
+from txnstore.transactions.tokens import PreparedTxnState
 
 _S = ProducerState
 _C = TransactionCall

@@ -30,9 +30,8 @@ from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.callers.on_caller_connection import is_same_store, joined_connection
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, TxnStoreError
-from txnstore.transactions.coordinator import Ended
-from txnstore.transactions.enlisted_end import EndRequest, Resolved, end_within, resolve_end
-from txnstore.transactions.metadata import PreparedTxnState
+from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
+from txnstore.transactions.tokens import PreparedTxnState
 
 _S = ProducerState
 _C = TransactionCall
@@ -437,7 +436,7 @@ class EnlistedTransactions(ProducerTransactions):
         request = ending.request
         assert request is not None
 
-        def ask() -> Resolved:
+        def ask() -> ResolvedEnd:
             store = self._sender.session.connection.store()
             return resolve_end(store, request, retry_timeout_ms=TRY_TIMEOUT_MS)
 

@@ -39,7 +39,7 @@ from txnstore.clients.producer.writer import TransactionWriterClient
 from txnstore.clock import Clock
 from txnstore.errors import StoreUnavailable, TxnStoreError
 from txnstore.model import Header
-from txnstore.transactions.metadata import PreparedTxnState
+from txnstore.transactions.tokens import PreparedTxnState
 
 #: How long `close` tries to send what is queued, and to abort what is open.
 CLOSE_TIMEOUT_SECONDS: Final = 30.0

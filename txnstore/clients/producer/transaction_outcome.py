@@ -12,8 +12,8 @@ from txnstore.clients.model.error_mapping import kafka_exception_of
 from txnstore.clients.producer.arguments import prepared_state_of
 from txnstore.errors import TxnStoreError
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.metadata import PreparedTxnState
 from txnstore.transactions.outcome import Outcome, owner_of, read_outcome, resolve_outcome
+from txnstore.transactions.tokens import PreparedTxnState
 
 __all__ = ["Outcome", "PreparedTxnState", "outcome"]
 

@@ -36,10 +36,10 @@ from txnstore.db.store import Store
 from txnstore.errors import TransactionAbortable, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import check_committer
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
-from txnstore.transactions.coordinator import Ended, TransactionCoordinator
+from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.locked import SentOffsets
-from txnstore.transactions.metadata import PreparedTxnState
-from txnstore.transactions.tokens import TransactionToken
+from txnstore.transactions.outcome import Ended
+from txnstore.transactions.tokens import PreparedTxnState, TransactionToken
 from txnstore.transactions.writers import begin_transaction
 
 Result = TypeVar("Result")

@@ -1,39 +1,61 @@
-"""This file is what a producer writes to other databases than its coordinator's, for one of its transactions.
+"""What a transaction writes to other databases than its coordinator's, and what hangs in any of them.
 
 As in Kafka, a partition or group is made a part of the transaction first, durably, at the coordinator; only then is
-anything written where it lives.  The end of the transaction raises the producer's epoch there, in every part that was
-added, whether anything was written or not (KIP-890): whatever comes late finds that, and is refused.
+anything written where it lives.  The end of the transaction raises the producer's epoch there, and that of its further
+writers, in every part that was added, whether anything was written or not (KIP-890): whatever comes late finds that,
+and is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, select, union_all
 
 from txnstore.db.cluster.cluster import Cluster, repaired
+from txnstore.db.cluster.membership import coordinator_of_producer
+from txnstore.db.schema import (
+    transaction_partitions,
+    transaction_writer_partitions,
+    transactions,
+)
 from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
+    MissingMember,
+    StoreUnavailable,
     TxnStoreError,
     UnknownTopicOrPartition,
 )
 from txnstore.groups.offsets_elsewhere import add_offsets_from_elsewhere, announce_offset_producer
 from txnstore.log.append import Append, Appended, UnannouncedProducerError, announce, append, check_sizes
 from txnstore.log.finding import find_appended
-from txnstore.model import ProducerIdentity
-from txnstore.transactions import protocol, rows
+from txnstore.log.partition_names import names_of_partitions
+from txnstore.model import ProducerIdentity, TopicPartition
+from txnstore.transactions import listing, protocol, rows
+from txnstore.transactions.listing import RUNNING, HangingInPartition
 from txnstore.transactions.locked import LockedTransaction, SentOffsets, check_batches
-from txnstore.transactions.timeouts import write_in_time
+from txnstore.transactions.protocol import TransactionWriter, check_open, check_unreported
+from txnstore.transactions.recovery import write_in_time
 
 Result = TypeVar("Result")
-
 #: How often a producer is made known where it writes to; each time it was forgotten in between.
 ANNOUNCE_TRIES: Final = 3
+_STATES: Final = sorted(int(state) for state in RUNNING)
+_LISTED: Final = union_all(
+    select(transactions.c.producer_id, transaction_partitions.c.partition_id)
+    .join(transaction_partitions, transaction_partitions.c.transactional_id == transactions.c.transactional_id)
+    .where(transactions.c.state.in_(_STATES))
+    .where(transactions.c.producer_id.in_(bindparam("producer_ids", expanding=True))),
+    select(transaction_writer_partitions.c.writer_producer_id, transaction_writer_partitions.c.partition_id)
+    .join(transactions, transactions.c.transactional_id == transaction_writer_partitions.c.transactional_id)
+    .where(transactions.c.state.in_(_STATES))
+    .where(transaction_writer_partitions.c.writer_producer_id.in_(bindparam("producer_ids", expanding=True))),
+)
 
 
 def announced(
@@ -77,7 +99,7 @@ def announce_at(
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteParts:
+class RemoteTransaction:
     """The parts of one producer's transaction that live in other databases than `coordinator`."""
 
     coordinator: Store
@@ -235,3 +257,120 @@ class RemoteParts:
         """Raise what the coordinator says of a producer whose epoch is too old elsewhere, if it does."""
         found = self.coordinator.read(lambda connection: rows.read_row(connection, self.transactional_id))
         protocol.add_to_transaction(found.row, self.producer, now_ms=found.now_ms, holds_all=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteWriter:
+    """A writer's parts in other databases than `coordinator`."""
+
+    coordinator: Store
+    cluster: Cluster
+    writer: TransactionWriter
+    retry_timeout_ms: int | None
+
+    def append(self, leaders: Mapping[int, Sequence[Append]]) -> list[Appended]:
+        """Append batches to each of some databases, all or none in each.
+
+        Raises:
+            ProducerFenced: the transaction is over; the text says how it ended.
+            InvalidTransactionState: the writer has reported already.
+            TxnStoreError: see `log.append.append`.
+        """
+        partition_ids = {item.partition_id for items in leaders.values() for item in items}
+        has_reported = write_in_time(
+            self.coordinator,
+            self._transactional_id,
+            partial(self._enter_partitions, partition_ids),
+            retry_timeout_ms=self.retry_timeout_ms,
+        )
+        found: list[Appended] = []
+        for database_id, items in leaders.items():
+            found += self._append(database_id, items, has_reported=has_reported)
+        return found
+
+    def _append(self, database_id: int, appends: Sequence[Append], *, has_reported: bool) -> list[Appended]:
+        def work(connection: Connection) -> list[Appended]:
+            appended = append(connection, appends, coordinated=True, from_elsewhere=True)
+            check_unreported(
+                self.writer, is_new=not all(place.is_duplicate for place in appended), has_reported=has_reported
+            )
+            return appended
+
+        def write(_: Store) -> list[Appended]:
+            return self.cluster.write_at(database_id, work, wakes_readers=True, retry_timeout_ms=self.retry_timeout_ms)
+
+        partition_ids = {item.partition_id for item in appends}
+        try:
+            return announced(
+                self.writer.identity,
+                partial(repaired, self.cluster, database_id, write),
+                partial(
+                    announce_at, self.cluster, database_id, self.writer.identity, partition_ids, self.retry_timeout_ms
+                ),
+                lambda: self._verify(partition_ids),
+            )
+        except InvalidProducerEpoch:
+            found = self.coordinator.read(lambda connection: rows.read_row(connection, self._transactional_id))
+            check_open(found.row, self._transactional_id, self.writer.transaction, now_ms=found.now_ms)
+            raise
+
+    def _verify(self, partition_ids: Collection[int]) -> None:
+        self.coordinator.write(partial(self._enter_partitions, partition_ids), retry_timeout_ms=self.retry_timeout_ms)
+
+    def _enter_partitions(self, partition_ids: Collection[int], connection: Connection) -> bool:
+        """Let partitions take part as the writer's; return whether it has reported."""
+        locked = rows.lock_row(connection, self._transactional_id)
+        check_open(locked.row, self._transactional_id, self.writer.transaction, now_ms=locked.now_ms)
+        has_reported = rows.has_reported(connection, self.writer)
+        known = rows.participants_of(connection, self._transactional_id).writers.get(self.writer.writer_id, ())
+        new = set(partition_ids) - set(known)
+        if new and has_reported:
+            raise InvalidTransactionState(
+                f"writer {self.writer.writer_id} of {self._transactional_id[:80]!r} has reported that it wrote"
+                " everything; nothing was appended"
+            )
+        rows.add_writer_partitions(connection, self.writer, new)
+        return has_reported
+
+    @property
+    def _transactional_id(self) -> str:
+        return self.writer.transactional_id
+
+
+def hanging_in_cluster(
+    cluster: Cluster, max_timeout_ms: int, partition_ids: Collection[int] | None = None
+) -> list[HangingInPartition]:
+    """Return what hangs, in these partitions or in all, wherever they live; see `listing.hanging_transactions`.
+
+    Of a database that cannot be reached nothing is said, nor of what only it could know to be in order.
+    """
+    found: list[HangingInPartition] = []
+    suspected = cluster.read_all(
+        lambda connection: listing.hanging_transactions(connection, max_timeout_ms, partition_ids)
+    )
+    for store, suspects in suspected:
+        away = [one for one in suspects if coordinator_of_producer(one.producer_id) != store.database_id]
+        explained = _explained(cluster, away)
+        found += [one for one in suspects if one not in away or (one.producer_id, one.partition) not in explained]
+    return sorted(found, key=lambda one: (one.partition, one.start_offset))
+
+
+def _explained(cluster: Cluster, suspects: Iterable[HangingInPartition]) -> set[tuple[int, TopicPartition]]:
+    """Return producers with the partitions that their coordinators will end, or may, for all that is known."""
+    by_coordinator: dict[int, list[HangingInPartition]] = {}
+    for one in suspects:
+        by_coordinator.setdefault(coordinator_of_producer(one.producer_id), []).append(one)
+    explained: set[tuple[int, TopicPartition]] = set()
+    for database_id, those in by_coordinator.items():
+        producer_ids = sorted({one.producer_id for one in those})
+
+        def read(connection: Connection, producer_ids: list[int] = producer_ids) -> set[tuple[int, TopicPartition]]:
+            rows = connection.execute(_LISTED, {"producer_ids": producer_ids}).all()
+            names = names_of_partitions(connection, (row.partition_id for row in rows))
+            return {(row.producer_id, names[row.partition_id]) for row in rows if row.partition_id in names}
+
+        try:
+            explained |= cluster.own(database_id).read(read)
+        except (StoreUnavailable, MissingMember):
+            explained |= {(one.producer_id, one.partition) for one in those}
+    return explained
