@@ -29,8 +29,7 @@ from txnstore.log.cluster_topics import (
     grow_topic,
 )
 from txnstore.log.codec import encode
-from txnstore.log.placement import leaders_by_hash, leaders_in_turn
-from txnstore.log.topics import find_topics
+from txnstore.log.topics import find_topics, leaders_by_hash, leaders_in_turn
 from txnstore.model import Record
 from txnstore.testing.cluster_invariants import assert_cluster_sound, cluster_violations
 from txnstore.testing.violations import Invariant

@@ -21,10 +21,9 @@ from txnstore.errors import (
 )
 from txnstore.log.append import Append, Appended, append
 from txnstore.log.bounds import read_bounds
-from txnstore.log.codec import encode
+from txnstore.log.codec import RecordBatch, encode
 from txnstore.log.compression import Codec
 from txnstore.log.fetch import fetch
-from txnstore.log.record_batch import RecordBatch
 from txnstore.log.topics import Topic, create_topic
 from txnstore.model import IsolationLevel, ProducerIdentity, Record, StoredRecord, TimestampType
 from txnstore.transactions.coordinator import TransactionCoordinator

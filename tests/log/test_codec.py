@@ -14,12 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnstore.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge, UnsupportedCompression
-from txnstore.log import columns as columns_module
-from txnstore.log.checksum import checksum
-from txnstore.log.codec import control_record_bytes, decode, encode, encode_control
+from txnstore.log import columns
+from txnstore.log.codec import EncodedBatch, RecordBatch, checksum, control_record_bytes, decode, encode, encode_control
 from txnstore.log.compression import Codec
-from txnstore.log.encoded_batch import EncodedBatch
-from txnstore.log.record_batch import RecordBatch
 from txnstore.model import ControlType, ProducerIdentity, Record, StoredRecord, TimestampType
 
 BASE_OFFSET = 5000
@@ -188,7 +185,7 @@ class TestRefused:
             encode([])
 
     def test_more_bytes_than_a_column_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(columns_module, "COLUMN_BYTES_MAX", 10)
+        monkeypatch.setattr(columns, "COLUMN_BYTES_MAX", 10)
         encode([Record(b"12345"), Record(b"67890")])
         with pytest.raises(RecordTooLarge, match="values of the batch take 11 bytes"):
             encode([Record(b"12345"), Record(b"678901")])

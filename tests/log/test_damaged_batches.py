@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnstore.errors import CorruptBatch
-from txnstore.log.checksum import checksum
-from txnstore.log.codec import decode, encode
+from txnstore.log.codec import checksum, decode, encode
 from txnstore.log.compression import Codec
 from txnstore.model import ProducerIdentity, Record
 

@@ -16,8 +16,7 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.log.append import Append, Appended, append
-from txnstore.log.codec import encode, encode_control
-from txnstore.log.encoded_batch import EncodedBatch
+from txnstore.log.codec import EncodedBatch, encode, encode_control
 from txnstore.log.fetch import fetch
 from txnstore.log.markers import Marker, write_markers
 from txnstore.log.producers import allocate_producer_id, forget_producers, producers_of_partition

@@ -16,7 +16,7 @@ from txnstore import Outbox
 from txnstore.db.store import open_store
 from txnstore.errors import TxnStoreError
 from txnstore.log.outbox import rows as outbox_rows
-from txnstore.log.outbox.poller import OutboxPoller
+from txnstore.log.outbox.sequencer import OutboxPoller
 
 AGGREGATES = 3
 TOPICS = ("one", "two")

@@ -12,14 +12,13 @@ from tests.outbox.steps import records, refusals, values, waiting
 from txnstore.db.schema import databases, outbox, outbox_sequencers, partitions
 from txnstore.db.settings import change_store_settings
 from txnstore.db.store import open_store
-from txnstore.log import topics as topics_of_the_log
+from txnstore.log import topics
 from txnstore.log.append import append
 from txnstore.log.heads import lock_heads
 from txnstore.log.outbox import rows as outbox_rows
 from txnstore.log.outbox import sequencer as outbox_sequencer
-from txnstore.log.outbox.poller import PAUSE_LAST_SECONDS, OutboxPoller
 from txnstore.log.outbox.rows import lock_outbox
-from txnstore.log.outbox.sequencer import Sequenced, drain_outbox, sequence_outbox
+from txnstore.log.outbox.sequencer import PAUSE_LAST_SECONDS, OutboxPoller, Sequenced, drain_outbox, sequence_outbox
 from txnstore.log.partitioners import consistent
 from txnstore.log.topics import create_topic, delete_topic, list_topics
 from txnstore.testing.invariants import assert_sound
@@ -479,7 +478,7 @@ def test_a_topic_that_is_deleted_while_it_is_looked_up_is_made_anew(store, calle
     """Between two statements: the first one still finds it, the second one none of its partitions."""
     topic_of(store)
     caller().insert(b"v", key=b"k").commit()
-    real = topics_of_the_log._PARTITIONS
+    real = topics._PARTITIONS
 
     class Deleting:
         def _execute_on_connection(self, *arguments, **options):
@@ -487,7 +486,7 @@ def test_a_topic_that_is_deleted_while_it_is_looked_up_is_made_anew(store, calle
             store.write(lambda c: delete_topic(c, "t"))
             return real._execute_on_connection(*arguments, **options)
 
-    monkeypatch.setattr(topics_of_the_log, "_PARTITIONS", Deleting())
+    monkeypatch.setattr(topics, "_PARTITIONS", Deleting())
     assert drain_outbox(store) == 1
     assert values(store) == [b"v"]
     assert refusals(store) == {}

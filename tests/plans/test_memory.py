@@ -16,9 +16,8 @@ from txnstore.cli.consume_positions import Start, StartKind, read_positions
 from txnstore.cli.program import app
 from txnstore.cli.timeline_facts import read_timeline
 from txnstore.db.schema import record_batches
-from txnstore.log.bounds import offset_for_time
+from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp
 from txnstore.log.fetch import PAGE_BATCHES_MAX, fetch
-from txnstore.log.max_timestamp import offset_of_max_timestamp
 from txnstore.model import IsolationLevel
 from txnstore.transactions.listing import TransactionFilter, hanging_transactions, list_transactions
 

@@ -28,12 +28,10 @@ from txnstore.groups import coordinator as group_coordinator
 from txnstore.groups.group_image import MemberDetails, Report
 from txnstore.groups.listing import find_group, list_offsets
 from txnstore.groups.offsets import commit_offsets, read_offsets
-from txnstore.log.append import Append, append
-from txnstore.log.bounds import offset_for_time, read_bounds
+from txnstore.log.append import Append, append, find_appended
+from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp, read_bounds
 from txnstore.log.codec import encode
 from txnstore.log.fetch import PAGE_OFFSETS_MAX, fetch
-from txnstore.log.finding import find_appended
-from txnstore.log.max_timestamp import offset_of_max_timestamp
 from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.maintenance.duties import DUTIES, Duty
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record

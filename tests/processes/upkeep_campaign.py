@@ -54,8 +54,7 @@ from txnstore.db.store import Store, open_store
 from txnstore.groups.offsets import read_offsets
 from txnstore.log.bounds import read_bounds
 from txnstore.log.fetch import fetch
-from txnstore.log.topic_configs import change_topic_configs, lock_topic_configs
-from txnstore.log.topics import create_topic, find_topics, list_topics
+from txnstore.log.topics import change_topic_configs, create_topic, find_topics, list_topics, lock_topic_configs
 from txnstore.maintenance.loop import Maintenance
 from txnstore.testing.invariants import find_violations
 from txnstore.testing.postgres_server import PostgresServer, connection_string

@@ -14,8 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from txnstore.errors import CorruptBatch
-from txnstore.log.checksum import checksum
-from txnstore.log.codec import decode, encode
+from txnstore.log.codec import checksum, decode, encode
 from txnstore.log.columns import DamagedColumn, pack_integers
 from txnstore.log.compression import Codec
 from txnstore.model import Record, TopicPartition

@@ -20,10 +20,9 @@ from txnstore.db.schema import record_batches, transaction_log
 from txnstore.db.store import Store
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import read_bounds
-from txnstore.log.codec import decode
+from txnstore.log.codec import RecordBatch, decode
 from txnstore.log.markers import finished_since
 from txnstore.log.producers import producers_of_partition
-from txnstore.log.record_batch import RecordBatch
 from txnstore.log.topics import get_topic
 from txnstore.model import NO_PRODUCER_ID, ControlType, StoredRecord
 from txnstore.transactions.coordinator import check_transactional_id

@@ -21,8 +21,14 @@ from txnstore.db.settings import read_store_settings
 from txnstore.errors import TopicAlreadyExists
 from txnstore.log.cluster_topics import refuse_if_in_use
 from txnstore.log.deleting import purge_soon
-from txnstore.log.topic_configs import change_topic_configs, lock_topic_configs
-from txnstore.log.topics import create_topic, delete_topic, find_topics, grow_topic
+from txnstore.log.topics import (
+    change_topic_configs,
+    create_topic,
+    delete_topic,
+    find_topics,
+    grow_topic,
+    lock_topic_configs,
+)
 
 app: Final = typer.Typer(name="topics", no_args_is_help=True, help="Make, list, describe, change and delete topics.")
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, bindparam, select
 from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
 from txnstore.db.server_time import server_now_ms
 from txnstore.groups.group_states import GroupState
-from txnstore.log.partition_names import names_of_partitions
+from txnstore.log.topics import names_of_partitions
 from txnstore.model import OffsetAndMetadata, TopicPartition
 
 _GROUPS: Final = select(groups).order_by(groups.c.group_id)

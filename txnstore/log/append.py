@@ -1,24 +1,51 @@
-"""This file is the append: record batches get their offsets and become rows, in one short database transaction.
+"""The append: record batches get their offsets and become rows, in one short database transaction.
 
 The check against what the producer sent before and the insert happen under the same lock, so a batch is recognised
-as a repetition however late and from wherever it comes.
+as a repetition however late and from wherever it comes.  A producer whose answer was lost finds the batches of a
+transaction that has finished since (`find_appended`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, select
 
 from txnstore.config import Settings
+from txnstore.db.schema import finished_transactions, partition_heads, record_batches
 from txnstore.errors import InvalidRecord, InvalidTimestamp, InvalidTransactionState, RecordTooLarge
-from txnstore.log.encoded_batch import EncodedBatch
+from txnstore.log.codec import EncodedBatch
 from txnstore.log.locked_partitions import LockedPartitions, identity_of
 from txnstore.log.producers import ProducerKey
 from txnstore.log.sequences import check_append, find_duplicate, last_sequence_of
 from txnstore.log.topics import DEFAULT_TOPIC_SETTINGS
-from txnstore.model import NO_PRODUCER_ID, NO_TIMESTAMP_MS, ProducerIdentity
+from txnstore.model import NO_PRODUCER_ID, NO_TIMESTAMP_MS, ProducerIdentity, TimestampType
+
+# The index of finished transactions says between which offsets to look.
+_FIND: Final = (
+    select(
+        record_batches.c.base_offset,
+        record_batches.c.last_offset,
+        record_batches.c.timestamp_type,
+        record_batches.c.max_timestamp_ms,
+        partition_heads.c.log_start_offset,
+    )
+    .join(
+        finished_transactions,
+        (finished_transactions.c.partition_id == record_batches.c.partition_id)
+        & (record_batches.c.last_offset >= finished_transactions.c.first_offset)
+        & (record_batches.c.last_offset < finished_transactions.c.marker_offset),
+    )
+    .join(partition_heads, partition_heads.c.partition_id == record_batches.c.partition_id)
+    .where(finished_transactions.c.partition_id == bindparam("of_partition_id"))
+    .where(finished_transactions.c.producer_id == bindparam("of_producer_id"))
+    .where(finished_transactions.c.producer_epoch == bindparam("of_epoch"))
+    .where(record_batches.c.producer_id == bindparam("of_producer_id"))
+    .where(record_batches.c.producer_epoch == bindparam("of_epoch"))
+    .where(record_batches.c.base_sequence == bindparam("of_sequence"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +224,31 @@ def _stamped(item: Append, now_ms: int) -> EncodedBatch:
             " message.timestamp.before.max.ms; nothing was appended"
         )
     return batch
+
+
+def find_appended(connection: Connection, appends: Sequence[Append]) -> list[Appended]:
+    """Return where batches of a finished transaction stand; those that retention has taken are left out."""
+    return [found for item in appends if (found := _find(connection, item)) is not None]
+
+
+def _find(connection: Connection, item: Append) -> Appended | None:
+    row = connection.execute(
+        _FIND,
+        {
+            "of_partition_id": item.partition_id,
+            "of_producer_id": item.batch.producer_id,
+            "of_epoch": item.batch.producer_epoch,
+            "of_sequence": item.batch.base_sequence,
+        },
+    ).one_or_none()
+    if row is None:
+        return None
+    stamps = row.timestamp_type == TimestampType.LOG_APPEND_TIME
+    return Appended(
+        item.partition_id,
+        row.base_offset,
+        row.last_offset,
+        row.max_timestamp_ms if stamps else NO_TIMESTAMP_MS,
+        row.log_start_offset,
+        is_duplicate=True,
+    )

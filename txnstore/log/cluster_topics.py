@@ -17,7 +17,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.membership import CONTROLLER_ID, read_databases
 from txnstore.db.store import Store
 from txnstore.errors import InvalidTransactionState
-from txnstore.log import topic_configs, topics
+from txnstore.log import topics
 from txnstore.log.deleting import purge_soon
 from txnstore.log.topics import Topic
 
@@ -94,10 +94,10 @@ def delete_topic(cluster: Cluster, name: str, *, retry_timeout_ms: int | None = 
 def change_topic_configs(
     cluster: Cluster, name: str, changes: Mapping[str, str | None], *, retry_timeout_ms: int | None = None
 ) -> None:
-    """Change settings of a topic, as `topic_configs.change_topic_configs`."""
+    """Change settings of a topic, as `topics.change_topic_configs`."""
 
     def work(connection: Connection) -> None:
-        topic_configs.change_topic_configs(connection, topic_configs.lock_topic_configs(connection, name), changes)
+        topics.change_topic_configs(connection, topics.lock_topic_configs(connection, name), changes)
 
     change(cluster, work, retry_timeout_ms=retry_timeout_ms)
 

@@ -1,32 +1,375 @@
-"""This file is the way of records into a record batch and back: checked, packed into columns, sealed, and opened again.
+"""The codec: records are checked, packed into the columns of a record batch, sealed, and opened again.
 
 Nothing here touches the database: what is refused is refused before anything happened.
+
+The checksum protects the whole batch but for what the append gives under its lock: the offsets and the maximum
+timestamps.  A topic that stamps records itself (LogAppendTime) has the batch sealed anew: `EncodedBatch.stamped`.  A
+batch that is read is checked against it, and opened only as far as it is asked.
 """
+
+# ruff: noqa: D102 - the comments of the table say what each column holds
 
 from __future__ import annotations
 
+import dataclasses
 import struct
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from txnstore.errors import InvalidRecord, InvalidTimestamp
-from txnstore.log.checksum import checksum
-from txnstore.log.columns import PackedBytes, pack_bytes, pack_integers
+from txnstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp
+from txnstore.log.columns import (
+    BytesColumn,
+    DamagedColumn,
+    PackedBytes,
+    pack_bytes,
+    pack_headers,
+    pack_integers,
+    unpack_bytes,
+    unpack_headers,
+    unpack_integers,
+)
 from txnstore.log.compression import Codec, compress, require_codec
-from txnstore.log.encoded_batch import EncodedBatch
-from txnstore.log.headers import pack_headers
-from txnstore.log.record_batch import RecordBatch, RecordBatchRow, corrupt_batch
-from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ControlType, Header, ProducerIdentity, Record, TimestampType
+from txnstore.model import (
+    NO_PRODUCER,
+    NO_SEQUENCE,
+    ControlType,
+    Header,
+    ProducerIdentity,
+    Record,
+    StoredRecord,
+    TimestampType,
+)
 
+#: What ends the checksummed bytes: the ten numbers of `_numbers` and the length of each column in front of it, -1
+#: for NULL.  Being of fixed size it says where each column began, so no two batches give the same bytes.
+_TRAILER: Final = struct.Struct(">iBqqii?biB9q")
+#: Stands for NULL: no column has this length, no batch this control type or coordinator epoch.
+_NULL_NUMBER: Final = -1
+_payload_of_columns = attrgetter(
+    "key_data",
+    "value_data",
+    "key_positions",
+    "null_keys",
+    "value_positions",
+    "null_values",
+    "headers",
+    "offset_deltas",
+    "timestamp_deltas_ms",
+)
+_payload: Final = attrgetter(
+    "timestamp_deltas_ms",
+    "offset_deltas",
+    "key_positions",
+    "null_keys",
+    "value_positions",
+    "null_values",
+    "headers",
+    "key_data",
+    "value_data",
+)
+
+_T = TypeVar("_T")
+#: The fields of a StoredRecord as a plain tuple: offset, timestamp in milliseconds, key, value, headers.
+RecordRow = tuple[int, int, bytes | None, bytes | None, Sequence[Header]]
 TIMESTAMP_MS_MAX: Final = 2**63 - 1
-
 _INTEGERS: Final = {int}
-
 #: Kafka's control record: the key is a version and the type, the value a version and the coordinator's epoch
 #: (ControlRecordType, EndTransactionMarker).
 _CONTROL_KEY: Final = struct.Struct(">hh")
 _CONTROL_VALUE: Final = struct.Struct(">hi")
 _CONTROL_VERSION: Final = 0
+
+
+class ChecksummedColumns(Protocol):
+    """The columns of a batch, named as in the table; a row of the table has them, and so has an `EncodedBatch`."""
+
+    @property
+    def record_count(self) -> int: ...
+    @property
+    def timestamp_type(self) -> int: ...
+    @property
+    def base_timestamp_ms(self) -> int: ...
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def producer_epoch(self) -> int: ...
+    @property
+    def base_sequence(self) -> int: ...
+    @property
+    def is_transactional(self) -> bool: ...
+    @property
+    def control_type(self) -> int | None: ...
+    @property
+    def coordinator_epoch(self) -> int | None: ...
+    @property
+    def codec(self) -> int: ...
+    @property
+    def timestamp_deltas_ms(self) -> str | None: ...
+    @property
+    def offset_deltas(self) -> str | None: ...
+    @property
+    def key_positions(self) -> str | None: ...
+    @property
+    def null_keys(self) -> str | None: ...
+    @property
+    def value_positions(self) -> str | None: ...
+    @property
+    def null_values(self) -> str | None: ...
+    @property
+    def headers(self) -> str | None: ...
+    @property
+    def key_data(self) -> bytes | None: ...
+    @property
+    def value_data(self) -> bytes | None: ...
+
+
+def checksum(columns: ChecksummedColumns) -> int:
+    """Return the CRC-32 of a batch, as an unsigned number.
+
+    Raises:
+        struct.error, TypeError, ValueError, AttributeError: a column holds what no column of this kind can hold.
+    """
+    crc = 0
+    lengths = []
+    for column in _payload_of_columns(columns):
+        if column is None:
+            lengths.append(_NULL_NUMBER)
+            continue
+        data = column.encode() if isinstance(column, str) else column
+        lengths.append(len(data))
+        crc = zlib.crc32(data, crc)
+    return zlib.crc32(_TRAILER.pack(*_numbers(columns), *lengths), crc)
+
+
+def _numbers(columns: ChecksummedColumns) -> tuple[int, ...]:
+    return (
+        columns.record_count,
+        columns.timestamp_type,
+        columns.base_timestamp_ms,
+        columns.producer_id,
+        columns.producer_epoch,
+        columns.base_sequence,
+        columns.is_transactional,
+        _NULL_NUMBER if columns.control_type is None else columns.control_type,
+        _NULL_NUMBER if columns.coordinator_epoch is None else columns.coordinator_epoch,
+        columns.codec,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """A record batch ready to be appended: all columns of the table but those that the append gives.
+
+    The append gives partition_id, base_offset, last_offset and running_max_timestamp_ms.  `dataclasses.replace` works
+    on a batch: `crc` and `size_bytes` are always those of the other columns.
+    """
+
+    record_count: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME
+    producer_id: int = NO_PRODUCER.producer_id
+    producer_epoch: int = NO_PRODUCER.epoch
+    base_sequence: int = NO_SEQUENCE
+    is_transactional: bool = False
+    control_type: ControlType | None = None
+    coordinator_epoch: int | None = None
+    codec: Codec = Codec.NONE
+    timestamp_deltas_ms: str | None = None
+    offset_deltas: str | None = None
+    key_positions: str | None = None
+    null_keys: str | None = None
+    value_positions: str | None = None
+    null_values: str | None = None
+    headers: str | None = dataclasses.field(default=None, repr=False)
+    key_data: bytes | None = dataclasses.field(default=None, repr=False)
+    value_data: bytes | None = dataclasses.field(default=None, repr=False)
+    crc: int = dataclasses.field(init=False)
+    size_bytes: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "crc", checksum(self))
+        object.__setattr__(self, "size_bytes", sum(len(column) for column in _payload(self) if column is not None))
+
+    @property
+    def min_timestamp_ms(self) -> int:
+        """The smallest timestamp of the batch."""
+        if self.timestamp_deltas_ms is None:
+            return self.base_timestamp_ms
+        return self.base_timestamp_ms + min(unpack_integers(self.timestamp_deltas_ms, "timestamp_deltas_ms"))
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns by name, as an INSERT takes them."""
+        return dict(zip(_COLUMN_NAMES, _columns(self), strict=True))
+
+    def stamped(self, append_timestamp_ms: int) -> EncodedBatch:
+        """Return the batch as a topic with message.timestamp.type=LogAppendTime stores it."""
+        return dataclasses.replace(
+            self,
+            timestamp_type=TimestampType.LOG_APPEND_TIME,
+            base_timestamp_ms=append_timestamp_ms,
+            max_timestamp_ms=append_timestamp_ms,
+            timestamp_deltas_ms=None,
+        )
+
+
+_COLUMN_NAMES: Final = tuple(column.name for column in dataclasses.fields(EncodedBatch))
+
+
+_columns: Final = attrgetter(*_COLUMN_NAMES)
+
+
+class RecordBatchRow(ChecksummedColumns, Protocol):
+    """A row of the table of batches, with its columns as attributes."""
+
+    @property
+    def partition_id(self) -> int: ...
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def max_timestamp_ms(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def crc(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class RecordBatch:
+    """A stored record batch that agrees with its checksum; see `decode`.
+
+    Each method opens the columns that it needs, anew at every call.  That raises CorruptBatch if a column does not
+    hold what it must, which takes a checksum that agrees by chance or a foreign writer, and UnsupportedCompression if
+    the package that implements the codec is not installed.
+    """
+
+    partition_id: int
+    base_offset: int
+    last_offset: int
+    record_count: int
+    timestamp_type: TimestampType
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer: ProducerIdentity
+    base_sequence: int
+    is_transactional: bool
+    control_type: ControlType | None
+    coordinator_epoch: int | None
+    codec: Codec
+    size_bytes: int
+    _row: RecordBatchRow = field(repr=False, compare=False)
+
+    @property
+    def row(self) -> RecordBatchRow:
+        """The row itself, for readers that build columns of their own from its columns."""
+        return self._row
+
+    @property
+    def is_control(self) -> bool:
+        """Whether this is a marker; a marker has an offset but no records."""
+        return self.control_type is not None
+
+    def offsets(self) -> Sequence[int]:
+        """Return the offset of each record, ascending."""
+        text = self._row.offset_deltas
+        if text is None:
+            offsets: Sequence[int] = range(self.base_offset, self.base_offset + self.record_count)
+        else:
+            offsets = [self.base_offset + delta for delta in self._integers(text, "offset_deltas")]
+            if offsets[0] < self.base_offset or any(map(int.__ge__, offsets, offsets[1:])):
+                raise self._corrupt("offset_deltas does not ascend")
+        if offsets[-1] > self.last_offset:
+            raise self._corrupt("it holds offsets above its last one")
+        return offsets
+
+    def timestamps_ms(self) -> Sequence[int] | None:
+        """Return the timestamp of each record, or None if all have `base_timestamp_ms`."""
+        text = self._row.timestamp_deltas_ms
+        if text is None:
+            return None
+        base_timestamp_ms = self.base_timestamp_ms
+        return [base_timestamp_ms + delta for delta in self._integers(text, "timestamp_deltas_ms")]
+
+    def keys(self) -> BytesColumn:
+        """Return the keys, decompressed."""
+        row = self._row
+        return self._bytes(row.key_positions, row.null_keys, row.key_data, "key")
+
+    def values(self) -> BytesColumn:
+        """Return the values, decompressed."""
+        row = self._row
+        return self._bytes(row.value_positions, row.null_values, row.value_data, "value")
+
+    def headers(self) -> Sequence[Sequence[Header]] | None:
+        """Return the headers of each record, or None if no record has any."""
+        if self._row.headers is None:
+            return None
+        try:
+            return unpack_headers(self._row.headers, self.record_count)
+        except DamagedColumn as damage:
+            raise self._corrupt(str(damage)) from None
+
+    def rows(self, from_offset: int = 0) -> Iterator[RecordRow]:
+        """Return the records from `from_offset` on as plain tuples, in order: the fast way to many records.
+
+        A marker has none.
+        """
+        if self.is_control:
+            return iter(())
+        offsets = self.offsets()
+        first = 0 if from_offset <= self.base_offset else bisect_left(offsets, from_offset)
+        return zip(
+            offsets[first:],
+            _from(first, self.timestamps_ms(), self.base_timestamp_ms),
+            self.keys().cells(first),
+            self.values().cells(first),
+            _from(first, self.headers(), ()),
+            strict=False,  # what is the same for all records never ends
+        )
+
+    def records(self, from_offset: int = 0) -> Iterator[StoredRecord]:
+        """Return the records from `from_offset` on, in order; a marker has none."""
+        return map(StoredRecord._make, self.rows(from_offset))
+
+    def _integers(self, text: str, what: str) -> list[int]:
+        try:
+            numbers = unpack_integers(text, what)
+        except DamagedColumn as damage:
+            raise self._corrupt(str(damage)) from None
+        if len(numbers) != self.record_count:
+            raise self._corrupt(f"{what} holds {len(numbers)} numbers for {self.record_count} records")
+        return numbers
+
+    def _bytes(self, positions: str | None, nulls: str | None, data: bytes | None, what: str) -> BytesColumn:
+        try:
+            return unpack_bytes(positions, nulls, data, count=self.record_count, codec=self.codec, what=what)
+        except DamagedColumn as damage:
+            raise self._corrupt(str(damage)) from None
+
+    def _corrupt(self, damage: str) -> CorruptBatch:
+        return corrupt_batch(self._row, damage)
+
+
+def _from(first: int, cells: Sequence[_T] | None, otherwise: _T) -> Iterable[_T]:
+    """Return the elements from `first` on, or one and the same for ever where there is no column."""
+    if cells is None:
+        return repeat(otherwise)
+    return cells[first:] if first else cells
+
+
+def corrupt_batch(row: RecordBatchRow, damage: str) -> CorruptBatch:
+    """Return the error that says where the damaged batch is, and nothing of what it holds."""
+    return CorruptBatch(
+        f"partition {row.partition_id}: the record batch of the offsets {row.base_offset} to {row.last_offset} "
+        f"is corrupt: {damage}"
+    )
 
 
 class RecordColumns(NamedTuple):

@@ -1,4 +1,4 @@
-"""This file is the columns of a record batch: many integers or many byte strings as one value that SQL can open.
+"""The columns of a record batch: many integers, byte strings or headers as one value that SQL can open.
 
 Integers become a flat JSON array in which all numbers have the same width, padded with spaces in front, as JSON
 allows: `[  0, 95,190]`.  So the n-th number is found by arithmetic, without reading the array up to it, and the
@@ -6,6 +6,11 @@ width follows from the length of the text.  The view `records` lives on this.
 
 Byte strings become one string of bytes, the positions where each begins and ends (an Arrow offsets buffer), and the
 indexes of those that are null.
+
+Headers become one JSON array with one element a record: null, or its headers as a flat array [name, value, name, value,
+...].  A value is a string where it is UTF-8 text, [hex digits] for other bytes and for text with NUL, which
+PostgreSQL's JSON cannot hold, and null for a null value; a name with NUL is [hex digits] likewise.  Order and
+duplicates are kept.
 """
 
 from __future__ import annotations
@@ -16,17 +21,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from types import NoneType
-from typing import Final
+from typing import Any, Final
 
 from txnstore.errors import InvalidRecord, RecordTooLarge
 from txnstore.log.compression import Codec, DecompressionFailed, decompress
+from txnstore.model import Header
 
 #: What either database takes in one column, with room to spare: PostgreSQL 1 GiB, SQLite 10**9 bytes.
 COLUMN_BYTES_MAX: Final = 900_000_000
-
 _INTEGERS: Final = {int}
 _NULLS: Final = {NoneType}
 _BYTES_AND_NULLS: Final = {bytes, NoneType}
+_NUL: Final = "\0"
+#: A text, the hex digits of bytes in an array of one, or null.
+_JsonCell = str | list[str] | None
 
 
 class DamagedColumn(Exception):
@@ -197,3 +205,123 @@ def _unpack_nulls(nulls_text: str | None, count: int, what: str) -> Sequence[int
     if min(nulls) < 0 or max(nulls) >= count:
         raise DamagedColumn(f"null_{what}s names records that are not there")
     return nulls
+
+
+def pack_headers(headers_of_records: Sequence[Sequence[Header]]) -> str | None:
+    """Return the headers of each record as a JSON array, or None if no record has any.
+
+    Raises:
+        InvalidRecord: a header is not a pair of a name and bytes or None.
+    """
+    if not any(headers_of_records):
+        return None
+    # Names repeat from record to record: each is checked once.
+    names: dict[str, _JsonCell] = {}
+    rows = [
+        [cell for header in headers for cell in _pack_header(header, names, index)] if headers else None
+        for index, headers in enumerate(headers_of_records)
+    ]
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def unpack_headers(text: str, count: int) -> list[Sequence[Header]]:
+    """Return the headers of each of `count` records.
+
+    Raises:
+        DamagedColumn: the text is not what `pack_headers` returns.
+    """
+    try:
+        rows = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        raise DamagedColumn("headers is not JSON") from None
+    if type(rows) is not list or len(rows) != count:
+        raise DamagedColumn(f"headers is not an array with {count} elements")
+    return [() if row is None else _unpack_row(row) for row in rows]
+
+
+def pack_record_headers(headers: Sequence[Header]) -> str | None:
+    """Return the headers of one record as its element of that array, or None if it has none.
+
+    Raises:
+        InvalidRecord: a header is not a pair of a name and bytes or None.
+    """
+    if not headers:
+        return None
+    names: dict[str, _JsonCell] = {}
+    return json.dumps([cell for header in headers for cell in _pack_header(header, names, 0)], separators=(",", ":"))
+
+
+def unpack_record_headers(text: str) -> Sequence[Header]:
+    """Return the headers of one record.
+
+    Raises:
+        DamagedColumn: the text is not what `pack_record_headers` returns.
+    """
+    try:
+        row = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        raise DamagedColumn("headers is not JSON") from None
+    return () if row is None else _unpack_row(row)
+
+
+def _pack_header(header: Header, names: dict[str, _JsonCell], index: int) -> tuple[_JsonCell, _JsonCell]:
+    try:
+        name, value = header
+    except (TypeError, ValueError):
+        raise InvalidRecord(f"record {index} of the batch: a header is not a pair (name, value)") from None
+    # A name that is no str may not even have a hash.
+    packed_name = names.get(name) if type(name) is str else None
+    if packed_name is None:
+        packed_name = names[name] = _pack_name(name, index)
+    return packed_name, _pack_value(value, index)
+
+
+def _pack_name(name: object, index: int) -> _JsonCell:
+    if not isinstance(name, str):
+        raise InvalidRecord(
+            f"record {index} of the batch: the name of a header is {type(name).__name__}, but names are str"
+        )
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise InvalidRecord(
+            f"record {index} of the batch: the name of a header is not Unicode text (it has a lone surrogate)"
+        ) from None
+    return [encoded.hex()] if _NUL in name else name
+
+
+def _pack_value(value: object, index: int) -> _JsonCell:
+    if value is None:
+        return None
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise InvalidRecord(
+            f"record {index} of the batch: the value of a header is {type(value).__name__}, "
+            "but values are bytes or None; encode text first"
+        )
+    data = bytes(value)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return [data.hex()]
+    return [data.hex()] if _NUL in text else text
+
+
+def _unpack_row(row: Any) -> Sequence[Header]:
+    if type(row) is not list:
+        raise DamagedColumn("headers holds an element that is neither null nor a list")
+    try:
+        return tuple(
+            (
+                name if type(name) is str else _unpack_hex(name).decode(),
+                value.encode() if type(value) is str else None if value is None else _unpack_hex(value),
+            )
+            for name, value in zip(row[::2], row[1::2], strict=True)
+        )
+    except (ValueError, TypeError):
+        raise DamagedColumn("headers holds what are not pairs of text or hex digits") from None
+
+
+def _unpack_hex(cell: Any) -> bytes:
+    """Return the bytes of [hex digits]; ValueError or TypeError if that is not what `cell` is."""
+    (digits,) = cell
+    return bytes.fromhex(digits)

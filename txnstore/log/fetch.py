@@ -12,8 +12,7 @@ from sqlalchemy import Connection, and_, bindparam, func, not_, or_, select
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.errors import OffsetOutOfRange
 from txnstore.log.bounds import Bounds, read_bounds
-from txnstore.log.codec import decode
-from txnstore.log.record_batch import RecordBatch
+from txnstore.log.codec import RecordBatch, decode
 from txnstore.model import OFFSET_MAX, ControlType, IsolationLevel
 
 #: The bounds of a page; at least one batch comes, however large, so that a reader gets on.

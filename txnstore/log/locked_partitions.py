@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from sqlalchemy import Connection, insert
 
 from txnstore.db.schema import finished_transactions, record_batches
-from txnstore.log.encoded_batch import EncodedBatch
+from txnstore.log.codec import EncodedBatch
 from txnstore.log.heads import Head, lock_heads, save_heads
 from txnstore.log.producers import ProducerKey, read_producer_states, save_producer_states
 from txnstore.log.sequences import ProducerState, RecentBatch, last_sequence_of, remember

@@ -1,10 +1,11 @@
-"""This file is topics and their partitions: made, found, grown, configured and deleted."""
+"""Topics and their partitions: made, placed in a database, found, grown, configured and deleted."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,9 +13,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, union_all
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.config import TOPIC_SETTINGS, Settings, check_topic_config, setting_text
+from txnstore.config import TOPIC_SETTINGS, Settings, check_setting_name, check_topic_config, setting_text
 from txnstore.db.cluster.catalogue import forget_partitions, lock_heads_of, new_head
-from txnstore.db.cluster.membership import CONTROLLER_ID, lock_catalogue
+from txnstore.db.cluster.membership import CONTROLLER_ID, Database, hash_of_name, lock_catalogue, read_databases
 from txnstore.db.portions import chunks
 from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import (
@@ -26,21 +27,118 @@ from txnstore.db.schema import (
     transaction_writer_partitions,
 )
 from txnstore.db.server_time import server_now_ms
+from txnstore.db.settings import read_store_settings
 from txnstore.errors import (
+    InvalidConfiguration,
     InvalidPartitions,
     InvalidTopic,
     InvalidTransactionState,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
-from txnstore.log.placement import place_partitions
+from txnstore.model import TopicPartition
 
+#: The setting of a store, and of a topic.
+PLACEMENT: Final = "txnstore.placement"
+BY_HASH: Final = "hash"
+ROUND_ROBIN: Final = "roundrobin"
+_COUNTS: Final = select(partitions.c.leader_database_id, func.count()).group_by(partitions.c.leader_database_id)
 #: Kafka's limit: a folder name plus "-" and the partition must fit a file system (Topic.java).
 NAME_LENGTH_MAX: Final = 249
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 PARTITIONS_MAX: Final = 100_000
-
 DEFAULT_TOPIC_SETTINGS: Final = Settings(TOPIC_SETTINGS, {})
+_BY_NAME: Final = select(topics.c.topic_id, topics.c.name, topics.c.topic_uuid).where(
+    topics.c.name.in_(bindparam("names", expanding=True))
+)
+_ALL_NAMES: Final = select(topics.c.name).order_by(topics.c.name)
+# A topic whose name differs only in dots and underscores: Kafka's metrics cannot tell them apart.
+_COLLIDING: Final = select(topics.c.name).where(
+    func.replace(topics.c.name, ".", "_") == bindparam("folded"), topics.c.name != bindparam("own_name")
+)
+_PARTITIONS: Final = (
+    select(partitions.c.topic_id, partitions.c.partition_id, partitions.c.leader_database_id)
+    .where(partitions.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
+    .order_by(partitions.c.topic_id, partitions.c.partition_number)
+)
+_CONFIGS: Final = select(topic_configs).where(topic_configs.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
+# DO NOTHING: of two that create a topic at once, the second waits for the first and then finds its row.
+_INSERT: Final = (
+    upsert(topics)
+    .values(created_ms=server_now_ms())
+    .on_conflict_do_nothing(index_elements=[topics.c.name])
+    .returning(topics.c.topic_id)
+)
+# Creators and deleters of a topic's partitions wait for each other here.
+_LOCK: Final = select(topics.c.topic_id).where(topics.c.name == bindparam("of_name")).with_for_update()
+_DELETE: Final = delete(topics).where(topics.c.topic_id == bindparam("of_topic_id"))
+# Two that change the settings of a topic one after the other see each other's changes.
+_LOCK_BY_ID: Final = select(topics.c.topic_id).where(topics.c.topic_id == bindparam("of_topic_id")).with_for_update()
+_INSERT_CONFIG: Final = upsert(topic_configs)
+_SET_CONFIG: Final = _INSERT_CONFIG.on_conflict_do_update(
+    index_elements=[topic_configs.c.topic_id, topic_configs.c.name], set_={"value": _INSERT_CONFIG.excluded.value}
+)
+_RESET_CONFIG: Final = delete(topic_configs).where(
+    topic_configs.c.topic_id == bindparam("of_topic_id"), topic_configs.c.name == bindparam("of_name")
+)
+#: How many ids one statement asks for: SQLite takes 32,766 parameters, PostgreSQL 65,535.
+_IDS_MAX: Final = 10_000
+_NAMES: Final = (
+    select(partitions.c.partition_id, topics.c.name, partitions.c.partition_number)
+    .join(topics, topics.c.topic_id == partitions.c.topic_id)
+    .where(partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
+)
+
+
+def place_partitions(
+    connection: Connection, members: Sequence[Database], name: str, settings: Settings, numbers: range
+) -> list[int]:
+    """Return the home of each new partition of the topic, on these members.
+
+    Raises:
+        InvalidConfiguration: the topic's setting names no database of the cluster.
+    """
+    how: str = settings[PLACEMENT]
+    check_placement(members, how)
+    if len(members) == 1:
+        return [members[0].database_id] * len(numbers)
+    how = how or read_store_settings(connection)[PLACEMENT]
+    if how == BY_HASH:
+        return leaders_by_hash(members, name, numbers)
+    if how == ROUND_ROBIN:
+        counts = {row[0]: row[1] for row in connection.execute(_COUNTS)}
+        return leaders_in_turn(members, counts, len(numbers))
+    return [next(member.database_id for member in members if member.label == how)] * len(numbers)
+
+
+def check_placement(members: Sequence[Database], how: str) -> None:
+    """Refuse the name of a database that the cluster does not have.
+
+    Raises:
+        InvalidConfiguration: it is neither a label, nor one of the two words, nor empty.
+    """
+    labels = [member.label for member in members]
+    if how and how not in (BY_HASH, ROUND_ROBIN, *labels):
+        raise InvalidConfiguration(
+            f"{PLACEMENT} is {BY_HASH}, {ROUND_ROBIN} or one of the databases {', '.join(labels)}; not {how[:80]!r}"
+        )
+
+
+def leaders_by_hash(members: Sequence[Database], name: str, numbers: range) -> list[int]:
+    """Return for each partition the database that the hash of its name selects."""
+    ids = sorted(member.database_id for member in members)
+    return [ids[hash_of_name(f"{name}-{number}") % len(ids)] for number in numbers]
+
+
+def leaders_in_turn(members: Sequence[Database], counts: dict[int, int], count: int) -> list[int]:
+    """Return for each new partition the database that has the fewest by then, the first of them."""
+    held = Counter({member.database_id: counts.get(member.database_id, 0) for member in members})
+    leaders: list[int] = []
+    for _ in range(count):
+        home = min(held, key=lambda database_id: (held[database_id], database_id))
+        held[home] += 1
+        leaders.append(home)
+    return leaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +167,6 @@ class Topic:
                 f"topic {self.name} has partitions 0 to {len(self.partition_ids) - 1}, not {number!r}"
             )
         return self.partition_ids[number]
-
-
-_BY_NAME: Final = select(topics.c.topic_id, topics.c.name, topics.c.topic_uuid).where(
-    topics.c.name.in_(bindparam("names", expanding=True))
-)
-_ALL_NAMES: Final = select(topics.c.name).order_by(topics.c.name)
-# A topic whose name differs only in dots and underscores: Kafka's metrics cannot tell them apart.
-_COLLIDING: Final = select(topics.c.name).where(
-    func.replace(topics.c.name, ".", "_") == bindparam("folded"), topics.c.name != bindparam("own_name")
-)
-_PARTITIONS: Final = (
-    select(partitions.c.topic_id, partitions.c.partition_id, partitions.c.leader_database_id)
-    .where(partitions.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
-    .order_by(partitions.c.topic_id, partitions.c.partition_number)
-)
-_CONFIGS: Final = select(topic_configs).where(topic_configs.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
-# DO NOTHING: of two that create a topic at once, the second waits for the first and then finds its row.
-_INSERT: Final = (
-    upsert(topics)
-    .values(created_ms=server_now_ms())
-    .on_conflict_do_nothing(index_elements=[topics.c.name])
-    .returning(topics.c.topic_id)
-)
-# Creators and deleters of a topic's partitions wait for each other here.
-_LOCK: Final = select(topics.c.topic_id).where(topics.c.name == bindparam("of_name")).with_for_update()
-_DELETE: Final = delete(topics).where(topics.c.topic_id == bindparam("of_topic_id"))
 
 
 def _in_use(partition_ids: Any) -> Select[str]:
@@ -312,3 +384,47 @@ def _check_collision(connection: Connection, name: str) -> None:
     other = connection.execute(_COLLIDING, {"folded": name.replace(".", "_"), "own_name": name}).scalars().first()
     if other is not None:
         raise InvalidTopic(f"topic {name} differs from the topic {other} only in dots and underscores")
+
+
+def lock_topic_configs(connection: Connection, name: str) -> Topic:
+    """Return the topic; nobody else changes its settings until the database transaction ends.
+
+    Raises:
+        UnknownTopicOrPartition: there is no topic of this name.
+    """
+    lock_catalogue(connection)
+    topic = get_topic(connection, name)
+    connection.execute(_LOCK_BY_ID, {"of_topic_id": topic.topic_id})
+    # What stood there before the lock may have changed, or be gone.
+    return get_topic(connection, name)
+
+
+def change_topic_configs(connection: Connection, topic: Topic, changes: Mapping[str, str | None]) -> None:
+    """Set each setting of a locked topic to its text; None gives it its default back.
+
+    Raises:
+        InvalidConfiguration: a name is unknown or a value out of range; nothing was changed.
+    """
+    texts: dict[str, str | None] = {}
+    for name, text in changes.items():
+        if text is None:
+            check_setting_name(TOPIC_SETTINGS, name)
+        texts[name] = None if text is None else setting_text(TOPIC_SETTINGS, name, text)
+    check_topic_config({name: text for name, text in {**topic.config, **texts}.items() if text is not None})
+    if changes.get(PLACEMENT):
+        check_placement(read_databases(connection), changes[PLACEMENT] or "")
+    for name, text in texts.items():
+        if text is None:
+            connection.execute(_RESET_CONFIG, {"of_topic_id": topic.topic_id, "of_name": name})
+        else:
+            connection.execute(_SET_CONFIG, {"topic_id": topic.topic_id, "name": name, "value": text})
+
+
+def names_of_partitions(connection: Connection, partition_ids: Iterable[int]) -> dict[int, TopicPartition]:
+    """Return topic and number of these partitions by id; one that is not there any more is left out."""
+    wanted = sorted(set(partition_ids))
+    found: dict[int, TopicPartition] = {}
+    for start in range(0, len(wanted), _IDS_MAX):
+        rows = connection.execute(_NAMES, {"partition_ids": wanted[start : start + _IDS_MAX]})
+        found.update({row.partition_id: TopicPartition(row.name, row.partition_number) for row in rows})
+    return found

@@ -13,7 +13,7 @@ from typing import Final
 
 from txnstore.clients.connection import StoreConnection
 from txnstore.errors import StoreClosed, TxnStoreError
-from txnstore.log.outbox.poller import OutboxPoller
+from txnstore.log.outbox.sequencer import OutboxPoller
 
 #: After this long without a record it looks more rarely: a caller's database transaction may still be open.
 BUSY_SECONDS: Final = 60.0

@@ -12,7 +12,7 @@ from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.clients.producer.arguments import PARTITION_MAX, TIMESTAMP_MAX, as_bytes, packed_headers, whole_number
 from txnstore.db.callers.outbox_insert import OutboxRow
 from txnstore.errors import InvalidTimestamp, InvalidTopic
-from txnstore.log.headers import pack_record_headers
+from txnstore.log.columns import pack_record_headers
 from txnstore.log.topics import check_topic_name
 
 _UNASSIGNED: Final = -1

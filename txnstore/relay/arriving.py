@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from txnstore.db.store import Store
 from txnstore.log.append import Append, append
-from txnstore.log.codec import RecordColumns, encode_columns
-from txnstore.log.encoded_batch import EncodedBatch
+from txnstore.log.codec import EncodedBatch, RecordColumns, encode_columns
 from txnstore.log.topics import Topic
 from txnstore.model import TopicPartition
 from txnstore.relay.positions import move_relay_positions

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
-from txnstore.log.outbox.poller import OutboxPoller
+from txnstore.log.outbox.sequencer import OutboxPoller
 from txnstore.relay.trouble import Trouble
 
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from txnstore.log.codec import RecordBatch, RecordRow, corrupt_batch
 from txnstore.log.columns import DamagedColumn
-from txnstore.log.record_batch import RecordBatch, RecordRow, corrupt_batch
 from txnstore.model import Header, TopicPartition
 from txnstore.spark.source_arrays import byte_strings, integers
 

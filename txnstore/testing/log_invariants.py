@@ -11,10 +11,9 @@ from sqlalchemy import Connection, bindparam, select
 from txnstore.db.schema import finished_transactions, partition_heads, record_batches
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import read_bounds
-from txnstore.log.codec import decode
+from txnstore.log.codec import RecordBatch, decode
 from txnstore.log.fetch import fetch
 from txnstore.log.producers import producers_of_partition
-from txnstore.log.record_batch import RecordBatch
 from txnstore.log.sequences import ProducerState, RecentBatch, increment_sequence, last_sequence_of, remember
 from txnstore.model import NO_PRODUCER_ID, ControlType
 from txnstore.testing.violations import Invariant, Violation

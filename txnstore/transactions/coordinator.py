@@ -19,8 +19,7 @@ from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
 from txnstore.groups.commit_rules import is_storable_text
-from txnstore.log.append import Append, Appended
-from txnstore.log.finding import find_appended
+from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.producers import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows

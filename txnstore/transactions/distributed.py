@@ -32,9 +32,8 @@ from txnstore.errors import (
     UnknownTopicOrPartition,
 )
 from txnstore.groups.offsets_elsewhere import add_offsets_from_elsewhere, announce_offset_producer
-from txnstore.log.append import Append, Appended, UnannouncedProducerError, announce, append, check_sizes
-from txnstore.log.finding import find_appended
-from txnstore.log.partition_names import names_of_partitions
+from txnstore.log.append import Append, Appended, UnannouncedProducerError, announce, append, check_sizes, find_appended
+from txnstore.log.topics import names_of_partitions
 from txnstore.model import ProducerIdentity, TopicPartition
 from txnstore.transactions import listing, protocol, rows
 from txnstore.transactions.listing import RUNNING, HangingInPartition

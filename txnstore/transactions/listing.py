@@ -22,7 +22,7 @@ from txnstore.db.schema import (
 )
 from txnstore.db.server_time import server_now_ms
 from txnstore.errors import TransactionalIdNotFound
-from txnstore.log.partition_names import names_of_partitions
+from txnstore.log.topics import names_of_partitions
 from txnstore.model import TopicPartition
 from txnstore.transactions import rows
 from txnstore.transactions.rows import participants_of

@@ -31,8 +31,7 @@ from txnstore.errors import (
     ProducerFenced,
     TransactionalIdNotFound,
 )
-from txnstore.log.append import Append, Appended
-from txnstore.log.finding import find_appended
+from txnstore.log.append import Append, Appended, find_appended
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_if_possible

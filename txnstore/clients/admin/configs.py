@@ -22,8 +22,7 @@ from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting, check_setti
 from txnstore.db.settings import change_store_settings, read_store_config
 from txnstore.db.store import Store
 from txnstore.errors import InvalidConfiguration
-from txnstore.log.topic_configs import change_topic_configs, lock_topic_configs
-from txnstore.log.topics import get_topic
+from txnstore.log.topics import change_topic_configs, get_topic, lock_topic_configs
 
 Changes = dict[str, str | None]
 """The new text of each setting; None: its default."""

@@ -12,8 +12,7 @@ from txnstore.clients.model import constants
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.store import Store
-from txnstore.log.bounds import OffsetAndTimestamp, offset_for_time, read_bounds
-from txnstore.log.max_timestamp import offset_of_max_timestamp
+from txnstore.log.bounds import OffsetAndTimestamp, offset_for_time, offset_of_max_timestamp, read_bounds
 from txnstore.log.topics import get_topic
 from txnstore.model import NO_TIMESTAMP_MS, IsolationLevel
 

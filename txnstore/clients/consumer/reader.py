@@ -40,8 +40,8 @@ from txnstore.errors import (
 )
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
 from txnstore.log.bounds import Bounds, read_bounds
+from txnstore.log.codec import RecordBatch
 from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, fetch
-from txnstore.log.record_batch import RecordBatch
 from txnstore.log.topics import Topic
 from txnstore.model import IsolationLevel, TimestampType
 

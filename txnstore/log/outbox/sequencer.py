@@ -1,8 +1,10 @@
-"""This file is the sequencer: rows that callers have committed into the outbox become records in their partitions.
+"""The sequencer: rows that callers have committed into the outbox become records in their partitions.
 
-One round is one database transaction, so a row is in the outbox or in its partition, never in both and never in none.
-All rows of a caller's database transaction go in the same round: readers see all of them or none.  They go in the
-order of their numbers, which follows causes: who has seen a row's commit gets a higher number.
+One round is one database transaction, so a row is either in the outbox or in its partition, never in both and never in
+neither.  All rows of a caller's database transaction go in the same round: readers see all of them or none of them.
+They go in the order of their numbers, which follows causes: who has seen a row's commit gets a higher number.
+`OutboxPoller` is the pace of a process that does it again and again: often while rows come, rarely while there are
+none.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row
 
 from txnstore.db.store import Store
-from txnstore.errors import InvalidTimestamp, UnknownTopicOrPartition
+from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition
 from txnstore.log.append import append
 from txnstore.log.heads import lock_heads
 from txnstore.log.outbox.records import Destinations, find_destinations, sort_rows
@@ -36,9 +38,13 @@ from txnstore.log.outbox.rows import (
 )
 
 _log = logging.getLogger(__name__)
-
 #: How often a round is begun anew because a topic was changed under it.
 _TRIES: Final = 3
+#: Between two looks: after something was found, and at last.
+PAUSE_FIRST_SECONDS: Final = 0.005
+PAUSE_LAST_SECONDS: Final = 0.2
+#: How long a round waits for a database whose write lock somebody holds; then it is tried at the next look.
+TRY_TIMEOUT_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,3 +221,42 @@ def _mark(store: Store, refused: _Refused, retry_timeout_ms: int | None) -> Sequ
         why,
     )
     return Sequenced(refused_count=len(refused.refusals), has_more=True)
+
+
+class OutboxPoller:
+    """Looks at one store's outbox again and again; for one thread, which sleeps in between as it is told."""
+
+    def __init__(self, store: Store) -> None:
+        """Look after the outbox of `store`."""
+        self._store = store
+        self._pause_seconds = PAUSE_FIRST_SECONDS
+        self.moved_count = 0
+        """How many rows it has moved."""
+
+    def turn(self) -> float:
+        """Look, move a round of rows if there are some, and return in how many seconds to look again.
+
+        Raises:
+            TxnStoreError: the database refused or cannot be reached; look again later.
+        """
+        if not self._store.read(has_outbox_rows, retry_timeout_ms=TRY_TIMEOUT_MS):
+            return self._next_pause()
+        try:
+            done = sequence_outbox(self._store, retry_timeout_ms=TRY_TIMEOUT_MS)
+        except StoreBusy:
+            # Somebody has the whole database for himself (SQLite).
+            return self._next_pause()
+        self.moved_count += done.moved_count
+        if done.is_busy:
+            return self._next_pause()
+        self.hurry()
+        return 0.0 if done.has_more else PAUSE_FIRST_SECONDS
+
+    def hurry(self) -> None:
+        """Look often again: rows are about to come."""
+        self._pause_seconds = PAUSE_FIRST_SECONDS
+
+    def _next_pause(self) -> float:
+        pause_seconds = self._pause_seconds
+        self._pause_seconds = min(2 * pause_seconds, PAUSE_LAST_SECONDS)
+        return pause_seconds
