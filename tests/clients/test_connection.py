@@ -1,4 +1,4 @@
-"""This file is the tests of a client's way to its store: when it is opened, by whom, and when it no longer is."""
+"""A client's way to its store: when it is opened, by whom, and when it no longer is."""
 
 from __future__ import annotations
 

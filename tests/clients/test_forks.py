@@ -199,7 +199,7 @@ def test_a_consumer_is_refused_in_a_child_and_goes_on_in_its_parent(make_consume
     else:
         consumer.subscribe([topic])
     assert consumer.poll(PATIENCE_SECONDS).value() == b"before"
-    with held(consumer._parts.arrived) if is_held else contextlib.nullcontext():
+    with held(consumer._core.arrived) if is_held else contextlib.nullcontext():
         assert in_fork(lambda: what_a_child_can_do(consumer, CONSUMER_CALLS)) == {}
     producer.produce(topic, b"after")
     assert producer.flush(PATIENCE_SECONDS) == 0

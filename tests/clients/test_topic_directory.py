@@ -1,4 +1,4 @@
-"""This file is the tests of what a client knows of topics: what is remembered, what is asked again, what is created."""
+"""What a client knows of topics: what is remembered, what is asked again, what is created."""
 
 from __future__ import annotations
 

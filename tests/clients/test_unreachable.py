@@ -120,7 +120,7 @@ def test_a_client_without_error_cb_opens_nothing_by_being_polled(tmp_path, kind)
     with make(kind, f"sqlite:///{tmp_path}/store.db") as client:
         client.poll(0.05)
         client.poll(0.05)
-        assert client._connection.opened is None if kind != "consumer" else client._parts.connection.opened is None
+        assert client._connection.opened is None if kind != "consumer" else client._core.connection.opened is None
 
 
 # --- pickling ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""This file is the tests of the worker: the order of its jobs, their errors, and its end."""
+"""The worker: the order of its jobs, their errors, and its end."""
 
 from __future__ import annotations
 

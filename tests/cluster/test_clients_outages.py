@@ -57,7 +57,7 @@ _numbers = itertools.count(1)
 
 
 def connection_of(client):
-    return client._parts.connection if isinstance(client, Consumer) else client._connection
+    return client._core.connection if isinstance(client, Consumer) else client._connection
 
 
 class Outage:

@@ -97,7 +97,7 @@ def test_an_idle_consumer_looks_at_the_outbox_while_it_looks_for_records(store, 
     with Consumer(settings) as consumer:
         consumer.assign([TopicPartition("t", 0)])
         polled_until(consumer, lambda: _is_at_end(consumer))
-        engine = consumer._parts.connection.store().engine
+        engine = consumer._core.connection.store().engine
 
         def note(connection, cursor, statement, parameters, context, many):
             statements.append(statement)
@@ -114,5 +114,5 @@ def test_an_idle_consumer_looks_at_the_outbox_while_it_looks_for_records(store, 
 
 
 def _is_at_end(consumer):
-    with consumer._parts.arrived:
-        return all(partition.is_at_end for partition in consumer._parts.subscription)
+    with consumer._core.arrived:
+        return all(partition.is_at_end for partition in consumer._core.subscription)

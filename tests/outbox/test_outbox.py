@@ -313,7 +313,7 @@ def test_a_consumer_that_may_only_read_reads_on(url, monkeypatch, caller, store)
         tries.append(True)
         raise PermissionDenied
 
-    monkeypatch.setattr("txnstore.clients.consumer.outbox_help.sequence_outbox", refuse)
+    monkeypatch.setattr("txnstore.clients.consumer.fetcher.sequence_outbox", refuse)
     configuration = {"bootstrap.servers": url, "group.id": "g", "auto.offset.reset": "earliest"}
     with Consumer(configuration) as consumer:
         consumer.subscribe(["t"])

@@ -84,6 +84,8 @@ class Backend(Protocol):
     name: str
     #: Whether the database keeps prepared transactions (two-phase commit).
     keeps_prepared: bool
+    #: Whether readers that wait are woken by every commit, also one of an application's own rows.
+    every_commit_wakes_readers: bool
 
     def create_engine(
         self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int

@@ -1,4 +1,4 @@
-"""This file is a second hand on the store of a test: it writes records and transactions straight into the log."""
+"""A second hand on the store of a test: it writes records and transactions straight into the log."""
 
 from __future__ import annotations
 

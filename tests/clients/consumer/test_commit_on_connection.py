@@ -1,4 +1,4 @@
-"""Offsets in the caller's own database transaction: with his rows or not at all, and fenced like any commit."""
+"""Offsets in a caller's own database transaction: with the caller's rows or not at all, and fenced like any commit."""
 
 from __future__ import annotations
 

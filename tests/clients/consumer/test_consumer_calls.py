@@ -277,7 +277,7 @@ def test_the_cluster_and_its_topics(reader, log):
 
 def test_a_call_without_time_times_out_and_the_consumer_goes_on(reader):
     held = threading.Event()
-    reader._parts.worker.submit(held.wait)
+    reader._core.worker.submit(held.wait)
     late = [
         (reader.get_watermark_offsets, [TP("t", 0), 0]),
         (reader.offsets_for_times, [[TP("t", 0, 0)], 0]),

@@ -8,8 +8,15 @@ import threading
 import pytest
 
 from txnstore.clients.consumer import events as consumer_events
-from txnstore.clients.consumer.error_messages import error_message
-from txnstore.clients.consumer.events import CommitEvent, ErrorEvent, Inbox, Listener, MessageEvent, RebalanceKind
+from txnstore.clients.consumer.events import (
+    CommitEvent,
+    ErrorEvent,
+    Inbox,
+    Listener,
+    MessageEvent,
+    RebalanceKind,
+    error_message,
+)
 from txnstore.clients.model.kafka_error import KafkaError
 from txnstore.clients.worker import Duties
 

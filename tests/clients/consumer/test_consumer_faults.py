@@ -197,7 +197,7 @@ def test_no_thread_and_no_connection_is_left_after_close(url, topic, log):
     consumer.subscribe(["t"])
     consumer.consume(2, PATIENCE_SECONDS)
     assert threads_of("leaves-nothing")
-    store = consumer._parts.connection.opened
+    store = consumer._core.connection.opened
     consumer.close()
     assert threads_of("leaves-nothing") == []
     assert store.engine.pool.checkedout() == 0
@@ -307,7 +307,7 @@ def test_closing_ends_a_poll_that_waits_in_another_thread(url, topic):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    eventually(lambda: consumer._parts.group.waiting)
+    eventually(lambda: consumer._core.group.waiting)
     consumer.close()
     thread.join(PATIENCE_SECONDS)
     assert ended == [True]

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from txnstore.clients.consumer.assigned_partition import Chunk, PageRead, uncommitted_offsets
-from txnstore.clients.consumer.subscription import Subscription
+from txnstore.clients.consumer.subscription import Chunk, PageRead, Subscription
 from txnstore.clients.model.constants import OFFSET_INVALID, OFFSET_STORED
 from txnstore.clients.model.kafka_error import KafkaError
 from txnstore.clients.model.message import RecordSource
@@ -50,8 +49,8 @@ def make():
 
 
 def fill(subscription, number, *chunks, **rest):
-    tickets = {ticket.partition.number: ticket for ticket in subscription.to_read(0.0)}
-    subscription.deliver(tickets[number], page(*chunks, **rest))
+    positions = {position.partition.number: position for position in subscription.to_read(0.0)}
+    subscription.deliver(positions[number], page(*chunks, **rest))
 
 
 def offsets(messages):
@@ -124,13 +123,13 @@ def test_partitions_take_turns(make):
 
 def test_a_seek_drops_what_is_buffered_and_what_is_on_its_way(make):
     subscription = make(0)
-    (ticket,) = subscription.to_read(0.0)
+    (position,) = subscription.to_read(0.0)
     fill(subscription, 0, chunk(0, 3), next_offset=4)
     partition = subscription.find("t", 0)
     subscription.seek(partition, 9)
     assert partition.position == OFFSET_INVALID
     assert subscription.next_message() is None
-    subscription.deliver(ticket, page(chunk(4, 5), next_offset=6))
+    subscription.deliver(position, page(chunk(4, 5), next_offset=6))
     assert subscription.next_message() is None
     assert subscription.buffered_records == 0
     (again,) = subscription.to_resolve(0.0)
@@ -139,10 +138,10 @@ def test_a_seek_drops_what_is_buffered_and_what_is_on_its_way(make):
 
 def test_what_was_read_for_a_partition_that_is_gone_is_dropped_even_if_it_is_back(make):
     subscription = make(0)
-    (ticket,) = subscription.to_read(0.0)
+    (position,) = subscription.to_read(0.0)
     subscription.clear()
     subscription.add("t", 0, 0)
-    subscription.deliver(ticket, page(chunk(0, 3), next_offset=4))
+    subscription.deliver(position, page(chunk(0, 3), next_offset=4))
     assert subscription.next_message() is None
     assert subscription.buffered_records == 0
 
@@ -150,13 +149,13 @@ def test_what_was_read_for_a_partition_that_is_gone_is_dropped_even_if_it_is_bac
 def test_what_two_have_read_counts_once(make):
     subscription = make(0)
     first, second = subscription.to_read(0.0) + subscription.to_read(0.0)
-    for ticket in (first, second):
-        subscription.deliver(ticket, page(chunk(0, 3), next_offset=4))
+    for position in (first, second):
+        subscription.deliver(position, page(chunk(0, 3), next_offset=4))
     assert offsets(taken(subscription, 9)) == [0, 1, 2, 3]
     subscription.seek(subscription.find("t", 0), 9)
     first, second = subscription.to_resolve(0.0) + subscription.to_resolve(0.0)
-    for ticket in (first, second):
-        subscription.stop(ticket, KafkaError(KafkaError._AUTO_OFFSET_RESET), 0.0)
+    for position in (first, second):
+        subscription.stop(position, KafkaError(KafkaError._AUTO_OFFSET_RESET), 0.0)
     assert len(taken(subscription, 9)) == 1
 
 
@@ -167,7 +166,7 @@ def test_a_paused_partition_keeps_its_buffer_and_asks_for_nothing(make):
     assert subscription.next_message().offset() == 0
     subscription.pause(partition)
     assert subscription.next_message() is None
-    assert [ticket.partition.number for ticket in subscription.to_read(0.0)] == [1]
+    assert [position.partition.number for position in subscription.to_read(0.0)] == [1]
     subscription.resume(partition)
     subscription.resume(partition)
     assert offsets(taken(subscription, 9)) == [1, 2, 3]
@@ -204,13 +203,13 @@ def test_reading_ahead_is_bounded_by_records_and_by_bytes(make):
 
 def test_nobody_fills_the_buffer_alone_and_who_got_nothing_comes_first(make):
     subscription = make(0, 1, 2, records_low=9)
-    tickets = {ticket.partition.number: ticket for ticket in subscription.to_read(0.0)}
-    subscription.deliver(tickets[0], page(chunk(0, 2), next_offset=3, end_offset=9))
-    subscription.deliver(tickets[1], page(next_offset=0, end_offset=9))
-    subscription.deliver(tickets[2], page(next_offset=0))
-    assert [ticket.partition.number for ticket in subscription.to_read(0.0)] == [1]
+    positions = {position.partition.number: position for position in subscription.to_read(0.0)}
+    subscription.deliver(positions[0], page(chunk(0, 2), next_offset=3, end_offset=9))
+    subscription.deliver(positions[1], page(next_offset=0, end_offset=9))
+    subscription.deliver(positions[2], page(next_offset=0))
+    assert [position.partition.number for position in subscription.to_read(0.0)] == [1]
     fill(subscription, 1, chunk(0, 0, number=1), next_offset=1, end_offset=9)
-    assert [ticket.partition.number for ticket in subscription.to_read(0.0)] == [1, 2]
+    assert [position.partition.number for position in subscription.to_read(0.0)] == [1, 2]
 
 
 def test_an_error_is_said_once_in_a_while_and_reading_is_tried_ever_more_rarely(make):
@@ -218,23 +217,23 @@ def test_an_error_is_said_once_in_a_while_and_reading_is_tried_ever_more_rarely(
     error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
     now, said, tries = 0.0, 0, 0
     while now < 29:
-        for ticket in subscription.to_read(now):
+        for position in subscription.to_read(now):
             tries += 1
-            subscription.fail(ticket, error, now)
+            subscription.fail(position, error, now)
         said += len(taken(subscription, 9))
         now += 0.01
     assert said == 1
     assert 14 < tries < 25
-    (ticket,) = subscription.to_read(40.0)
-    subscription.fail(ticket, error, 40.0)
+    (position,) = subscription.to_read(40.0)
+    subscription.fail(position, error, 40.0)
     assert [message.error().code() for message in taken(subscription, 9)] == [error.code()]
     assert 0 < subscription.next_retry(40.0) <= 2
 
 
 def test_a_failure_that_nobody_needs_to_know_is_not_said(make):
     subscription = make(0)
-    (ticket,) = subscription.to_read(0.0)
-    subscription.fail(ticket, None, 0.0)
+    (position,) = subscription.to_read(0.0)
+    subscription.fail(position, None, 0.0)
     assert subscription.next_message() is None
     assert subscription.to_read(0.0) == []
     assert len(subscription.to_read(1.0)) == 1
@@ -242,8 +241,8 @@ def test_a_failure_that_nobody_needs_to_know_is_not_said(make):
 
 def test_a_partition_that_is_stopped_is_read_again_after_a_seek_only(make):
     subscription = make(0)
-    (ticket,) = subscription.to_read(0.0)
-    subscription.stop(ticket, KafkaError(KafkaError._AUTO_OFFSET_RESET), 0.0, offset=99)
+    (position,) = subscription.to_read(0.0)
+    subscription.stop(position, KafkaError(KafkaError._AUTO_OFFSET_RESET), 0.0, offset=99)
     assert subscription.next_message().offset() == 99
     assert subscription.to_read(1e9) == []
     subscription.seek(subscription.find("t", 0), 1)
@@ -273,7 +272,7 @@ def test_messages_that_did_not_reach_the_application_come_again(make):
     subscription.give_back(messages)
     partition = subscription.find("t", 0)
     assert (partition.position, partition.stored) == (1, 1)
-    assert [ticket.offset for ticket in subscription.to_resolve(0.0)] == [1]
+    assert [position.offset for position in subscription.to_resolve(0.0)] == [1]
 
 
 def test_what_is_stored_is_to_be_committed_only_above_what_is_committed(make):
@@ -281,19 +280,19 @@ def test_what_is_stored_is_to_be_committed_only_above_what_is_committed(make):
     for number, stored, committed in ((0, 5, 4), (1, 5, 5), (2, 5, 9)):
         partition = subscription.find("t", number)
         partition.stored, partition.committed = stored, committed
-    assert uncommitted_offsets(subscription) == {("t", 0): 5}
+    assert [partition.uncommitted for partition in subscription] == [5, OFFSET_INVALID, OFFSET_INVALID]
 
 
 def test_an_assignment_without_offset_begins_at_the_committed_one(make):
     subscription = make()
     subscription.add("t", 0, OFFSET_INVALID)
-    assert [ticket.offset for ticket in subscription.to_resolve(0.0)] == [OFFSET_STORED]
+    assert [position.offset for position in subscription.to_resolve(0.0)] == [OFFSET_STORED]
     assert subscription.find("t", 0).assigned_offset == OFFSET_STORED
 
 
 def test_an_offset_that_has_left_the_log_is_resolved_anew(make):
     subscription = make(0, offset=5)
-    (ticket,) = subscription.to_read(0.0)
-    subscription.out_of_range(ticket)
+    (position,) = subscription.to_read(0.0)
+    subscription.out_of_range(position)
     assert subscription.to_read(0.0) == []
     assert [found.offset for found in subscription.to_resolve(0.0)] == [5]

@@ -218,7 +218,7 @@ def gate_of(member: Member) -> threading.RLock:
     Without it, whoever lets a session run out may be overtaken by a heartbeat that has been due since before.
     """
     gate = threading.RLock()
-    requests = member.consumer._parts.group._requests
+    requests = member.consumer._core.group._requests
     for name in ("join", "heartbeat", "renew"):
         setattr(requests, name, _behind(gate, getattr(requests, name)))
     return gate

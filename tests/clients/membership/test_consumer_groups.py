@@ -64,8 +64,8 @@ def raised(call, *arguments, **named):
 
 def crash(consumer):
     """Let nobody speak for the consumer any more, as if its process had been killed."""
-    assert consumer._parts.group_thread.close(PATIENCE_SECONDS)
-    assert consumer._parts.fetcher.close(PATIENCE_SECONDS)
+    assert consumer._core.group_thread.close(PATIENCE_SECONDS)
+    assert consumer._core.fetcher.close(PATIENCE_SECONDS)
 
 
 def test_the_application_is_told_of_its_partitions_when_it_polls_and_when_it_closes(two, make_consumer, listener, log):

@@ -342,13 +342,13 @@ def test_who_is_about_to_leave_keeps_his_place_and_tells_nothing_of_what_he_had_
     log.topic("u", 1)
     (a,) = crew.members("a", **strategy)
     crew.until([a], lambda: len(a.partitions) == 4)
-    parts = a.consumer._parts
-    with parts.arrived:
+    core = a.consumer._core
+    with core.arrived:
         a.subscribe("u")
         a.consumer.unsubscribe()
-        work, _ = parts.group.next_work()
+        work, _ = core.group.next_work()
     # A join would be refused by itself, at once and again and again until the next poll.
-    assert work == parts.group._beat
+    assert work == core.group._beat
     crew.until([a], lambda: a.moves[-1] == revoked(0, 1, 2, 3))
     eventually(lambda: log.members() == [])
 

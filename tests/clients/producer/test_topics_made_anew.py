@@ -88,7 +88,7 @@ def test_an_old_message_is_not_committed_to_the_new_topic_that_is_being_read(mak
     consumer.subscribe(["t"])
     (*_, old) = consumer.consume(len(OLD), PATIENCE_SECONDS)
     anew(*NEW)
-    eventually(lambda: consumer._parts.subscription.find("t", 0).buffered_records == len(NEW))
+    eventually(lambda: consumer._core.subscription.find("t", 0).buffered_records == len(NEW))
     if stores:
         assert error_of(consumer.store_offsets, message=old).code() == KafkaError._UNKNOWN_PARTITION
     else:

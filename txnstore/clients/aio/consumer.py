@@ -29,8 +29,8 @@ class _ReturningConsumer(Consumer):
 
     def give_back(self, messages: list[Message]) -> None:
         """Hand these records out again; the group's offsets do not count them as read."""
-        with self._parts.arrived:
-            self._parts.subscription.give_back(messages)
+        with self._core.arrived:
+            self._core.subscription.give_back(messages)
 
 
 class AIOConsumer:

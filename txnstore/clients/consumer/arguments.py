@@ -1,4 +1,7 @@
-"""This file is the checks of what is given to a consumer's methods: the exceptions are those of confluent-kafka."""
+"""The settings of a consumer in its own types and units, and the checks of its arguments.
+
+The checks raise the exceptions that confluent-kafka raises.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,101 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, SupportsFloat
 
-from txnstore.clients.consumer.error_messages import prefixed
+from txnstore.clients.configuration.configuration import Configuration
+from txnstore.clients.consumer.events import prefixed
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.log.fetch import PAGE_BYTES_MAX, PAGE_RECORDS_MAX
+from txnstore.model import IsolationLevel
+
+_ISOLATION_LEVELS: Final = {
+    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
+    "read_committed": IsolationLevel.READ_COMMITTED,
+}
+#: How much is read ahead at most, in addition to the page under way: enough to keep a reader busy, and little memory.
+READ_AHEAD_RECORDS: Final = 2 * PAGE_RECORDS_MAX
+READ_AHEAD_BYTES: Final = 2 * PAGE_BYTES_MAX
+#: A reader that is not woken looks by itself, but not more often than this.
+LOOK_AGAIN_MS_MIN: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """The settings of one consumer; times are in seconds where they are waited for, in milliseconds where stored."""
+
+    group_id: str
+    group_instance_id: str | None
+    client_id: str
+    assignors: tuple[str, ...]
+    session_timeout_ms: int
+    heartbeat_seconds: float
+    max_poll_seconds: float
+    isolation: IsolationLevel
+    offset_reset: str
+    """earliest, latest or error."""
+    reports_eof: bool
+    stores_offsets: bool
+    commits_by_itself: bool
+    commits_unowned: bool
+    """Whether it may commit partitions that it does not own."""
+    commit_interval_seconds: float
+    """0: only when partitions are taken away."""
+    read_ahead_records: int
+    read_ahead_bytes: int
+    page_bytes_max: int
+    look_again_seconds: float
+    fetch_min_bytes: int
+    """Fewer bytes are held back, for `fetch_wait_seconds` at most."""
+    fetch_wait_seconds: float
+    metadata_refresh_ms: int
+    creates_topics: bool
+    request_timeout_seconds: float
+    """The timeout of calls that take no timeout."""
+
+    @property
+    def is_cooperative(self) -> bool:
+        """Whether rebalances tell the application what changes, not the whole assignment."""
+        return "cooperative-sticky" in self.assignors
+
+
+def consumer_options(configuration: Configuration) -> ConsumerOptions:
+    """Return the settings of the configuration."""
+    return ConsumerOptions(
+        group_id=configuration["group.id"],
+        group_instance_id=configuration["group.instance.id"] or None,
+        client_id=configuration["client.id"],
+        assignors=tuple(configuration["partition.assignment.strategy"]),
+        session_timeout_ms=configuration["session.timeout.ms"],
+        heartbeat_seconds=configuration["heartbeat.interval.ms"] / 1000,
+        max_poll_seconds=configuration["max.poll.interval.ms"] / 1000,
+        isolation=_ISOLATION_LEVELS[configuration["isolation.level"]],
+        offset_reset=configuration["auto.offset.reset"],
+        reports_eof=configuration["enable.partition.eof"],
+        stores_offsets=configuration["enable.auto.offset.store"],
+        commits_by_itself=configuration["enable.auto.commit"],
+        commits_unowned=configuration["txnstore.commit.ownership"] == "member",
+        commit_interval_seconds=configuration["auto.commit.interval.ms"] / 1000,
+        read_ahead_records=min(configuration["queued.min.messages"], READ_AHEAD_RECORDS),
+        read_ahead_bytes=min(configuration["queued.max.messages.kbytes"] * 1024, READ_AHEAD_BYTES),
+        page_bytes_max=min(configuration["fetch.max.bytes"], PAGE_BYTES_MAX),
+        look_again_seconds=max(configuration["fetch.wait.max.ms"], LOOK_AGAIN_MS_MIN) / 1000,
+        fetch_min_bytes=configuration["fetch.min.bytes"],
+        fetch_wait_seconds=configuration["fetch.wait.max.ms"] / 1000,
+        metadata_refresh_ms=configuration["topic.metadata.refresh.interval.ms"],
+        creates_topics=bool(configuration["allow.auto.create.topics"]),
+        request_timeout_seconds=configuration["socket.timeout.ms"] / 1000,
+    )
+
 
 MESSAGES_MAX: Final = 1_000_000
 
 
 def failure(code: int, prefix: str) -> KafkaException:
-    """Return the exception with this code, and with what failed before the code's own text."""
+    """Return the exception with this code, and with what failed in front of the code's own text."""
     return KafkaException(prefixed(prefix, KafkaError(code)))
 
 
@@ -26,7 +112,7 @@ def check_timeout(timeout: float) -> float:
     """Return the timeout in seconds.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is NaN.
     """
     if type(timeout) is not float and type(timeout) is not int and not isinstance(timeout, SupportsFloat):
@@ -38,20 +124,20 @@ def check_timeout(timeout: float) -> float:
 
 
 def deadline_of(timeout_seconds: float) -> float:
-    """Return when the time is up, on the monotonic clock; a negative timeout never is."""
+    """Return when the time is up, on the monotonic clock; with a negative timeout, never."""
     return math.inf if timeout_seconds < 0 else time.monotonic() + timeout_seconds
 
 
 def seconds_left(deadline: float) -> float:
-    """Return how long there is to wait; never more than a lock can be waited for."""
+    """Return how long there is left to wait, but not more than a lock can be waited for."""
     return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def check_partition(partition: object) -> TopicPartition:
-    """Return the partition, or refuse what is none.
+    """Return the partition.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is something else.
     """
     if not isinstance(partition, TopicPartition):
         raise TypeError("expected txnstore.TopicPartition")
@@ -59,10 +145,10 @@ def check_partition(partition: object) -> TopicPartition:
 
 
 def check_partitions(partitions: object) -> list[TopicPartition]:
-    """Return the list of partitions, or refuse what is none.
+    """Return the list of partitions.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is something else.
     """
     if not isinstance(partitions, list):
         raise TypeError("requires list of TopicPartition")
@@ -83,9 +169,9 @@ def check_topics(topics: object) -> list[str]:
     """Return the topics and patterns of a subscription.
 
     Raises:
-        TypeError: they are no list.
-        KafkaException: `_INVALID_ARG`: the list is empty, names a topic twice, or holds no regular expression behind
-            a `^`.
+        TypeError: they are not a list.
+        KafkaException: `_INVALID_ARG`: the list is empty, names a topic twice, or has a name that begins with `^` and
+            is not a regular expression.
     """
     if not isinstance(topics, list):
         raise TypeError("expected list of topic unicode strings")
@@ -118,10 +204,10 @@ def check_callback(callback: Any, name: str) -> Callable[..., Any] | None:
 
 
 def check_count(count: object) -> int:
-    """Return how many messages are asked for.
+    """Return how many messages are wanted.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is not an integer.
         ValueError: it is not within 0 to 1,000,000.
     """
     if not hasattr(count, "__index__"):
@@ -133,12 +219,12 @@ def check_count(count: object) -> int:
 
 
 def chosen_offsets(message: object, offsets: object, verb: str) -> list[TopicPartition] | None:
-    """Return what a message or a list of offsets says is to be committed or stored; None if neither is given.
+    """Return the offsets to be committed or stored by a message or a list of offsets; None if neither is given.
 
     Raises:
         ValueError: both are given.
         TypeError: one is of another type.
-        KafkaException: `_INVALID_ARG`: the message is no record.
+        KafkaException: `_INVALID_ARG`: the message is not a record.
     """
     if message is not None and offsets is not None:
         raise ValueError("message and offsets are mutually exclusive")

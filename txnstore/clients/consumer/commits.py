@@ -1,4 +1,4 @@
-"""This file is the committed offsets of a consumer: written and read on its worker, in the name of its membership."""
+"""The committed offsets of a consumer: written and read on its worker, in the name of its membership."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from sqlalchemy import Connection
 
 from txnstore.clients.backoff import write_repeatable
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.consumer.assigned_partition import AssignedPartition, uncommitted_offsets
-from txnstore.clients.consumer.options import ConsumerOptions
-from txnstore.clients.consumer.subscription import Subscription
+from txnstore.clients.consumer.arguments import ConsumerOptions
+from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
 from txnstore.clients.model.constants import OFFSET_INVALID
 from txnstore.clients.model.error_mapping import kafka_error_of
 from txnstore.clients.model.kafka_error import KafkaError
@@ -41,14 +40,14 @@ class CommitResult:
     """What became of a commit."""
 
     error: KafkaError | None
-    """What went wrong with any of it."""
+    """The first thing that went wrong, if anything did."""
 
     partitions: Sequence[TopicPartition]
     """What was to be committed, each with its own error."""
 
 
 class OffsetCommits:
-    """Commits for one consumer."""
+    """The commits of one consumer."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class OffsetCommits:
         membership: Callable[[], GroupMembership],
         on_error: Callable[[TxnStoreError, GroupMembership], None],
     ) -> None:
-        """Commit in the name of whatever `membership` returns at the time of the call."""
+        """Commit in the name of what `membership` returns at the time of the call."""
         self._lock = lock
         self._subscription = subscription
         self._worker = worker
@@ -73,18 +72,15 @@ class OffsetCommits:
         self._on_error = on_error
 
     def stored(self, partitions: Sequence[AssignedPartition] | None = None) -> list[TopicPartition]:
-        """Return the stored offsets of the partitions, by default all assigned ones; OFFSET_INVALID: none to commit."""
+        """Return the stored offsets of the partitions, by default of all; OFFSET_INVALID: nothing to commit."""
         with self._lock:
-            chosen = list(self._subscription) if partitions is None else partitions
-            uncommitted = uncommitted_offsets(chosen)
-        return [
-            TopicPartition(partition.topic, partition.number, uncommitted.get(key, OFFSET_INVALID))
-            for partition in chosen
-            for key in ((partition.topic, partition.number),)
-        ]
+            return [
+                TopicPartition(partition.topic, partition.number, partition.uncommitted)
+                for partition in (self._subscription if partitions is None else partitions)
+            ]
 
     def submit(self, offsets: Sequence[TopicPartition]) -> Future[CommitResult]:
-        """Commit the offsets that are ones, later, on the worker.
+        """Commit the offsets later, on the worker; negative ones are left out.
 
         Raises:
             RuntimeError: the worker has been closed.
@@ -93,9 +89,9 @@ class OffsetCommits:
         return self._worker.submit(lambda: self._commit(membership, offsets))
 
     def commit_on(self, callers: CallersConnection, offsets: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Commit the offsets that are ones in the database transaction of the caller, on his thread.
+        """Commit the offsets in the caller's database transaction, on the caller's thread; negative ones are left out.
 
-        What is stored keeps counting as not committed, for nobody says whether he commits in the end.
+        What is stored still counts as not committed: the consumer does not learn whether the caller commits.
 
         Raises:
             TxnStoreError: the group, the connection or the database refuses; the caller has to roll back.
@@ -126,7 +122,7 @@ class OffsetCommits:
     def _commit(self, membership: GroupMembership, offsets: Sequence[TopicPartition]) -> CommitResult:
         newest = self._membership()
         if newest.member_id and newest.member_id == membership.member_id:
-            # It has joined again since, and nobody came in between.
+            # It has joined again since then, under the same member id.
             membership = newest
 
         def write() -> tuple[dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
@@ -152,13 +148,13 @@ class OffsetCommits:
     def _wanted(
         self, offsets: Sequence[TopicPartition]
     ) -> tuple[dict[int, OffsetAndMetadata], dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
-        """Return what is to be committed by partition id, whose it is, and the errors of partitions that are not."""
+        """Return the offsets to commit by partition id, their partitions, and the errors of the other partitions."""
         ids, errors = self._ids([partition for partition in offsets if partition.offset >= 0])
         with self._lock:
             for partition_id, partition in list(ids.items()):
                 assigned = self._subscription.find(partition.topic, partition.partition)
                 if assigned is not None and (assigned.is_unread or assigned.partition_id not in (None, partition_id)):
-                    # An offset of the topic that was read is none of the one that was made anew under its name.
+                    # The offset is about the topic that was read, not about the one that was recreated under its name.
                     errors[ids.pop(partition_id)] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
         wanted = {
             partition_id: OffsetAndMetadata(
@@ -185,7 +181,7 @@ class OffsetCommits:
             except UnknownMember:
                 if membership.generation != NO_GENERATION:
                     raise
-                # A member that crashed must not keep consumers from committing that manage their partitions themselves.
+                # A crashed member must not keep consumers that manage their partitions themselves from committing.
                 write_repeatable(store, after_expiry, timeout_seconds=timeout_seconds)
 
         self._connection.cluster().at_coordinator(membership.group_id, write)
@@ -200,8 +196,8 @@ class OffsetCommits:
 
         def work(connection: Connection) -> CommittedOffsets:
             found = read(connection, self._options.group_id, ids)
-            # Nothing is committed in a partition that was deleted, also where its topic was made anew; the rows of one
-            # are there for a while.
+            # In a partition that was deleted nothing is committed, also if its topic was recreated: the rows of its
+            # offsets outlive it for a while.
             check_partitions(connection, ids.keys())
             return found
 
@@ -231,7 +227,7 @@ class OffsetCommits:
     def _ids(
         self, partitions: Sequence[TopicPartition]
     ) -> tuple[dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
-        """Return the partitions by id, and the errors of those that there are not."""
+        """Return the partitions by id, and the errors of those that do not exist."""
         topics = self._directory.find({partition.topic for partition in partitions})
         grown = {
             partition.topic
@@ -258,6 +254,6 @@ def _commit_for_caller(
     except UnknownMember:
         if membership.generation != NO_GENERATION:
             raise
-        # As in a plain commit: a member that crashed keeps nobody from committing.
+        # As in a plain commit: a crashed member must not keep others from committing.
         expire_members(connection, membership.group_id)
         commit_offsets(connection, membership, offsets)

@@ -1,47 +1,67 @@
-"""This file is the Consumer: the calls and callbacks that users of confluent-kafka know, on a database."""
+"""The Consumer: the calls and callbacks that users of confluent-kafka know, on a database."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
+import weakref
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import Any, Final, Self
 
+from txnstore.clients.callbacks import Callbacks
+from txnstore.clients.configuration.configuration import consumer_configuration
 from txnstore.clients.consumer.arguments import (
+    check_callback,
     check_count,
+    check_distinct,
+    check_partition,
+    check_partitions,
     check_timeout,
+    check_topics,
+    chosen_offsets,
     deadline_of,
+    failure,
     seconds_left,
 )
-from txnstore.clients.consumer.asking import AskingCalls
-from txnstore.clients.consumer.assigning import AssigningCalls
-from txnstore.clients.consumer.committing import CommittingCalls
+from txnstore.clients.consumer.core import ConsumerCore
 from txnstore.clients.consumer.events import (
     AnswerEvent,
     CommitEvent,
     ErrorEvent,
+    Listener,
     MessageEvent,
+    RebalanceCallback,
     RebalanceEvent,
     RebalanceKind,
     StatisticsEvent,
+    prefixed,
 )
+from txnstore.clients.consumer.subscription import AssignedPartition
+from txnstore.clients.membership.metadata import format_group_metadata
 from txnstore.clients.membership.state import Stage
-from txnstore.clients.model.constants import OFFSET_STORED
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.constants import OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.model.error_mapping import joined_error_of
+from txnstore.clients.model.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
 from txnstore.clients.model.message import Message
+from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.db.callers.connections import callers_connection
+from txnstore.errors import TxnStoreError, UnstableOffsetCommit
 
 #: How long close() waits for what it has to write, and for its threads.
 CLOSE_SECONDS: Final = 10.0
 #: And how long once it is interrupted.
 INTERRUPTED_SECONDS: Final = 0.5
+#: How often committed() asks again while an open transaction holds the offsets.
+UNSTABLE_PAUSE_SECONDS: Final = 0.02
+
+_EAGER_TEXT: Final = (
+    "Changes to the current assignment must be made using assign() when rebalance protocol type is EAGER"
+)
 
 
-class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
+class Consumer:
     """Reads topics of the store, alone or as the member of a group; see `confluent_kafka.Consumer`.
 
     Records are read ahead in the background; `poll()` hands them out and serves the callbacks.  Every call keeps its
@@ -58,6 +78,34 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         KafkaException: `_INVALID_ARG`: a key is unknown or its value is not one that it takes.
     """
 
+    #: A subclass that does not initialise this class has a consumer that is closed.
+    _closed = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._closed = True
+        if not args and not kwargs:
+            raise TypeError("expected configuration dict")
+        configuration = consumer_configuration(args, kwargs)
+        names = ("on_commit", "error_cb", "stats_cb")
+        self._callbacks = Callbacks(**{name: configuration[name] for name in names})
+        self._subscription_callbacks: list[Callbacks] = []
+        self._core = ConsumerCore(configuration.without(*names), self._callbacks)
+        self._process_id = self._core.connection.process_id
+        self._closed = False
+        self._assignment_changed = False
+        self._finalizer = weakref.finalize(self, self._core.abandon)
+        # At the end of the program the threads end by themselves, and the database may be gone.
+        self._finalizer.atexit = False
+
+    def __repr__(self) -> str:
+        return f"<txnstore.Consumer of group {self._core.options.group_id!r}>"
+
+    def _check(self, closed_text: str = "Consumer closed") -> None:
+        if self._closed:
+            raise RuntimeError(closed_text)
+        if self._process_id != os.getpid():
+            self._core.connection.check_process()
+
     def __enter__(self) -> Self:
         return self
 
@@ -66,7 +114,7 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
     ) -> None:
         self.close()
 
-    # --- records -----------------------------------------------------------------------------------------------------
+    # --- records ------------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = -1) -> Message | None:
         """Return the next record or event, or None once the time is up; serve the callbacks that are due.
@@ -80,17 +128,17 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         """
         self._check()
         wanted_seconds = check_timeout(timeout)
-        parts = self._parts
+        core = self._core
         # The short way, for it is taken for each record: nothing is created, called or asked that can be left out.
-        with parts.lock:
-            if (parts.group.stage is Stage.OUT or parts.group.polled()) and not parts.inbox.events:
-                message = parts.subscription.next_message()
+        with core.lock:
+            if (core.group.stage is Stage.OUT or core.group.polled()) and not core.inbox.events:
+                message = core.subscription.next_message()
                 if message is not None:
-                    if parts.subscription.wants_more:
-                        parts.read_on()
+                    if core.subscription.wants_more:
+                        core.read_on()
                     return message
         messages: list[Message] = []
-        self._look()
+        core.look_for_database()
         self._gather(messages, 1, deadline_of(wanted_seconds))
         return messages[0] if messages else None
 
@@ -107,15 +155,15 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         count = check_count(num_messages)
         deadline = deadline_of(check_timeout(timeout))
         messages: list[Message] = []
-        with self._parts.arrived:
-            self._parts.group.polled()
+        with self._core.arrived:
+            self._core.group.polled()
         if count:
-            self._look()
+            self._core.look_for_database()
             try:
                 self._gather(messages, count, deadline)
             except BaseException:
-                with self._parts.arrived:
-                    self._parts.subscription.give_back(messages)
+                with self._core.arrived:
+                    self._core.subscription.give_back(messages)
                 raise
         return messages
 
@@ -141,18 +189,11 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
                 raise KafkaException(error)
             yield message
 
-    def _look(self) -> None:
-        """Find out whether the database is there, if nothing else would tell: nothing is read."""
-        parts = self._parts
-        if parts.look is not None and not len(parts.subscription):
-            with contextlib.suppress(RuntimeError):  # closed by another thread since the call began
-                parts.look.polled()
-
     def _gather(self, messages: list[Message], count: int, deadline: float) -> None:
         """Add messages until there are enough or the time is up; wait for them and serve the callbacks."""
-        parts = self._parts
+        core = self._core
         while len(messages) < count:
-            if parts.inbox.events:
+            if core.inbox.events:
                 if messages:
                     return
                 message = self._serve_one()
@@ -163,36 +204,36 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
 
     def _take_or_wait(self, messages: list[Message], count: int, deadline: float) -> bool:
         """Add what is at hand, or wait for more; return False once the time is up."""
-        parts = self._parts
-        with parts.arrived:
+        core = self._core
+        with core.arrived:
             if self._closed:
                 raise RuntimeError("Consumer closed")
             before = len(messages)
-            if parts.group.may_deliver:
-                parts.subscription.take(messages, count)
-            parts.read_on()
-            if len(messages) > before or parts.inbox.events:
+            if core.group.may_deliver:
+                core.subscription.take(messages, count)
+            core.read_on()
+            if len(messages) > before or core.inbox.events:
                 return True
             left_seconds = seconds_left(deadline)
             if left_seconds <= 0:
                 return False
-            parts.group.waiting += 1
+            core.group.waiting += 1
             try:
-                parts.arrived.wait(left_seconds)
+                core.arrived.wait(left_seconds)
             finally:
-                parts.group.waiting -= 1
-                parts.group.polled()
+                core.group.waiting -= 1
+                core.group.polled()
         return True
 
-    # --- callbacks ---------------------------------------------------------------------------------------------------
+    # --- callbacks ----------------------------------------------------------------------------------------------------
 
     def _serve_one(self) -> Message | None:
         """Serve the first event; return the message if it is one."""
-        event = self._parts.inbox.pop()
+        event = self._core.inbox.pop()
         if isinstance(event, MessageEvent):
             return event.message
         if isinstance(event, AnswerEvent):
-            rebalance = self._parts.group.take_answer(event)
+            rebalance = self._core.group.take_answer(event)
             if rebalance is not None:
                 self._rebalance(rebalance)
         elif isinstance(event, RebalanceEvent):
@@ -213,34 +254,408 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
     def _rebalance(self, event: RebalanceEvent) -> None:
         """Ask the application, and do what it does not do itself."""
         callback = event.listener.callback(event.kind)
+        core = self._core
         self._assignment_changed = False
-        self._losing = event.kind is RebalanceKind.LOST
+        core.is_losing = event.kind is RebalanceKind.LOST
         try:
             if callback is not None:
-                callback(self, [TopicPartition(topic, number) for topic, number in event.partitions])
+                callback(self, event.topic_partitions())
         finally:
             if not self._assignment_changed:
-                self._change_assignment(event)
-            self._losing = False
-            self._parts.group.served(event)
+                core.change_assignment(event)
+            core.is_losing = False
+            core.group.served(event)
 
-    def _change_assignment(self, event: RebalanceEvent) -> None:
-        parts = self._parts
-        with parts.arrived:
-            if event.kind is RebalanceKind.ASSIGN:
-                if not parts.options.is_cooperative:
-                    self._drop(parts.subscription.clear())
-                for topic, number in event.partitions:
-                    if parts.subscription.find(topic, number) is None:
-                        parts.subscription.add(topic, number, OFFSET_STORED)
-                parts.read_on()
-            elif parts.options.is_cooperative:
-                removed = (parts.subscription.remove(topic, number) for topic, number in event.partitions)
-                self._drop([partition for partition in removed if partition is not None])
-            else:
-                self._drop(parts.subscription.clear())
+    # --- the subscription and the assignment --------------------------------------------------------------------------
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
+        on_lost: RebalanceCallback | None = None,
+    ) -> None:
+        """Join the group for these topics, instead of those before; a name that begins with `^` is a pattern.
+
+        The partitions come with a later `poll()`, which calls `on_assign(consumer, partitions)`; when they go it calls
+        `on_revoke`, or `on_lost` if they are another consumer's already.
+
+        Raises:
+            TypeError: the topics are not a list, or a callback is not callable.
+            KafkaException: `_INVALID_ARG`: the list is empty, names a topic twice, or holds a pattern that is
+                not a regular expression.
+        """
+        self._check()
+        names = check_topics(topics)
+        callbacks = Callbacks(
+            on_assign=check_callback(on_assign, "on_assign"),
+            on_revoke=check_callback(on_revoke, "on_revoke"),
+            on_lost=check_callback(on_lost, "on_lost"),
+        )
+        # Those of earlier subscriptions may still be called, for what is taken away because of this one.
+        self._subscription_callbacks.append(callbacks)
+        listener = Listener(*map(callbacks.weakly, ("on_assign", "on_revoke", "on_lost")))
+        with self._core.arrived:
+            self._core.group.subscribe(names, listener)
+            self._core.group_thread.start()
+            self._core.fetcher.start()
+
+    def unsubscribe(self) -> None:
+        """Leave the group; the next `poll()` calls `on_revoke` and gives the partitions back."""
+        self._check()
+        self._core.group.unsubscribe()
+
+    def memberid(self) -> str | None:
+        """Return the consumer's id in its group, or None as long as it is not in it."""
+        self._check()
+        return self._core.group.member_id
+
+    def consumer_group_metadata(self) -> bytes:
+        """Return who the consumer is to its group, for `Producer.send_offsets_to_transaction`, in any process."""
+        self._check()
+        return format_group_metadata(self._core.group.membership)
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions, instead of those before, from their offsets on.
+
+        Without an offset a partition is read from the group's committed one on, or from where `auto.offset.reset`
+        says.
+
+        Raises:
+            TypeError: this is not a list of partitions.
+            KafkaException: `_INVALID_ARG`: one of them is named twice.
+        """
+        self._check()
+        chosen = check_partitions(partitions)
+        check_distinct(chosen, "Failed to set assignment")
+        with self._core.arrived:
+            self._assignment_changed = True
+            self._core.clear()
+            self._core.add(chosen)
+
+    def unassign(self) -> None:
+        """Read no partition any more."""
+        self._check()
+        with self._core.arrived:
+            self._assignment_changed = True
+            self._core.clear()
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions as well.
+
+        Raises:
+            KafkaException: `_STATE`: the group's assignor is an eager one; `_CONFLICT`: a partition is assigned
+                already; `_INVALID_ARG`: one is named twice.
+        """
+        self._check()
+        chosen = check_partitions(partitions)
+        check_distinct(chosen, "Failed to set assignment")
+        with self._core.arrived:
+            self._refuse_if_eager()
+            for partition in chosen:
+                if self._core.find(partition) is not None:
+                    text = f"{partition.topic} [{partition.partition}] is already part of the current assignment"
+                    raise KafkaException(KafkaError(KafkaError._CONFLICT, text))
+            self._assignment_changed = True
+            self._core.add(chosen)
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions no more.
+
+        Raises:
+            KafkaException: `_STATE`: the group's assignor is an eager one; `_INVALID_ARG`: a partition is not
+                assigned.
+        """
+        self._check()
+        chosen = check_partitions(partitions)
+        check_distinct(chosen, "Failed to set assignment")
+        with self._core.arrived:
+            self._refuse_if_eager()
+            for partition in chosen:
+                if self._core.find(partition) is None:
+                    text = (
+                        f"{partition.topic} [{partition.partition}] can't be unassigned since it is not in the current"
+                        " assignment"
+                    )
+                    raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
+            self._assignment_changed = True
+            self._core.remove(chosen)
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the partitions that are read, each with the offset it was assigned with."""
+        self._check()
+        with self._core.arrived:
+            return [
+                TopicPartition(partition.topic, partition.number, partition.assigned_offset)
+                for partition in self._core.subscription
+            ]
+
+    def _refuse_if_eager(self) -> None:
+        if self._core.group.is_subscribed and not self._core.options.is_cooperative:
+            raise KafkaException(KafkaError(KafkaError._STATE, _EAGER_TEXT))
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on reading the partition at its `offset`; what was read ahead is dropped.
+
+        Raises:
+            TypeError: this is not a partition.
+            KafkaException: `_STATE`: it is not assigned; `_UNKNOWN_PARTITION`: and the consumer has never heard of its
+                topic; `_INVALID_ARG`: one cannot seek to OFFSET_STORED.
+        """
+        self._check()
+        wanted = check_partition(partition)
+        core = self._core
+        with core.arrived:
+            assigned = core.find(wanted)
+            prefix = f"Failed to seek to offset {wanted.offset}"
+            if assigned is None:
+                is_known = core.directory.cached(wanted.topic) is not None or any(
+                    partition.topic == wanted.topic for partition in core.subscription
+                )
+                raise failure(KafkaError._STATE if is_known else KafkaError._UNKNOWN_PARTITION, prefix)
+            if wanted.offset == OFFSET_STORED:
+                raise failure(KafkaError._INVALID_ARG, prefix)
+            core.subscription.seek(assigned, wanted.offset)
+            core.read_on()
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return for each partition the next offset to be handed out, or OFFSET_INVALID if there was none yet.
+
+        Markers and aborted records that follow the last record are stepped over.
+        """
+        self._check()
+        answer = []
+        with self._core.arrived:
+            for partition in check_partitions(partitions):
+                assigned = self._core.find(partition)
+                offset = OFFSET_INVALID if assigned is None else assigned.position
+                answer.append(TopicPartition(partition.topic, partition.partition, offset))
+        return answer
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Hand out no more records of these partitions; those that are not assigned are left alone."""
+        self._check()
+        with self._core.arrived:
+            for assigned in self._assigned(partitions):
+                self._core.subscription.pause(assigned)
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Hand out records of these partitions again; those that are not assigned are left alone."""
+        self._check()
+        with self._core.arrived:
+            for assigned in self._assigned(partitions):
+                self._core.subscription.resume(assigned)
+            self._core.arrived.notify_all()
+            self._core.read_on()
+
+    def _assigned(self, partitions: list[TopicPartition]) -> list[AssignedPartition]:
+        found = map(self._core.find, check_partitions(partitions))
+        return [partition for partition in found if partition is not None]
+
+    # --- committed offsets --------------------------------------------------------------------------------------------
+
+    def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
+        """Let a later commit without arguments commit the offset behind the message, or these offsets.
+
+        Raises:
+            ValueError: neither or both are given.
+            KafkaException: `_INVALID_ARG`: `enable.auto.offset.store` is set, or the message is not a record;
+                `_UNKNOWN_PARTITION`: none of the partitions is assigned.
+        """
+        self._check()
+        chosen = chosen_offsets(message, offsets, "store")
+        if chosen is None:
+            raise ValueError("expected either message or offsets")
+        if self._core.options.stores_offsets:
+            raise failure(KafkaError._INVALID_ARG, "StoreOffsets failed")
+        with self._core.arrived:
+            found = [
+                (assigned, partition.offset)
+                for partition in chosen
+                if (assigned := self._core.find(partition)) is not None and not assigned.is_unread
+            ]
+            if chosen and not found:
+                raise failure(KafkaError._UNKNOWN_PARTITION, "StoreOffsets failed")
+            for assigned, offset in found:
+                if offset >= 0:
+                    assigned.stored = offset
+
+    def commit(
+        self,
+        message: Message | None = None,
+        offsets: list[TopicPartition] | None = None,
+        asynchronous: bool = True,
+        *,
+        connection: object = None,
+    ) -> list[TopicPartition] | None:
+        """Commit the offset behind the message, these offsets, or what is stored and not committed yet.
+
+        Asynchronously nothing is returned, and `on_commit` hears of it from a later `poll()`.  Otherwise the committed
+        partitions are returned, each with its own error.
+
+        With a `connection` to the same database the offsets become part of the database transaction that is open on
+        it: they are committed with the caller's rows, by the caller's own commit, or not at all.  The connection is a
+        `Connection` or `Session` of SQLAlchemy, a `psycopg.Connection` or a `sqlite3.Connection`; the call runs on the
+        caller's thread and returns the partitions.  Others that commit for the group wait until the caller commits.
+        After an error the caller rolls back.  After the rollback the consumer reads on where it was: `seek()` back, or
+        make a new consumer.  Offsets without arguments are all that are stored, for the consumer does not learn what
+        became of them.
+
+        Raises:
+            TypeError: this is not a connection of these kinds.
+            ValueError: both message and offsets are given.
+            KafkaException: `_INVALID_ARG`: the message is not a record; if not asynchronous also `_NO_OFFSET`: there is
+                nothing to commit; UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, FENCED_INSTANCE_ID: the group is another
+                consumer's now; and what the database answers.  With a connection also `_INVALID_ARG`:
+                `enable.auto.commit` is set, and `_STATE`: its database transaction has failed before.
+        """
+        self._check()
+        chosen = chosen_offsets(message, offsets, "commit")
+        core = self._core
+        if chosen is None:
+            chosen = core.commits.stored()
+        if connection is not None:
+            return self._commit_on(connection, chosen)
+        if all(partition.offset < 0 for partition in chosen):
+            if not asynchronous:
+                raise failure(KafkaError._NO_OFFSET, "Commit failed")
+            if self._callbacks["on_commit"] is not None:
+                core.inbox.put(CommitEvent(KafkaError(KafkaError._NO_OFFSET), []))
+            return None
+        if asynchronous:
+            core.submit_commit(chosen)
+            return None
+        deadline = time.monotonic() + core.options.request_timeout_seconds
+        result = core.answer(lambda: core.commits.submit(chosen), deadline, "Commit failed")
+        if result.error is not None:
+            raise KafkaException(prefixed("Commit failed", result.error))
+        return list(result.partitions)
+
+    def _commit_on(self, connection: object, chosen: list[TopicPartition]) -> list[TopicPartition]:
+        core = self._core
+        if core.options.commits_by_itself:
+            reason = (
+                "Commit failed: with a connection, enable.auto.commit must be false: offsets that are committed by"
+                " themselves would stand when the connection's database transaction is rolled back"
+            )
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+        if all(partition.offset < 0 for partition in chosen):
+            raise failure(KafkaError._NO_OFFSET, "Commit failed")
+        try:
+            return core.commits.commit_on(callers_connection(connection), chosen)
+        except TxnStoreError as error:
+            raise KafkaException(prefixed("Commit failed", joined_error_of(error))) from error
+
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """Return what the group has committed for each partition, or OFFSET_INVALID if nothing.
+
+        With `isolation.level=read_committed` it waits while an open transaction may still change the offsets.
+
+        Raises:
+            KafkaException: `_TIMED_OUT`, and what the database answers.
+        """
+        self._check()
+        chosen = check_partitions(partitions)
+        deadline = deadline_of(check_timeout(timeout))
+        prefix = "Failed to get committed offsets"
+        if not chosen:
+            return []
+        while True:
+            try:
+                return self._core.answer(
+                    lambda: self._core.commits.read(chosen), deadline, prefix, unless=UnstableOffsetCommit
+                )
+            except UnstableOffsetCommit:
+                self._core.note_held_back()
+                left_seconds = seconds_left(deadline)
+                if left_seconds <= 0:
+                    raise failure(KafkaError._TIMED_OUT, prefix) from None
+            time.sleep(min(UNSTABLE_PAUSE_SECONDS, left_seconds))
+            self._check()
+
+    # --- watermarks, times, topics and the cluster --------------------------------------------------------------------
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int]:
+        """Return the first offset of the partition and the one behind the last that this consumer may read.
+
+        With `isolation.level=read_committed` the latter is the last stable offset.  `cached`: as the last reading
+        found them, with the high watermark; OFFSET_INVALID before the first one.
+
+        Raises:
+            KafkaException: `_UNKNOWN_PARTITION`, `_TIMED_OUT`, and what the database answers.
+        """
+        self._check()
+        wanted = check_partition(partition)
+        deadline = deadline_of(check_timeout(timeout))
+        if cached:
+            with self._core.arrived:
+                assigned = self._core.find(wanted)
+                bounds = None if assigned is None else assigned.bounds
+            if bounds is None:
+                return OFFSET_INVALID, OFFSET_INVALID
+            return bounds.log_start_offset, bounds.high_watermark
+        lookups = self._core.lookups
+        return self._core.ask(lambda: lookups.watermarks(wanted), deadline, "Failed to get watermark offsets")
+
+    def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """Return for each partition the first offset at or after the time that stands in its `offset`.
+
+        Times are milliseconds since 1970; OFFSET_END: there is no such record yet.
+
+        Raises:
+            KafkaException: `_INVALID_ARG`: the list is empty; `_UNKNOWN_PARTITION`, `_TIMED_OUT`, and what the
+                database answers.
+        """
+        self._check()
+        chosen = check_partitions(partitions)
+        deadline = deadline_of(check_timeout(timeout))
+        if not chosen:
+            raise failure(KafkaError._INVALID_ARG, "Failed to get offsets")
+        lookups = self._core.lookups
+        return self._core.ask(lambda: lookups.offsets_for_times(chosen), deadline, "Failed to get offsets")
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterMetadata:
+        """Return the cluster with all topics, or with this one.
+
+        Raises:
+            TypeError: the topic is not text.
+            KafkaException: `_TRANSPORT`: the database did not answer in time; and what it answers.
+        """
+        self._check(HANDLE_CLOSED_TEXT)
+        if topic is not None and not isinstance(topic, str):
+            raise TypeError(f"argument 1 must be str or None, not {type(topic).__name__}")
+        directory = self._core.directory
+        return self._core.ask(
+            lambda: directory.cluster_metadata(topic),
+            deadline_of(check_timeout(timeout)),
+            "Failed to get metadata",
+            late_code=KafkaError._TRANSPORT,
+        )
+
+    def cluster_id(self, timeout: float = -1) -> str:
+        """Return the identity of the store.
+
+        Raises:
+            KafkaException: `_TIMED_OUT`, and what the database answers.
+        """
+        self._check(HANDLE_CLOSED_TEXT)
+        connection = self._core.connection
+        return self._core.ask(
+            lambda: connection.store().store_uuid, deadline_of(check_timeout(timeout)), "Failed to retrieve cluster id"
+        )
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Do nothing: the database's URL holds the credentials."""
+        self._check(HANDLE_CLOSED_TEXT)
+        for value in (username, password):
+            if not isinstance(value, str):
+                raise TypeError(f"must be str, not {type(value).__name__}")
+
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give the partitions back, commit what is stored if `enable.auto.commit` is set, and leave the group.
@@ -252,11 +667,11 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
         """
         if self._closed:
             return
-        parts = self._parts
+        core = self._core
         if self._process_id != os.getpid():
             # It is the parent's: threads and locks did not come along.
             self._closed = True
-            parts.connection.close()
+            core.connection.close()
             return
         deadline = time.monotonic() + CLOSE_SECONDS
         try:
@@ -269,39 +684,38 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
 
     def _give_everything_back(self) -> None:
         """Serve what is left of rebalances, and revoke what is owned."""
-        parts = self._parts
-        while (event := parts.inbox.pop()) is not None:
+        core = self._core
+        while (event := core.inbox.pop()) is not None:
             if isinstance(event, RebalanceEvent):
                 self._rebalance(event)
             elif isinstance(event, CommitEvent):
                 self._call_back("on_commit", event.error, list(event.partitions))
-        parts.group.unsubscribe()
-        while (event := parts.inbox.pop()) is not None:
+        core.group.unsubscribe()
+        while (event := core.inbox.pop()) is not None:
             if isinstance(event, RebalanceEvent):
                 self._rebalance(event)
 
     def _finish(self, deadline: float) -> None:
-        parts = self._parts
-        with parts.arrived:
+        core = self._core
+        with core.arrived:
             if self._closed:
                 return
-            self._drop(parts.subscription.clear())
-            parts.group.leave_now()
+            core.clear()
+            core.group.leave_now()
             self._closed = True
-            parts.arrived.notify_all()
-            parts.fetcher.stop()
-            parts.group_thread.stop()
-        # The worker does what it was given in this order: when it comes to the last, all is written.
+            core.arrived.notify_all()
+            core.fetcher.stop()
+            core.group_thread.stop()
         try:
-            _wait_for(parts.worker.submit(_nothing), deadline)
+            core.finish_work(deadline)
         except BaseException as error:
             deadline = _after(error, deadline)
             raise
         finally:
-            if not parts.close(deadline):
-                parts.logger.warning("a thread of %r is still waiting for the database; it ends by itself", self)
+            if not core.close(deadline):
+                core.logger.warning("a thread of %r is still waiting for the database; it ends by itself", self)
             self._finalizer.detach()
-        while (event := parts.inbox.pop()) is not None:
+        while (event := core.inbox.pop()) is not None:
             if isinstance(event, CommitEvent):
                 self._call_back("on_commit", event.error, list(event.partitions))
 
@@ -309,14 +723,3 @@ class Consumer(AssigningCalls, CommittingCalls, AskingCalls):
 def _after(error: BaseException, deadline: float) -> float:
     """Return how long to go on after an error: Ctrl-C is to be felt."""
     return deadline if isinstance(error, Exception) else min(deadline, time.monotonic() + INTERRUPTED_SECONDS)
-
-
-def _nothing() -> None:
-    """Do nothing: the job behind all others."""
-
-
-def _wait_for(future: Future[Any], deadline: float) -> None:
-    try:
-        future.exception(seconds_left(deadline))
-    except (FutureTimeoutError, CancelledError):
-        future.cancel()

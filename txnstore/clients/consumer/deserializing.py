@@ -1,4 +1,4 @@
-"""This file is the consumer that turns keys and values into objects by the deserializers of its configuration."""
+"""The DeserializingConsumer: keys and values become objects by the deserializers of its configuration."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from txnstore.clients.model.type_variables import Key, Value
 class DeserializingConsumer(Consumer, Generic[Key, Value]):
     """A consumer of objects.
 
-    Beside the keys of `Consumer` the configuration takes `key.deserializer` and `value.deserializer`: callables with
-    bytes or None and a `SerializationContext`, which return an object.  Without one, bytes are left as they are.  The
+    The configuration also takes `key.deserializer` and `value.deserializer`: callables with bytes or None and a
+    `SerializationContext`, which return an object.  Without one, bytes are left as they are.  The
     deserializers stay the caller's: closing the consumer does not close them.  In their place it takes
     `key.deserializer.builder` and `value.deserializer.builder`; what these make is closed with the consumer.
 
@@ -25,7 +25,7 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
         conf: the configuration; it is not changed.
 
     Raises:
-        TypeError: the configuration is no dictionary, or a deserializer is not callable.
+        TypeError: the configuration is not a dictionary, or a deserializer is not callable.
         ValueError: there is no `group.id`, or both a deserializer and its builder are given.
         KafkaException: as of `Consumer`.
     """
@@ -48,7 +48,7 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
         close_converters(owned)
 
     def poll(self, timeout: float = -1) -> Message | None:
-        """Return the next message, its key and value deserialized, or None if none came in time.
+        """Return the next message, its key and value deserialized, or None if nothing came in time.
 
         A message that cannot be deserialized has been consumed all the same: the next call returns the one after it.
 
@@ -56,7 +56,7 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
             timeout: seconds to wait; below zero: for ever.
 
         Raises:
-            ConsumeError: the consumer has an event to tell; `kafka_message` is the message that carries it.
+            ConsumeError: the consumer has an event; `kafka_message` is the message that carries it.
             KeyDeserializationError: the key's deserializer raised `exception`; `kafka_message` has the bytes.
             ValueDeserializationError: the value's deserializer raised `exception`; `kafka_message` has the bytes.
             RuntimeError: the consumer has been closed.
@@ -71,7 +71,7 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
         return message
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Refuse: of many messages, those beside one that cannot be deserialized would be lost; use `poll`."""
+        """Refuse: if one of many messages could not be deserialized, the others would be lost; use `poll`."""
         raise NotImplementedError("a DeserializingConsumer has poll() alone")
 
     def _deserialize(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""This file is what happens in a consumer's background and waits for the application's next poll()."""
+"""The events of a consumer: what happens in the background and waits for the next poll(), and messages that say so."""
 
 from __future__ import annotations
 
@@ -12,13 +12,46 @@ from dataclasses import dataclass
 from threading import Condition
 from typing import Any, Final
 
+from txnstore.clients.model.constants import TIMESTAMP_NOT_AVAILABLE
 from txnstore.clients.model.kafka_error import KafkaError
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
 
-#: An error that comes again and again is said at most this often.
+_NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, -1)
+
+
+def error_message(
+    error: KafkaError, topic: str | None = None, partition: int = -1, offset: int | None = None
+) -> Message:
+    """Return the message that carries `error`; its value is the error's text, as in confluent-kafka."""
+    where = {} if offset is None else {"offset": offset}
+    text = error.str().encode(errors="backslashreplace")
+    return Message(topic=topic, partition=partition, value=text, error=error, timestamp=_NO_TIMESTAMP, **where)
+
+
+def end_of_partition(topic: str, partition: int, offset: int, high_watermark: int) -> Message:
+    """Return the message for a reader that has reached the end of what it may see."""
+    text = f"reached the end of the partition at offset {offset} (high watermark {high_watermark})"
+    return error_message(KafkaError(KafkaError._PARTITION_EOF, text), topic, partition, offset)
+
+
+def unknown_topic(name: str) -> KafkaError:
+    """Return the error for a topic that does not exist."""
+    return KafkaError(
+        KafkaError.UNKNOWN_TOPIC_OR_PART, f"Subscribed topic not available: {name}: Broker: Unknown topic or partition"
+    )
+
+
+def prefixed(prefix: str, error: KafkaError) -> KafkaError:
+    """Return the error with what failed in front of its text: "Commit failed: ..."."""
+    return KafkaError(
+        error.code(), f"{prefix}: {error.str()}", error.fatal(), error.retriable(), error.txn_requires_abort()
+    )
+
+
+#: An error that occurs again and again is reported at most this often.
 ERROR_INTERVAL_SECONDS: Final = 1.0
-#: And as a message, which interrupts the application's records, more rarely.
+#: As a message, which interrupts the application's records, it is reported less often.
 MESSAGE_INTERVAL_SECONDS: Final = 30.0
 
 RebalanceCallback = Callable[[Any, list[TopicPartition]], Any]
@@ -30,7 +63,7 @@ class RebalanceKind(enum.Enum):
     ASSIGN = "assign"
     REVOKE = "revoke"
     LOST = "lost"
-    """They belong to somebody else already; nothing can be committed any more."""
+    """They already belong to another consumer; nothing can be committed any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +75,7 @@ class Listener:
     on_lost: RebalanceCallback | None = None
 
     def callback(self, kind: RebalanceKind) -> RebalanceCallback | None:
-        """Return the callback for `kind`; what is lost is revoked if the application makes no difference."""
+        """Return the callback for `kind`: on_revoke is also called for lost partitions if there is no on_lost."""
         if kind is RebalanceKind.ASSIGN:
             return self.on_assign
         return (self.on_lost or self.on_revoke) if kind is RebalanceKind.LOST else self.on_revoke
@@ -50,26 +83,30 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceEvent:
-    """Partitions come or go; the application is asked, and then it is done."""
+    """Partitions are assigned or taken away: the application is called, and then the assignment changes."""
 
     kind: RebalanceKind
     partitions: tuple[tuple[str, int], ...]
     listener: Listener
     life: int
-    """Under which of the consumer's member ids it happens."""
+    """Which of the consumer's member ids it belongs to."""
+
+    def topic_partitions(self) -> list[TopicPartition]:
+        """Return the partitions as the application gets them: a list of its own each time."""
+        return [TopicPartition(topic, number) for topic, number in self.partitions]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEvent:
-    """The group has answered; what there is to do is found out when it is served."""
+    """The group has answered; what has to be done is decided when the event is served."""
 
     life: int
-    """Which of the consumer's member ids it was an answer to."""
+    """Which of the consumer's member ids was answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitEvent:
-    """Offsets were committed, or not: for on_commit."""
+    """A commit of offsets has succeeded or failed: for on_commit."""
 
     error: KafkaError | None
     partitions: Sequence[TopicPartition]
@@ -100,7 +137,7 @@ Event = RebalanceEvent | AnswerEvent | CommitEvent | ErrorEvent | StatisticsEven
 
 
 class Inbox:
-    """The events of one consumer, in their order; whoever puts one wakes the poll that waits."""
+    """The events of one consumer in their order; putting one wakes a poll() that waits."""
 
     def __init__(self, arrived: Condition, *, logger: logging.Logger, has_error_callback: bool) -> None:
         """Notify `arrived`, whose lock guards the events."""
@@ -108,8 +145,8 @@ class Inbox:
         self._logger = logger
         self._has_error_callback = has_error_callback
         self.events: deque[Event] = deque()
-        """What has not been served yet, in order."""
-        self._said_at: dict[tuple[int, bool], float] = {}
+        """The events that have not been served yet."""
+        self._reported_at: dict[tuple[int, bool], float] = {}
 
     def put(self, event: Event) -> None:
         """Add an event."""
@@ -118,12 +155,12 @@ class Inbox:
             self._arrived.notify_all()
 
     def pop(self) -> Event | None:
-        """Take the first event, or None."""
+        """Take the first event; None if there is no event."""
         with self._arrived:
             return self.events.popleft() if self.events else None
 
     def put_error(self, error: KafkaError) -> None:
-        """Tell error_cb, or the log if there is none; what comes again and again is told now and then."""
+        """Tell error_cb, or without one the log; an error that occurs again and again is told now and then."""
         if not self._is_due(error, ERROR_INTERVAL_SECONDS, as_message=False):
             return
         if self._has_error_callback:
@@ -132,7 +169,7 @@ class Inbox:
             self._logger.warning("%s: %s", error.name(), error.str())
 
     def put_message(self, message: Message) -> None:
-        """Let poll() return a message that is about no partition; the same error again only after a while."""
+        """Let poll() return a message that is not about a partition; the same error again only after a while."""
         error = message.error()
         if error is not None and self._is_due(error, MESSAGE_INTERVAL_SECONDS, as_message=True):
             self.put(MessageEvent(message))
@@ -141,7 +178,7 @@ class Inbox:
         key = (error.code(), as_message)
         now = time.monotonic()
         with self._arrived:
-            if now - self._said_at.get(key, -math.inf) < interval_seconds:
+            if now - self._reported_at.get(key, -math.inf) < interval_seconds:
                 return False
-            self._said_at[key] = now
+            self._reported_at[key] = now
             return True

@@ -1,7 +1,8 @@
-"""This file is a thread that reads for a consumer: pages of the assigned partitions while somebody wants them.
+"""The fetching of a consumer: threads that read pages of the assigned partitions while somebody wants them.
 
-It reads ahead by a bounded amount, and waits for commits of others when there is nothing new; work that comes in
-between, and the consumer's end, wake it.  With several databases there is one for each that holds assigned partitions.
+One thread, and one more for each further database that holds assigned partitions: a database that is away, or slow,
+holds up its own partitions and no others.  A thread reads ahead by a bounded amount, and waits for commits of others
+when there is nothing new; work that comes in between, and the consumer's end, wake it.
 """
 
 from __future__ import annotations
@@ -11,31 +12,50 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.consumer.assigned_partition import FetchPosition
-from txnstore.clients.consumer.outbox_help import LOOK_SECONDS, OutboxHelp
-from txnstore.clients.consumer.reader import Delivered, Failed, MadeAnew, Moved, Outcome, PartitionReader, Resolved
-from txnstore.clients.consumer.subscription import Subscription, Wanted
+from txnstore.clients.consumer.arguments import ConsumerOptions
+from txnstore.clients.consumer.reader import (
+    PageDelivered,
+    PartitionFailed,
+    PartitionMoved,
+    PartitionReader,
+    PartitionRecreated,
+    ReadOutcome,
+    StartResolved,
+)
+from txnstore.clients.consumer.subscription import FetchPosition, Subscription, Wanted
+from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties
+from txnstore.db.store import Store
 from txnstore.db.waiting import Waiter
-from txnstore.errors import StoreClosed, TxnStoreError
+from txnstore.errors import StoreBusy, StoreClosed, TxnStoreError
+from txnstore.log.outbox.rows import has_outbox_rows
+from txnstore.log.outbox.sequencer import sequence_outbox
 
-#: What hears of nothing for long is looked at by itself this much more rarely.
+#: A reader that hears of no commit for long looks by itself less and less often, down to one time in this many.
 LOOK_AGAIN_FACTOR_MAX: Final = 4.0
-#: A group's member looks whether there are news of its group at most this often, when others commit something.
+#: A group's member looks whether there is news of its group at most this often, when others commit something.
 NEWS_INTERVAL_SECONDS: Final = 0.1
-#: Who listens for nothing else looks up now and then.
+#: A thread that has nothing to read, and listens only for its group, returns to its other work after this long.
 LISTEN_SECONDS_MAX: Final = 60.0
-#: After an error of the database it waits this long at first, and at last.
+#: After an error of the database it waits this long at first, and up to this long at last.
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 2.0
 
+#: A consumer that reads nothing looks at the outbox this often: a row may create the topic that it waits for.
+OUTBOX_LOOK_SECONDS: Final = 5.0
+#: Where every commit wakes readers, the commit may be one of an application that writes to the outbox. Elsewhere such
+#: a commit wakes no reader, and the outbox is asked about at most this often.
+OUTBOX_ASK_AGAIN_SECONDS: Final = 0.1
+#: How long it does not help after an error: a role that may only read never succeeds.
+OUTBOX_PAUSE_SECONDS: Final = 60.0
+
 
 class GroupNews(Protocol):
-    """A group, as far as a fetcher has to do with it."""
+    """A group, as far as a fetching thread has to do with it."""
 
     @property
     def listens(self) -> bool:
@@ -43,68 +63,120 @@ class GroupNews(Protocol):
         ...
 
     def look_for_news(self) -> None:
-        """Find out whether they were."""
+        """Find out whether they are."""
         ...
 
 
-class NoGroup:
-    """The group of a fetcher that another one listens for."""
-
-    listens = False
-
-    def look_for_news(self) -> None:
-        """There is nothing to look for."""
-
-
 class Fetcher:
-    """Fills a consumer's subscription, and does its duties in between."""
+    """All fetching threads of one consumer.
+
+    The first one does the consumer's duties, listens for its group, and finds out which database holds a partition.
+    """
 
     def __init__(
         self,
         name: str,
         *,
+        lock: threading.RLock,
         arrived: threading.Condition,
-        wanted: threading.Condition,
         subscription: Subscription,
-        reader: PartitionReader,
         connection: StoreConnection,
+        directory: TopicDirectory,
+        options: ConsumerOptions,
         duties: Duties,
         group: GroupNews,
-        look_again_seconds: float,
-        min_bytes: int,
-        wait_seconds: float,
         on_error: Callable[[BaseException], None],
         logger: logging.Logger,
-        located: Callable[[], None],
-        takes_unlocated: bool = True,
     ) -> None:
-        """Notify `arrived` when there is something to hand out; be woken by `wanted`. Both have the same lock.
+        """Notify `arrived`, a condition of the lock, when there is something to hand out."""
+        self.name = name
+        self.arrived = arrived
+        self.wanted = threading.Condition(lock)
+        """Notified when there is something for the fetching threads."""
+        self.subscription = subscription
+        self.connection = connection
+        self.directory = directory
+        self.options = options
+        self.on_error = on_error
+        self.logger = logger
+        self._first = FetchThread(self, None, duties, group)
+        self._further: dict[int, FetchThread] = {}
+        self._closing = False
 
-        Records of fewer than `min_bytes` are held back until more have come, for `wait_seconds` at most.
+    def _threads(self) -> Iterator[FetchThread]:
+        yield self._first
+        yield from list(self._further.values())
 
-        Of several fetchers one takes the partitions of which nobody knows yet where they live, and finds out; `located`
-        is called when it is known of some, or when it has turned out to be wrong.
+    @property
+    def held_back_since(self) -> float | None:
+        """Since when an open transaction keeps the reader from records; None: it does not."""
+        if not self._further:
+            return self._first.held_back_since
+        return min((at for thread in self._threads() if (at := thread.held_back_since) is not None), default=None)
+
+    def note_held_back(self) -> None:
+        """Note that an open transaction keeps the application from what it asks for."""
+        with self.wanted:
+            if self.held_back_since is None:
+                self._first.held_back_since = time.monotonic()
+
+    def start(self) -> None:
+        """StartPosition the threads that do not run yet and have something to read, or wake them."""
+        if not self.connection.is_alone:
+            self._add_threads()
+        for thread in self._threads():
+            thread.start()
+
+    def stop(self) -> None:
+        """Let the threads end as soon as they can."""
+        with self.wanted:
+            self._closing = True
+            for thread in self._threads():
+                thread.stop()
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Let the threads end, and wait for them; return whether they have ended."""
+        self.stop()
+        deadline = time.monotonic() + timeout_seconds
+        ended = [thread.close(deadline - time.monotonic()) for thread in self._threads()]
+        return all(ended)
+
+    def _add_threads(self) -> None:
+        with self.wanted:
+            if self._closing:
+                return
+            first_id = self._first.database_id
+            for partition in self.subscription:
+                leader = partition.leader
+                if leader is not None and leader != first_id and leader not in self._further:
+                    self._further[leader] = FetchThread(self, leader, Duties(), None)
+
+
+class FetchThread:
+    """Fills the subscription from one database, and does the duties in between."""
+
+    def __init__(self, fetcher: Fetcher, database_id: int | None, duties: Duties, group: GroupNews | None) -> None:
+        """Read from the database of this number.
+
+        Without a number it is the first thread: it reads from the database that holds the group, and it looks after
+        partitions whose leader is not known yet until it has found it out.
         """
-        self._located = located
-        self._takes_unlocated = takes_unlocated
-        self._name = name
-        self._arrived = arrived
-        self._wanted = wanted
-        self._subscription = subscription
-        self._reader = reader
-        self._connection = connection
+        is_first = database_id is None
+        self._fetcher = fetcher
+        self._name = fetcher.name if is_first else f"{fetcher.name}-{database_id}"
+        self._takes_unlocated = is_first
+        self._arrived = fetcher.arrived
+        self._wanted = fetcher.wanted
+        self._subscription = fetcher.subscription
+        self._reader = PartitionReader(fetcher.connection, fetcher.directory, fetcher.options, database_id)
         self._duties = duties
         self._group = group
-        self._outbox = OutboxHelp(reader.store, logger)
-        duties.add(LOOK_SECONDS, self._outbox.look_now_and_then)
+        self._outbox = OutboxHelp(self._reader.store, fetcher.logger)
+        duties.add(OUTBOX_LOOK_SECONDS, self._outbox.look_now_and_then)
         self._news_looked_at = -math.inf
         self._news_due_at = math.inf
-        self._look_again_seconds = look_again_seconds
-        self._min_bytes = min_bytes
-        self._wait_seconds = wait_seconds
+        self._look_again_seconds = fetcher.options.look_again_seconds
         self._held_until = math.inf
-        self._on_error = on_error
-        self._logger = logger
         self._thread: threading.Thread | None = None
         self._closing = False
         self._is_listening = False
@@ -116,12 +188,12 @@ class Fetcher:
         """Since when an open transaction keeps the reader from records; None: it does not."""
 
     @property
-    def home(self) -> int:
+    def database_id(self) -> int:
         """The number of the database that it reads from."""
-        return self._reader.home
+        return self._reader.database_id
 
     def start(self) -> None:
-        """Start the thread if it does not run yet, or wake it."""
+        """StartPosition the thread if it does not run yet, or wake it."""
         with self._wanted:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -174,24 +246,24 @@ class Fetcher:
             now = time.monotonic()
             is_wanted = self._is_wanted()
             unresolved = self._subscription.to_resolve(now, is_wanted)
-            tickets = self._subscription.to_read(now, is_wanted)
+            positions = self._subscription.to_read(now, is_wanted)
             if self._closing:
                 return
-            if not unresolved and not tickets:
+            if not unresolved and not positions:
                 due_seconds = min(due_seconds, self._subscription.next_retry(now, is_wanted))
-                # With news of the group due, it has been woken just now: more of the same tells it nothing.
-                if not self._group.listens or self._news_due_at < math.inf:
+                # With news of the group due it has just been woken; being woken again would tell it nothing.
+                if not self._listens_for_group or self._news_due_at < math.inf:
                     self._wanted.wait(min(due_seconds, threading.TIMEOUT_MAX))
                     return
-        if self._locate([*unresolved, *tickets]):
+        if self._locate([*unresolved, *positions]):
             return
         if unresolved:
             self._apply(self._reader.resolve(unresolved))
-        elif not tickets:
+        elif not positions:
             self._listen_for_group(due_seconds)
-        elif self._has_news(tickets, due_seconds):
-            is_at_end = all(ticket.partition.is_at_end for ticket in tickets)
-            outcomes = self._reader.read(tickets, asks_outbox=is_at_end and self._outbox.asks())
+        elif self._has_news(positions, due_seconds):
+            is_at_end = all(position.partition.is_at_end for position in positions)
+            outcomes = self._reader.read(positions, asks_outbox=is_at_end and self._outbox.asks())
             self._apply(self._without_held(outcomes))
             if self._reader.outbox_waits:
                 self._outbox.move()
@@ -199,36 +271,41 @@ class Fetcher:
 
     def _is_wanted(self) -> Wanted | None:
         """Return which partitions it looks after; None: all of them."""
-        if self._connection.is_alone:
+        if self._fetcher.connection.is_alone:
             return None
-        home, takes_unlocated = self._reader.home, self._takes_unlocated
-        return lambda partition: partition.home == home or (takes_unlocated and partition.home is None)
+        own_id, takes_unlocated = self.database_id, self._takes_unlocated
+        return lambda partition: partition.leader == own_id or (takes_unlocated and partition.leader is None)
 
-    def _locate(self, tickets: list[FetchPosition]) -> bool:
-        """Find out which databases hold the partitions of which it is not known; return whether any was."""
-        if not tickets or self._connection.cluster().is_alone:
+    def _locate(self, positions: list[FetchPosition]) -> bool:
+        """Find out the leaders that are not known; return whether there were any."""
+        if not positions or self._fetcher.connection.cluster().is_alone:
             return False
-        unlocated = [ticket for ticket in tickets if ticket.partition.home is None]
+        unlocated = [position for position in positions if position.partition.leader is None]
         if not unlocated:
             return False
         located = self._reader.locate(unlocated)
         with self._wanted:
-            for partition, home in located.items():
-                partition.home = home
-        self._located()
+            for partition, leader in located.items():
+                partition.leader = leader
+        # Another thread may have to read them.
+        self._fetcher.start()
         return True
 
     def _listen_for_group(self, due_seconds: float) -> None:
-        """Wait for commits although there is nothing to read: one may be a rebalance."""
+        """Wait for commits although there is nothing to read: a rebalance is one."""
         if self._waiter is None:
             self._waiter = self._reader.waiter()
             self._expect_news()
         elif self._listen(self._waiter, min(due_seconds, LISTEN_SECONDS_MAX)):
             self._expect_news()
 
+    @property
+    def _listens_for_group(self) -> bool:
+        return self._group is not None and self._group.listens
+
     def _expect_news(self) -> None:
-        """Look for news of the group soon: somebody has committed something."""
-        if self._group.listens:
+        """Look for news of the group soon: there has been a commit."""
+        if self._listens_for_group:
             self._news_due_at = min(self._news_due_at, self._news_looked_at + NEWS_INTERVAL_SECONDS)
 
     def _look_for_news(self) -> float:
@@ -237,23 +314,24 @@ class Fetcher:
         if now < self._news_due_at:
             return self._news_due_at - now
         self._news_looked_at, self._news_due_at = now, math.inf
-        self._group.look_for_news()
+        if self._group is not None:
+            self._group.look_for_news()
         return math.inf
 
-    def _has_news(self, tickets: list[FetchPosition], due_seconds: float) -> bool:
-        """Return whether there may be something to read; waits a moment if all of it was read up to its end."""
-        if not all(ticket.partition.is_at_end for ticket in tickets):
-            # It does not listen meanwhile.
+    def _has_news(self, positions: list[FetchPosition], due_seconds: float) -> bool:
+        """Return whether there may be something to read; wait a moment if everything was read up to its end."""
+        if not all(position.partition.is_at_end for position in positions):
+            # While it reads it does not listen.
             self._expect_news()
             return True
         if self._waiter is None:
             self._waiter = self._reader.waiter()
             self._read_at = time.monotonic()
             self._expect_news()
-            # What was committed before it began to listen would never be heard of.
+            # It would never hear of what was committed before it began to listen.
             return True
         now = time.monotonic()
-        answer_seconds = min(self._held_until, *(ticket.partition.end_due_at for ticket in tickets)) - now
+        answer_seconds = min(self._held_until, *(position.partition.eof_due_at for position in positions)) - now
         if answer_seconds <= 0:
             return True
         look_again_seconds = self._look_again_seconds * self._look_again_factor - (now - self._read_at)
@@ -261,7 +339,7 @@ class Fetcher:
             self._look_again_factor = 1.0
             self._expect_news()
             return True
-        # A wake-up may get lost: look from time to time.
+        # A wake-up may get lost: it looks from time to time.
         if time.monotonic() - self._read_at < self._look_again_seconds * self._look_again_factor:
             return False
         self._look_again_factor = min(2 * self._look_again_factor, LOOK_AGAIN_FACTOR_MAX)
@@ -269,7 +347,7 @@ class Fetcher:
         return True
 
     def _listen(self, waiter: Waiter, timeout_seconds: float) -> bool:
-        """Wait for commits; False if something else came in between, which the next turn sees."""
+        """Wait for commits; False if something else came first, which the next turn sees to."""
         with self._wanted:
             if self._closing or self._has_fresh_work():
                 return False
@@ -285,30 +363,30 @@ class Fetcher:
         with self._wanted:
             is_wanted = self._is_wanted()
             return bool(subscription.to_resolve(now, is_wanted)) or not all(
-                ticket.partition.is_at_end for ticket in subscription.to_read(now, is_wanted)
+                position.partition.is_at_end for position in subscription.to_read(now, is_wanted)
             )
 
-    def _without_held(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """Return the outcomes without records that are too few to be handed out yet."""
-        pages = [outcome for outcome in outcomes if isinstance(outcome, Delivered)]
+    def _without_held(self, outcomes: list[ReadOutcome]) -> list[ReadOutcome]:
+        """Return the outcomes without the records that are too few to be handed out yet."""
+        pages = [outcome for outcome in outcomes if isinstance(outcome, PageDelivered)]
         size_bytes = sum(chunk.size_bytes for outcome in pages for chunk in outcome.page.chunks)
-        is_small = 0 < size_bytes < self._min_bytes and all(
+        is_small = 0 < size_bytes < self._fetcher.options.fetch_min_bytes and all(
             outcome.page.next_offset >= outcome.page.end_offset for outcome in pages
         )
         now = time.monotonic()
         if not is_small or now >= self._held_until:
             self._held_until = math.inf
             return outcomes
-        self._held_until = min(self._held_until, now + self._wait_seconds)
+        self._held_until = min(self._held_until, now + self._fetcher.options.fetch_wait_seconds)
         held = [outcome for outcome in pages if outcome.page.chunks]
         with self._wanted:
             for outcome in held:
-                self._subscription.hold(outcome.ticket)
+                self._subscription.hold(outcome.position)
         return [outcome for outcome in outcomes if outcome not in held]
 
-    def _apply(self, outcomes: list[Outcome]) -> None:
+    def _apply(self, outcomes: list[ReadOutcome]) -> None:
         now = self._read_at = time.monotonic()
-        is_held = not any(isinstance(outcome, Delivered) and outcome.page.chunks for outcome in outcomes)
+        brought_nothing = not any(isinstance(outcome, PageDelivered) and outcome.page.chunks for outcome in outcomes)
         held_back = self._reader.take_held_back()
         with self._arrived:
             if not held_back:
@@ -316,39 +394,39 @@ class Fetcher:
             elif self.held_back_since is None:
                 self.held_back_since = now
             for outcome in outcomes:
-                self._apply_one(outcome, now, is_held=is_held)
+                self._apply_one(outcome, now, brought_nothing=brought_nothing)
             if self._subscription.has_messages:
                 self._arrived.notify_all()
-        if any(isinstance(outcome, Moved) for outcome in outcomes):
-            self._located()
+        if any(isinstance(outcome, PartitionMoved) for outcome in outcomes):
+            self._fetcher.start()
 
-    def _apply_one(self, outcome: Outcome, now: float, *, is_held: bool) -> None:
-        subscription, ticket = self._subscription, outcome.ticket
-        if isinstance(outcome, Delivered):
-            subscription.deliver(ticket, outcome.page, now, is_held=is_held)
-        elif isinstance(outcome, Resolved):
+    def _apply_one(self, outcome: ReadOutcome, now: float, *, brought_nothing: bool) -> None:
+        subscription, position = self._subscription, outcome.position
+        if isinstance(outcome, PageDelivered):
+            subscription.deliver(position, outcome.page, now, brought_nothing=brought_nothing)
+        elif isinstance(outcome, StartResolved):
             if outcome.committed is not None:
-                subscription.committed(ticket, outcome.committed)
-            subscription.resolved(ticket, outcome.offset, outcome.partition_id)
-        elif isinstance(outcome, Moved):
-            ticket.partition.home = None
-            subscription.fail(ticket, None, now)
-        elif isinstance(outcome, MadeAnew):
-            subscription.made_anew(ticket)
-        elif not isinstance(outcome, Failed):
-            subscription.out_of_range(ticket)
+                subscription.committed(position, outcome.committed)
+            subscription.resolved(position, outcome.offset, outcome.partition_id)
+        elif isinstance(outcome, PartitionMoved):
+            position.partition.leader = None
+            subscription.fail(position, None, now)
+        elif isinstance(outcome, PartitionRecreated):
+            subscription.recreated(position)
+        elif not isinstance(outcome, PartitionFailed):
+            subscription.out_of_range(position)
         elif outcome.for_good and outcome.error is not None:
-            subscription.stop(ticket, outcome.error, now, offset=outcome.offset)
+            subscription.stop(position, outcome.error, now, offset=outcome.offset)
         else:
-            subscription.fail(ticket, outcome.error, now, offset=outcome.offset)
+            subscription.fail(position, outcome.error, now, offset=outcome.offset)
 
     def _failed(self, error: Exception) -> None:
         """Tell the application, and try again after a while."""
         if self._closing:
             return
         if not isinstance(error, TxnStoreError):
-            self._logger.error("reading in the background failed", exc_info=error)
-        self._on_error(error)
+            self._fetcher.logger.error("reading in the background failed", exc_info=error)
+        self._fetcher.on_error(error)
         with self._wanted:
             deadline = time.monotonic() + self._pause_seconds
             while not self._closing and (left := deadline - time.monotonic()) > 0:
@@ -360,3 +438,74 @@ class Fetcher:
         if waiter is not None:
             with contextlib.suppress(TxnStoreError):
                 waiter.close()
+
+
+class OutboxHelp:
+    """The help of one fetching thread for applications that write to the outbox of its database.
+
+    When a consumer has nothing to read, the rows that it waits for may be in the outbox; so it makes records of them.
+    Nothing relies on that: whoever looks next finds what others have left.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        logger: logging.Logger,
+        *,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Help the store that `store` returns, at each look."""
+        self._store = store
+        self._logger = logger
+        self._monotonic_seconds = monotonic_seconds
+        self._looked_at = monotonic_seconds()
+        self._paused_until = 0.0
+
+    def look_now_and_then(self) -> None:
+        """Look, unless it has looked a moment ago."""
+        if self._monotonic_seconds() - self._looked_at >= OUTBOX_LOOK_SECONDS:
+            self.look()
+
+    def asks(self) -> bool:
+        """Return whether the next reading is to ask for waiting rows; if there are some, `move` them.
+
+        Raises:
+            TxnStoreError: the database cannot be reached.
+        """
+        now = self._monotonic_seconds()
+        is_told = self._store().backend.every_commit_wakes_readers
+        if now < self._paused_until or (not is_told and now - self._looked_at < OUTBOX_ASK_AGAIN_SECONDS):
+            return False
+        self._looked_at = now
+        return True
+
+    def look(self) -> None:
+        """Move a round of rows if some wait and nobody else is moving them; all readers, this one too, are woken."""
+        self._looked_at = self._monotonic_seconds()
+        self._try(_look)
+
+    def move(self) -> None:
+        """Move a round of rows that a reading has found, unless somebody else is moving them."""
+        self._try(_move)
+
+    def _try(self, work: Callable[[Store], None]) -> None:
+        now = self._monotonic_seconds()
+        if now < self._paused_until:
+            return
+        try:
+            work(self._store())
+        except (StoreBusy, StoreClosed):
+            # Somebody else is writing (SQLite), or this consumer is being closed.
+            return
+        except TxnStoreError as error:
+            self._paused_until = now + OUTBOX_PAUSE_SECONDS
+            self._logger.debug("could not help with the outbox: %s", error)
+
+
+def _look(store: Store) -> None:
+    if store.read(has_outbox_rows, retry_timeout_ms=0):
+        _move(store)
+
+
+def _move(store: Store) -> None:
+    sequence_outbox(store, retry_timeout_ms=0)

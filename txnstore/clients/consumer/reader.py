@@ -1,6 +1,8 @@
-"""This file is what a consumer asks the database about its partitions: where to begin, and the next page.
+"""The reading of a consumer: what it asks the databases about partitions.
 
-One partition that cannot be read keeps no other one from being read: what went wrong is said of that partition.
+Where to begin and the next page, for the fetching threads; watermarks and offsets by time, for the application's calls.
+
+A partition that cannot be read does not keep others from being read: what went wrong is reported for it alone.
 """
 
 from __future__ import annotations
@@ -12,18 +14,21 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
+from txnstore.clients.brokers import at_partition
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.consumer.assigned_partition import AssignedPartition, Chunk, FetchPosition, PageRead
-from txnstore.clients.consumer.options import ConsumerOptions
-from txnstore.clients.consumer.start_positions import start_position
+from txnstore.clients.consumer.arguments import ConsumerOptions
+from txnstore.clients.consumer.events import unknown_topic
+from txnstore.clients.consumer.subscription import AssignedPartition, Chunk, FetchPosition, PageRead, start_position
 from txnstore.clients.model.constants import (
+    OFFSET_END,
     OFFSET_STORED,
     TIMESTAMP_CREATE_TIME,
     TIMESTAMP_LOG_APPEND_TIME,
 )
 from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.clients.model.message import RecordSource
+from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.cluster.cluster import repaired
@@ -39,30 +44,30 @@ from txnstore.errors import (
     UnsupportedCompression,
 )
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
-from txnstore.log.bounds import Bounds, read_bounds
-from txnstore.log.codec import RecordBatch
+from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
+from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordBatch
 from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, fetch
 from txnstore.log.topics import Topic
 from txnstore.model import IsolationLevel, TimestampType
 
 Result = TypeVar("Result")
 
-#: How long a reading in the background waits for a database that is away; then the application is told.
+#: How long a reading in the background waits for a database that cannot be reached before the application is told.
 RETRY_TIMEOUT_MS: Final = 1_000
 
 _TIMESTAMP_TYPES: Final = {
     TimestampType.CREATE_TIME: TIMESTAMP_CREATE_TIME,
     TimestampType.LOG_APPEND_TIME: TIMESTAMP_LOG_APPEND_TIME,
 }
-#: What can be wrong with one partition while the others are fine.
+#: What may be wrong with one partition while the others can be read.
 _OF_ONE_PARTITION: Final = (OffsetOutOfRange, UnknownTopicOrPartition, CorruptBatch, UnsupportedCompression)
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """The ticket's partition begins at this offset."""
+class StartResolved:
+    """The partition is read from this offset on."""
 
-    ticket: FetchPosition
+    position: FetchPosition
     offset: int
     partition_id: int
     committed: int | None
@@ -70,20 +75,20 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """The ticket's page."""
+class PageDelivered:
+    """What was read at the position."""
 
-    ticket: FetchPosition
+    position: FetchPosition
     page: PageRead
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The ticket's partition cannot be read now."""
+class PartitionFailed:
+    """The partition cannot be read now."""
 
-    ticket: FetchPosition
+    position: FetchPosition
     error: KafkaError | None
-    """None: nobody needs to know."""
+    """None: there is nothing to report."""
 
     offset: int | None = None
     for_good: bool = False
@@ -91,30 +96,30 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfRange:
-    """The ticket's offset is not in the log: its start is to be found anew."""
+class PositionOutOfRange:
+    """The offset is not in the log: the start has to be resolved again."""
 
-    ticket: FetchPosition
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """The ticket's partition lives in another database than was thought: its topic was made anew."""
-
-    ticket: FetchPosition
+    position: FetchPosition
 
 
 @dataclass(frozen=True, slots=True)
-class MadeAnew:
-    """The ticket's offset is one of a partition that was deleted; there is another one by its name (KIP-516)."""
+class PartitionMoved:
+    """The partition is in another database than was thought: its topic has been recreated."""
 
-    ticket: FetchPosition
+    position: FetchPosition
 
 
-Outcome = Resolved | Delivered | Failed | OutOfRange | Moved | MadeAnew
+@dataclass(frozen=True, slots=True)
+class PartitionRecreated:
+    """The offset belongs to a partition that was deleted; another one has its name now (KIP-516)."""
 
-#: What a partition is held back at whose committed offset an open transaction may still move.
-_BY_ITS_OFFSETS: Final = -1
+    position: FetchPosition
+
+
+ReadOutcome = StartResolved | PageDelivered | PartitionFailed | PositionOutOfRange | PartitionMoved | PartitionRecreated
+
+#: What stands for the offset at which a partition is held back whose committed offset an open transaction may change.
+_HELD_BACK_BY_OFFSETS: Final = -1
 
 _UNKNOWN_PARTITION: Final = KafkaError(
     KafkaError._UNKNOWN_PARTITION, "the topic has no such partition: Local: Unknown partition"
@@ -129,34 +134,34 @@ class PartitionReader:
         connection: StoreConnection,
         directory: TopicDirectory,
         options: ConsumerOptions,
-        home: int | None = None,
+        database_id: int | None = None,
     ) -> None:
         """Read with these settings from the database of this number, by default from the one that holds the group."""
-        self._given_leader = home
+        self._given_database_id = database_id
         self._connection = connection
         self._directory = directory
         self._options = options
         self._is_held_back = False
         self._overdue = OverdueHelp(self.store)
-        #: What holds back where to begin stands where the group is, and names the partitions there.
+        #: An open transaction that holds back committed offsets is found in the database of the group.
         self._overdue_offsets = OverdueHelp(self._group_store)
         self.outbox_waits = False
-        """Whether the last reading that asked has found rows of the outbox that wait to become records."""
+        """Whether the last reading that asked has found rows in the outbox."""
 
     def take_held_back(self) -> bool:
-        """Return whether an open transaction has kept records or offsets from being read since the last call."""
+        """Return whether an open transaction has held back records or offsets since the last call."""
         held_back, self._is_held_back = self._is_held_back, False
         return held_back
 
     def help(self) -> float:
-        """End what holds it back too long; return in how many seconds to call again."""
+        """End transactions that hold the reader back and are overdue; return in how many seconds to call again."""
         return min(self._overdue.help(), self._overdue_offsets.help())
 
     @property
-    def home(self) -> int:
+    def database_id(self) -> int:
         """The number of the database that it reads."""
-        if self._given_leader is not None:
-            return self._given_leader
+        if self._given_database_id is not None:
+            return self._given_database_id
         return self._connection.cluster().coordinator_id_of(self._options.group_id)
 
     def waiter(self) -> Waiter:
@@ -169,37 +174,37 @@ class PartitionReader:
         Raises:
             TxnStoreError: it cannot be reached.
         """
-        return self._connection.cluster().own(self.home)
+        return self._connection.cluster().own(self.database_id)
 
-    def locate(self, tickets: Iterable[FetchPosition]) -> dict[AssignedPartition, int]:
-        """Return in which databases the tickets' partitions live; those that there are not are this one's.
+    def locate(self, positions: Iterable[FetchPosition]) -> dict[AssignedPartition, int]:
+        """Return which databases hold the partitions; a partition that does not exist counts as this database's.
 
         Raises:
             TxnStoreError: the controller cannot be asked.
         """
-        partitions = [ticket.partition for ticket in tickets]
+        partitions = [position.partition for position in positions]
         topics = self._topics({partition.topic for partition in partitions})
         located: dict[AssignedPartition, int] = {}
         for partition in partitions:
             topic = topics.get(partition.topic)
             is_there = topic is not None and 0 <= partition.number < len(topic.leaders)
-            located[partition] = topic.leaders[partition.number] if topic is not None and is_there else self.home
+            located[partition] = topic.leaders[partition.number] if topic is not None and is_there else self.database_id
         return located
 
-    def resolve(self, tickets: Sequence[FetchPosition]) -> list[Outcome]:
-        """Find out where to begin.
+    def resolve(self, positions: Sequence[FetchPosition]) -> list[ReadOutcome]:
+        """Resolve where to begin.
 
         Raises:
             TxnStoreError: the database cannot be asked at all.
         """
-        known, outcomes = self._known(tickets)
+        known, outcomes = self._known(positions)
         if not known:
             return outcomes
-        stored_ids = [partition_id for partition_id, ticket in known.items() if ticket.offset == OFFSET_STORED]
+        stored_ids = [partition_id for partition_id, position in known.items() if position.offset == OFFSET_STORED]
 
         elsewhere: CommittedOffsets | None = None
-        if stored_ids and not self._holds_group:
-            elsewhere = self._read_offsets_elsewhere(stored_ids)
+        if stored_ids and not self._coordinates_group:
+            elsewhere = self._read_offsets_at_coordinator(stored_ids)
 
         def work(connection: Connection) -> tuple[dict[int, Bounds], CommittedOffsets]:
             committed = elsewhere or CommittedOffsets({}, frozenset())
@@ -210,37 +215,41 @@ class PartitionReader:
         try:
             bounds, committed = self._read(work)
         except UnknownTopicOrPartition:
-            # Deleted since the directory was read: look again in a moment.
+            # Deleted since the directory was read: try again in a moment.
             self._forget(known.values())
-            return [*outcomes, *(Failed(ticket, None) for ticket in known.values())]
-        for partition_id, ticket in known.items():
-            outcomes.append(self._start(ticket, bounds[partition_id], committed, partition_id))
+            return [*outcomes, *(PartitionFailed(position, None) for position in known.values())]
+        for partition_id, position in known.items():
+            outcomes.append(self._start(position, bounds[partition_id], committed, partition_id))
         return outcomes
 
     def read(
-        self, tickets: Sequence[FetchPosition], *, records_max: int = PAGE_RECORDS_MAX, asks_outbox: bool = False
-    ) -> list[Outcome]:
-        """Read a page that is shared by the tickets' partitions; set `outbox_waits`.
+        self,
+        positions: Sequence[FetchPosition],
+        *,
+        records_max: int = PAGE_RECORDS_MAX,
+        asks_outbox: bool = False,
+    ) -> list[ReadOutcome]:
+        """Read a page that the partitions share; set `outbox_waits`.
 
         Raises:
             TxnStoreError: the database cannot be read at all.
         """
         self.outbox_waits = False
-        found, outcomes = self._known(tickets)
+        found, outcomes = self._known(positions)
         known: dict[int, FetchPosition] = {}
-        for partition_id, ticket in found.items():
-            if ticket.partition.partition_id in (None, partition_id):
-                known[partition_id] = ticket
+        for partition_id, position in found.items():
+            if position.partition.partition_id in (None, partition_id):
+                known[partition_id] = position
             else:
-                outcomes.append(MadeAnew(ticket))
+                outcomes.append(PartitionRecreated(position))
         if not known:
             return outcomes
-        positions = {partition_id: ticket.offset for partition_id, ticket in known.items()}
+        offsets = {partition_id: position.offset for partition_id, position in known.items()}
 
         def work(connection: Connection) -> dict[int, Page]:
             return fetch(
                 connection,
-                positions,
+                offsets,
                 isolation=self._options.isolation,
                 records_max=records_max,
                 bytes_max=self._options.page_bytes_max,
@@ -251,53 +260,55 @@ class PartitionReader:
             pages = self._read(work)
         except _OF_ONE_PARTITION as error:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
-        for partition_id, ticket in known.items():
+        for partition_id, position in known.items():
             page = pages[partition_id]
             self.outbox_waits = page.bounds.outbox_waits
-            outcomes.append(self._delivered(ticket, page))
+            outcomes.append(self._delivered(position, page))
         return outcomes
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _one_by_one(self, tickets: Sequence[FetchPosition], records_max: int, error: TxnStoreError) -> list[Outcome]:
-        if len(tickets) > 1:
-            return [outcome for ticket in tickets for outcome in self.read([ticket])]
-        (ticket,) = tickets
+    def _one_by_one(
+        self, positions: Sequence[FetchPosition], records_max: int, error: TxnStoreError
+    ) -> list[ReadOutcome]:
+        if len(positions) > 1:
+            return [outcome for position in positions for outcome in self.read([position])]
+        (position,) = positions
         if isinstance(error, OffsetOutOfRange):
-            return [OutOfRange(ticket)]
+            return [PositionOutOfRange(position)]
         if isinstance(error, UnknownTopicOrPartition):
-            self._forget(tickets)
-            return [Failed(ticket, None)]
+            self._forget(positions)
+            return [PartitionFailed(position, None)]
         if records_max > 1:
-            # What lies before the damaged batch can be read.
-            return self.read(tickets, records_max=1)
-        return [Failed(ticket, kafka_error_of(error), ticket.offset)]
+            # What comes before the damaged batch can be read.
+            return self.read(positions, records_max=1)
+        return [PartitionFailed(position, kafka_error_of(error), position.offset)]
 
-    def _known(self, tickets: Sequence[FetchPosition]) -> tuple[dict[int, FetchPosition], list[Outcome]]:
-        """Return the tickets by partition id, and what is to be said of those whose partition there is not."""
-        topics = self._topics({ticket.partition.topic for ticket in tickets})
+    def _known(self, positions: Sequence[FetchPosition]) -> tuple[dict[int, FetchPosition], list[ReadOutcome]]:
+        """Return the positions by partition id, and what became of those whose partition is not here."""
+        topics = self._topics({position.partition.topic for position in positions})
         grown = {
-            ticket.partition.topic
-            for ticket in tickets
-            if (topic := topics.get(ticket.partition.topic)) and ticket.partition.number >= len(topic.partition_ids)
+            position.partition.topic
+            for position in positions
+            if (topic := topics.get(position.partition.topic)) and position.partition.number >= len(topic.partition_ids)
         }
         if grown:
             topics = {**topics, **self._directory.refresh(grown)}
         is_alone = self._connection.is_alone
-        home = CONTROLLER_ID if is_alone else self.home
+        own_id = CONTROLLER_ID if is_alone else self.database_id
         known: dict[int, FetchPosition] = {}
-        failed: list[Outcome] = []
-        for ticket in tickets:
-            name, number = ticket.partition.topic, ticket.partition.number
+        failed: list[ReadOutcome] = []
+        for position in positions:
+            name, number = position.partition.topic, position.partition.number
             topic = topics.get(name)
             if topic is None:
-                failed.append(Failed(ticket, unknown_topic(name)))
+                failed.append(PartitionFailed(position, unknown_topic(name)))
             elif not 0 <= number < len(topic.partition_ids):
-                failed.append(Failed(ticket, _UNKNOWN_PARTITION))
-            elif not is_alone and topic.leaders[number] != home:
-                failed.append(Moved(ticket))
+                failed.append(PartitionFailed(position, _UNKNOWN_PARTITION))
+            elif not is_alone and topic.leaders[number] != own_id:
+                failed.append(PartitionMoved(position))
             else:
-                known[topic.partition_ids[number]] = ticket
+                known[topic.partition_ids[number]] = position
         return known, failed
 
     def _topics(self, names: set[str]) -> Mapping[str, Topic]:
@@ -310,29 +321,31 @@ class PartitionReader:
                     continue
         return found
 
-    def _forget(self, tickets: Iterable[FetchPosition]) -> None:
-        for ticket in tickets:
-            self._directory.forget(ticket.partition.topic)
+    def _forget(self, positions: Iterable[FetchPosition]) -> None:
+        for position in positions:
+            self._directory.forget(position.partition.topic)
 
-    def _start(self, ticket: FetchPosition, bounds: Bounds, committed: CommittedOffsets, partition_id: int) -> Outcome:
+    def _start(
+        self, position: FetchPosition, bounds: Bounds, committed: CommittedOffsets, partition_id: int
+    ) -> ReadOutcome:
         if partition_id in committed.unstable and self._options.isolation is IsolationLevel.READ_COMMITTED:
             # KIP-447: an open transaction may still move it.
             self._is_held_back = True
-            self._overdue_offsets.held_back(partition_id, _BY_ITS_OFFSETS)
-            return Failed(ticket, None)
+            self._overdue_offsets.held_back(partition_id, _HELD_BACK_BY_OFFSETS)
+            return PartitionFailed(position, None)
         self._overdue_offsets.let_go(partition_id)
         offset = committed.offsets.get(partition_id)
         end_offset = bounds.end(self._options.isolation)
         start = start_position(
-            ticket.offset, bounds, end_offset, offset.offset if offset else None, self._options.offset_reset
+            position.offset, bounds, end_offset, offset.offset if offset else None, self._options.offset_reset
         )
         if start.offset is None:
             error = KafkaError(KafkaError._AUTO_OFFSET_RESET, start.why)
-            return Failed(ticket, error, ticket.offset if ticket.offset >= 0 else None, for_good=True)
-        return Resolved(ticket, start.offset, partition_id, offset.offset if offset else None)
+            return PartitionFailed(position, error, position.offset if position.offset >= 0 else None, for_good=True)
+        return StartResolved(position, start.offset, partition_id, offset.offset if offset else None)
 
-    def _delivered(self, ticket: FetchPosition, page: Page) -> Outcome:
-        """Return the page as it goes to the subscription."""
+    def _delivered(self, position: FetchPosition, page: Page) -> ReadOutcome:
+        """Return the page as the subscription takes it."""
         end_offset = page.bounds.end(self._options.isolation)
         if end_offset < page.bounds.high_watermark and page.next_offset >= end_offset:
             self._is_held_back = True
@@ -340,18 +353,20 @@ class PartitionReader:
         else:
             self._overdue.let_go(page.bounds.partition_id)
         behind = [batch.base_offset for batch in page.batches[1:]] + [page.next_offset]
-        chunks = [_chunk(ticket, batch, next_offset) for batch, next_offset in zip(page.batches, behind, strict=False)]
-        return Delivered(ticket, PageRead(chunks, page.next_offset, page.bounds, end_offset))
+        chunks = [
+            _chunk(position, batch, next_offset) for batch, next_offset in zip(page.batches, behind, strict=False)
+        ]
+        return PageDelivered(position, PageRead(chunks, page.next_offset, page.bounds, end_offset))
 
     def _read(self, work: Callable[[Connection], Result]) -> Result:
         cluster = self._connection.cluster()
-        return repaired(cluster, self.home, lambda store: store.read(work, retry_timeout_ms=RETRY_TIMEOUT_MS))
+        return repaired(cluster, self.database_id, lambda store: store.read(work, retry_timeout_ms=RETRY_TIMEOUT_MS))
 
     @property
-    def _holds_group(self) -> bool:
-        return self.home == self._connection.cluster().coordinator_id_of(self._options.group_id)
+    def _coordinates_group(self) -> bool:
+        return self.database_id == self._connection.cluster().coordinator_id_of(self._options.group_id)
 
-    def _read_offsets_elsewhere(self, partition_ids: Sequence[int]) -> CommittedOffsets:
+    def _read_offsets_at_coordinator(self, partition_ids: Sequence[int]) -> CommittedOffsets:
         group_id = self._options.group_id
         return self._group_store().read(
             lambda connection: read_offsets(connection, group_id, partition_ids), retry_timeout_ms=RETRY_TIMEOUT_MS
@@ -361,22 +376,105 @@ class PartitionReader:
         return self._connection.cluster().coordinator_of(self._options.group_id)
 
 
-def unknown_topic(name: str) -> KafkaError:
-    """Return the error that there is no such topic."""
-    return KafkaError(
-        KafkaError.UNKNOWN_TOPIC_OR_PART, f"Subscribed topic not available: {name}: Broker: Unknown topic or partition"
-    )
-
-
-def _chunk(ticket: FetchPosition, batch: RecordBatch, next_offset: int) -> Chunk:
-    partition = ticket.partition
+def _chunk(position: FetchPosition, batch: RecordBatch, next_offset: int) -> Chunk:
+    partition = position.partition
     source = RecordSource(partition.topic, partition.number, _TIMESTAMP_TYPES[batch.timestamp_type])
     return Chunk(
         source=source,
-        open=partial(batch.rows, ticket.offset),
+        open=partial(batch.rows, position.offset),
         record_count=batch.record_count,
         size_bytes=batch.size_bytes,
-        first_offset=max(batch.base_offset, ticket.offset),
+        first_offset=max(batch.base_offset, position.offset),
         last_offset=batch.last_offset,
         next_offset=next_offset,
     )
+
+
+class PartitionLookups:
+    """A consumer's questions about partitions beside reading them; each method runs on its worker."""
+
+    def __init__(self, connection: StoreConnection, directory: TopicDirectory, isolation: IsolationLevel) -> None:
+        """Answer as a reader of this isolation level sees the log."""
+        self._connection = connection
+        self._directory = directory
+        self._isolation = isolation
+
+    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        """Return the first offset, and the first one that the reader may not read yet.
+
+        Raises:
+            KafkaException: `_UNKNOWN_PARTITION`: there is no such partition.
+            TxnStoreError: the database cannot be asked.
+        """
+
+        def look() -> Bounds:
+            partition_id = self._partition_id(partition)
+
+            def work(connection: Connection) -> Bounds:
+                return read_bounds(connection, [partition_id])[partition_id]
+
+            return at_partition(self._connection.store(), partition_id, lambda store: store.read(work))
+
+        try:
+            bounds = self._directory.again_if_unknown([partition.topic], look)
+        except UnknownTopicOrPartition:
+            self._directory.forget(partition.topic)
+            raise _unknown_partition() from None
+        return bounds.log_start_offset, bounds.end(self._isolation)
+
+    def offsets_for_times(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return for each partition, whose offset is a time in milliseconds, the first offset from that time on.
+
+        OFFSET_END: there is no such record yet.  A time of -1 stands for the end, as in Kafka.
+
+        Raises:
+            KafkaException: `_UNKNOWN_PARTITION`: one of the partitions is not there.
+            TxnStoreError: the database cannot be asked.
+        """
+        names = {partition.topic for partition in partitions}
+        return self._directory.again_if_unknown(names, lambda: self._offsets_for_times(partitions))
+
+    def _offsets_for_times(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        ids = [self._partition_id(partition) for partition in partitions]
+
+        def find(wanted: Sequence[tuple[int, int, TopicPartition]], connection: Connection) -> list[tuple[int, int]]:
+            offsets = []
+            for index, partition_id, partition in wanted:
+                if partition.offset == OFFSET_END:
+                    end_offset = read_bounds(connection, [partition_id])[partition_id].end(self._isolation)
+                    offsets.append((index, end_offset))
+                    continue
+                at_ms = min(partition.offset, TIMESTAMP_MS_MAX)
+                found = offset_for_time(connection, partition_id, at_ms, self._isolation)
+                offsets.append((index, OFFSET_END if found is None else found.offset))
+            return offsets
+
+        cluster = self._connection.cluster()
+        wanted_all = [(index, ids[index], partition) for index, partition in enumerate(partitions)]
+        by_leader = cluster.by_leader(wanted_all, lambda item: item[1])
+        offsets: dict[int, int] = {}
+        for leader, wanted in by_leader.items():
+            offsets.update(repaired(cluster, leader, partial(_read, partial(find, wanted))))
+        return [
+            TopicPartition(partition.topic, partition.partition, offsets[index])
+            for index, partition in enumerate(partitions)
+        ]
+
+    def _partition_id(self, partition: TopicPartition) -> int:
+        topic = self._directory.find([partition.topic]).get(partition.topic)
+        if topic is not None and partition.partition >= len(topic.partition_ids):
+            topic = self._directory.refresh([partition.topic]).get(partition.topic)
+        if topic is None:
+            raise _unknown_partition()
+        try:
+            return topic.partition_id(partition.partition)
+        except UnknownTopicOrPartition:
+            raise _unknown_partition() from None
+
+
+def _read(work: Callable[[Connection], Result], store: Store) -> Result:
+    return store.read(work)
+
+
+def _unknown_partition() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))

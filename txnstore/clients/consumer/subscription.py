@@ -1,4 +1,4 @@
-"""This file is what a consumer knows of its assigned partitions: positions, what is buffered, and what to read next.
+"""The subscription of a consumer: the assigned partitions, their positions, what is buffered, and what to read next.
 
 It knows no thread and no database: whoever calls holds the consumer's lock.  What was read for a position that the
 application has left since carries an old version and is dropped.
@@ -9,30 +9,190 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Final
 
-from txnstore.clients.consumer.assigned_partition import (
-    RETRY_FIRST_SECONDS,
-    RETRY_LAST_SECONDS,
-    AssignedPartition,
-    Chunk,
-    FetchPosition,
-    PageRead,
-)
-from txnstore.clients.consumer.error_messages import end_of_partition, error_message
-from txnstore.clients.model.constants import OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.consumer.events import end_of_partition, error_message
+from txnstore.clients.model.constants import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
 from txnstore.clients.model.error_mapping import kafka_error_of
 from txnstore.clients.model.kafka_error import KafkaError
-from txnstore.clients.model.message import Message, RecordTuple
+from txnstore.clients.model.message import Message, RecordSource, RecordTuple
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
+from txnstore.log.bounds import Bounds
 
-#: Which of the partitions somebody looks after.
+#: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
+OFFSET_TAIL_BASE: Final = -2000
+
+#: A partition that cannot be read is tried again after this long at first, and less and less often up to the last.
+RETRY_FIRST_SECONDS: Final = 0.1
+RETRY_LAST_SECONDS: Final = 2.0
+#: An error that persists is reported again after this long.
+REPORT_AGAIN_SECONDS: Final = 30.0
+
+NOTHING_COMMITTED: Final = "no previously committed offset available: Local: No offset stored"
+
+
+@dataclass(frozen=True, slots=True)
+class StartPosition:
+    """Where to begin."""
+
+    offset: int | None
+    """None: there is no such offset, because auto.offset.reset is "error"."""
+
+    why: str = ""
+    """Why auto.offset.reset had to decide."""
+
+
+def start_position(wanted: int, bounds: Bounds, end_offset: int, committed: int | None, reset: str) -> StartPosition:
+    """Return where to begin if `wanted` is an offset or one of the constants; `reset` is earliest, latest or error."""
+    why = f"offset {wanted} is not in the log: Broker: Offset out of range"
+    if wanted == OFFSET_STORED:
+        if committed is None:
+            return _reset(bounds, end_offset, reset, NOTHING_COMMITTED)
+        wanted, why = committed, f"the committed offset {committed} is not in the log: Broker: Offset out of range"
+    offset = {OFFSET_BEGINNING: bounds.log_start_offset, OFFSET_END: end_offset}.get(wanted, wanted)
+    if wanted <= OFFSET_TAIL_BASE:
+        offset = max(bounds.log_start_offset, end_offset - (OFFSET_TAIL_BASE - wanted))
+    if bounds.log_start_offset <= offset <= bounds.high_watermark:
+        return StartPosition(offset)
+    return _reset(bounds, end_offset, reset, why)
+
+
+def _reset(bounds: Bounds, end_offset: int, reset: str, why: str) -> StartPosition:
+    return StartPosition({"earliest": bounds.log_start_offset, "latest": end_offset}.get(reset), why)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Records of one batch on their way to the application; without records, a stretch that is stepped over."""
+
+    source: RecordSource | None
+    open: Callable[[], Iterator[RecordTuple]]
+    """Takes the batch apart, which may show that it is damaged."""
+    record_count: int
+    size_bytes: int
+    first_offset: int
+    last_offset: int
+    """The offset of the last record, or a higher one if compaction has removed the last records."""
+
+    next_offset: int
+    """The position once all records are handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPosition:
+    """Where to read next in a partition; what was read there counts only while the partition has this version."""
+
+    partition: AssignedPartition
+    version: int
+    offset: int
+    """Where to read; before it is resolved, one of the constants, or an offset that may lie outside the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRead:
+    """What was read of one partition."""
+
+    chunks: Sequence[Chunk]
+    next_offset: int
+    bounds: Bounds
+    end_offset: int
+    """The first offset that this reader may not read yet."""
+
+
+class AssignedPartition:
+    """One partition of the assignment."""
+
+    __slots__ = (
+        "assigned_offset",
+        "bounds",
+        "buffered_bytes",
+        "buffered_records",
+        "chunk",
+        "committed",
+        "eof_due_at",
+        "eof_reported_at",
+        "fetch_offset",
+        "is_at_end",
+        "is_hungry",
+        "is_paused",
+        "is_ready",
+        "is_recreated",
+        "leader",
+        "number",
+        "partition_id",
+        "position",
+        "records",
+        "reported_at",
+        "reported_code",
+        "retry_at",
+        "retry_seconds",
+        "start",
+        "stored",
+        "topic",
+        "version",
+        "waiting",
+    )
+
+    def __init__(self, topic: str, number: int, offset: int) -> None:
+        """Begin at this offset, or where one of the constants says."""
+        self.topic = topic
+        self.number = number
+        self.assigned_offset = OFFSET_STORED if offset == OFFSET_INVALID else offset
+        self.start: int | None = self.assigned_offset
+        """Where to begin, until it has been resolved to an offset within the log; then None."""
+        self.leader: int | None = None
+        """The number of the database that holds it; None: not looked up, or not needed because there is only one."""
+        self.partition_id: int | None = None
+        """What these offsets belong to; None: not looked up. A topic that is recreated gets other partitions."""
+        self.is_recreated = False
+        """Whether it replaces one that was deleted, and the application has not said since where to read it."""
+        self.fetch_offset = OFFSET_INVALID
+        self.version = 0
+        self.is_paused = False
+        self.position = OFFSET_INVALID
+        """The next offset for the application; OFFSET_INVALID until it has got something."""
+        self.stored = OFFSET_INVALID
+        self.committed = OFFSET_INVALID
+        self.bounds: Bounds | None = None
+        self.chunk: Chunk | None = None
+        """What is being handed out, and what is left of it."""
+        self.records: Iterator[RecordTuple] = iter(())
+        self.waiting: deque[Chunk | Message] = deque()
+        self.buffered_records = 0
+        self.buffered_bytes = 0
+        self.eof_reported_at: int | None = None
+        self.eof_due_at = math.inf
+        """When the end is reported unless records arrive before; infinity unless all has been read."""
+        self.is_ready = False
+        self.is_at_end = False
+        """Whether everything there was has been read."""
+        self.is_hungry = False
+        """Whether the last page was full before it was this partition's turn."""
+        self.retry_at = 0.0
+        self.retry_seconds = RETRY_FIRST_SECONDS
+        self.reported_at = -math.inf
+        self.reported_code: int | None = None
+
+    def is_current(self, position: FetchPosition) -> bool:
+        """Return whether what was read at the position still counts."""
+        return self.version == position.version
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the application has only seen records of the deleted partition: its commits are about that one."""
+        return self.is_recreated and self.position == OFFSET_INVALID
+
+    @property
+    def uncommitted(self) -> int:
+        """The stored offset if it is above the committed one, else OFFSET_INVALID."""
+        return self.stored if self.stored >= 0 and self.stored > self.committed else OFFSET_INVALID
+
+
+#: Which partitions a fetching thread looks after.
 Wanted = Callable[[AssignedPartition], bool]
-
-#: An error that stays is said again after this long.
-SAY_AGAIN_SECONDS: Final = 30.0
 
 
 class Subscription:
@@ -45,15 +205,15 @@ class Subscription:
         reports_eof: bool,
         records_low: int,
         bytes_low: int,
-        end_wait_seconds: float = 0.0,
+        eof_wait_seconds: float = 0.0,
     ) -> None:
         """Read ahead while fewer than `records_low` records and `bytes_low` bytes are buffered.
 
-        The end of a partition is said when nothing has come for `end_wait_seconds`.
+        The end of a partition is reported when nothing has arrived for `eof_wait_seconds`.
         """
-        self._end_wait_seconds = end_wait_seconds
+        self._eof_wait_seconds = eof_wait_seconds
         self._stores_offsets = stores_offsets
-        self._says_end = reports_eof
+        self._reports_eof = reports_eof
         self._records_low = records_low
         self._bytes_low = bytes_low
         self._partitions: dict[tuple[str, int], AssignedPartition] = {}
@@ -61,7 +221,7 @@ class Subscription:
         self.buffered_records = 0
         self.buffered_bytes = 0
         self.wants_more = False
-        """Set when something was handed out completely, so that there may be room to read on."""
+        """Set when a chunk has been handed out completely, so that there may be room to read on."""
 
     # --- the assignment ----------------------------------------------------------------------------------------------
 
@@ -82,30 +242,30 @@ class Subscription:
         self._partitions[topic, number] = AssignedPartition(topic, number, offset)
 
     def remove(self, topic: str, number: int) -> AssignedPartition | None:
-        """Take a partition away, with everything that is buffered of it; return it."""
+        """Remove a partition with everything that is buffered of it, and return it."""
         partition = self._partitions.pop((topic, number), None)
         if partition is not None:
             self._drop_buffer(partition)
         return partition
 
     def clear(self) -> list[AssignedPartition]:
-        """Take all partitions away and return them."""
+        """Remove all partitions and return them."""
         removed = list(self)
         for partition in removed:
             self.remove(partition.topic, partition.number)
         return removed
 
     def seek(self, partition: AssignedPartition, offset: int) -> None:
-        """Go on from `offset`, or from what the constant stands for; the position is unknown until then."""
+        """Continue from `offset`, or from what the constant stands for; the position is unknown until then."""
         self._drop_buffer(partition)
         partition.start = offset
         partition.position = OFFSET_INVALID
-        partition.end_said_at = None
-        partition.is_anew = False
+        partition.eof_reported_at = None
+        partition.is_recreated = False
         self._forgive(partition)
 
     def pause(self, partition: AssignedPartition) -> None:
-        """Hand out nothing more of the partition; what is buffered stays."""
+        """Stop handing out records of the partition; what is buffered stays."""
         partition.is_paused = True
         self._unready(partition)
 
@@ -122,7 +282,7 @@ class Subscription:
         return bool(self._ready)
 
     def next_message(self) -> Message | None:
-        """Return the next message, a record or not, and move the position behind it."""
+        """Return the next message, a record or an event, and move the position behind it."""
         while self._ready:
             partition = self._ready[0]
             chunk = partition.chunk
@@ -146,7 +306,7 @@ class Subscription:
         return None
 
     def take(self, messages: list[Message], count: int) -> None:
-        """Add messages to `messages` until there are `count`, or no more at hand: the fast way to many of them."""
+        """Add what is at hand to `messages`, up to `count` of them: the fast way to many."""
         while len(messages) < count and self._ready:
             partition = self._ready[0]
             chunk = partition.chunk
@@ -180,7 +340,7 @@ class Subscription:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def to_resolve(self, now: float, is_wanted: Wanted | None = None) -> list[FetchPosition]:
-        """Return the partitions whose start is not known to be an offset yet; of all, or of those that are wanted."""
+        """Return the wanted partitions, by default of all, whose start has not been resolved to an offset yet."""
         return [
             FetchPosition(partition, partition.version, partition.start)
             for partition in self
@@ -188,10 +348,10 @@ class Subscription:
         ]
 
     def to_read(self, now: float, is_wanted: Wanted | None = None) -> list[FetchPosition]:
-        """Return what to read next, of all partitions or of those that are wanted; nothing while enough is buffered."""
+        """Return what to read next of the wanted partitions, by default of all; nothing while enough is buffered."""
         if self.buffered_records >= self._records_low or self.buffered_bytes >= self._bytes_low:
             return []
-        # Nobody fills the buffer alone, and who got nothing because the page was full comes first.
+        # No partition fills the buffer alone, and those that got nothing because the page was full come first.
         share = max(1, self._records_low // max(1, len(self._partitions)))
         candidates = [
             partition
@@ -208,7 +368,7 @@ class Subscription:
         ]
 
     def next_retry(self, now: float, is_wanted: Wanted | None = None) -> float:
-        """Return in how many seconds a partition that could not be read is tried again; infinity if none is."""
+        """Return in how many seconds the next failed partition is tried again; infinity if there is no such."""
         later = (
             partition.retry_at - now
             for partition in self
@@ -216,49 +376,55 @@ class Subscription:
         )
         return min(later, default=math.inf)
 
-    def resolved(self, ticket: FetchPosition, offset: int, partition_id: int | None = None) -> None:
-        """Read from `offset` on from now on; the partition has this id."""
-        partition = ticket.partition
-        if partition.is_current(ticket) and partition.start is not None:
+    def resolved(self, position: FetchPosition, offset: int, partition_id: int | None = None) -> None:
+        """Read from this offset on; the partition has this id."""
+        partition = position.partition
+        if partition.is_current(position) and partition.start is not None:
             partition.start = None
             partition.partition_id = partition_id
             partition.fetch_offset = offset
             partition.is_hungry = partition.is_at_end = False
 
-    def committed(self, ticket: FetchPosition, offset: int) -> None:
+    def committed(self, position: FetchPosition, offset: int) -> None:
         """Remember what the group had committed before."""
-        if ticket.partition.is_current(ticket):
-            ticket.partition.committed = max(ticket.partition.committed, offset)
+        if position.partition.is_current(position):
+            position.partition.committed = max(position.partition.committed, offset)
 
-    def out_of_range(self, ticket: FetchPosition) -> None:
-        """Begin anew: the log does not hold the offset (any more)."""
-        partition = ticket.partition
-        if partition.is_current(ticket) and partition.start is None:
+    def out_of_range(self, position: FetchPosition) -> None:
+        """Resolve the start again: the log does not hold the offset, or no longer."""
+        partition = position.partition
+        if partition.is_current(position) and partition.start is None:
             partition.start = partition.fetch_offset
 
-    def made_anew(self, ticket: FetchPosition) -> None:
-        """Begin as after an assignment: the partition is another one, and what is known is of one that was deleted."""
-        partition = ticket.partition
-        if partition.is_current(ticket) and partition.start is None:
+    def recreated(self, position: FetchPosition) -> None:
+        """Begin as after an assignment: the partition that was read has been deleted, and this is another one."""
+        partition = position.partition
+        if partition.is_current(position) and partition.start is None:
             self.seek(partition, OFFSET_STORED)
             partition.partition_id = partition.bounds = None
-            partition.is_anew = True
+            partition.is_recreated = True
             partition.stored = partition.committed = OFFSET_INVALID
 
-    def deliver(self, ticket: FetchPosition, page: PageRead, now: float = 0.0, *, is_held: bool = False) -> None:
-        """Buffer what was read, unless the reader is elsewhere by now.
+    def deliver(
+        self, position: FetchPosition, page: PageRead, now: float = 0.0, *, brought_nothing: bool = False
+    ) -> None:
+        """Buffer what was read, unless the reader has moved since.
 
-        A reading that brought nothing of any partition is `is_held`: a broker would wait before it answers.
+        With `brought_nothing` no partition of the reading had records: a broker would wait before it answers so.
         """
-        partition = ticket.partition
-        if not partition.is_current(ticket) or partition.start is not None or partition.fetch_offset != ticket.offset:
+        partition = position.partition
+        if (
+            not partition.is_current(position)
+            or partition.start is not None
+            or partition.fetch_offset != position.offset
+        ):
             return
         self._forgive(partition)
         partition.bounds = page.bounds
         partition.fetch_offset = page.next_offset
-        moved = page.next_offset > ticket.offset
+        moved = page.next_offset > position.offset
         partition.is_at_end = page.next_offset >= page.end_offset
-        partition.is_hungry = not moved and ticket.offset < page.end_offset
+        partition.is_hungry = not moved and position.offset < page.end_offset
         for chunk in page.chunks:
             partition.waiting.append(chunk)
             partition.buffered_records += chunk.record_count
@@ -267,66 +433,66 @@ class Subscription:
             self.buffered_bytes += chunk.size_bytes
         if moved and not page.chunks:
             self._step_over(partition, page.next_offset)
-        if self._says_end:
-            self._note_end(partition, page, now, moved=moved, is_held=is_held)
+        if self._reports_eof:
+            self._note_eof(partition, page, now, moved=moved, brought_nothing=brought_nothing)
         self._make_ready(partition)
 
-    def _note_end(
-        self, partition: AssignedPartition, page: PageRead, now: float, *, moved: bool, is_held: bool
+    def _note_eof(
+        self, partition: AssignedPartition, page: PageRead, now: float, *, moved: bool, brought_nothing: bool
     ) -> None:
-        """Say once that the partition has ended: as with a broker, by the empty answer that follows its records."""
-        if page.next_offset < page.end_offset or partition.end_said_at == page.next_offset:
-            partition.end_due_at = math.inf
+        """Report once that the partition has ended: as a broker does, with the empty answer behind its records."""
+        if page.next_offset < page.end_offset or partition.eof_reported_at == page.next_offset:
+            partition.eof_due_at = math.inf
             return
-        if moved or partition.end_due_at == math.inf:
-            partition.end_due_at = now + self._end_wait_seconds
-        if now < partition.end_due_at and (moved or is_held):
+        if moved or partition.eof_due_at == math.inf:
+            partition.eof_due_at = now + self._eof_wait_seconds
+        if now < partition.eof_due_at and (moved or brought_nothing):
             return
-        partition.end_due_at = math.inf
-        partition.end_said_at = page.next_offset
+        partition.eof_due_at = math.inf
+        partition.eof_reported_at = page.next_offset
         partition.waiting.append(
             end_of_partition(partition.topic, partition.number, page.next_offset, page.bounds.high_watermark)
         )
 
-    def hold(self, ticket: FetchPosition) -> None:
-        """Note that what was read is not enough, and that there is no more until somebody commits something."""
-        if ticket.partition.is_current(ticket):
-            ticket.partition.is_at_end = True
+    def hold(self, position: FetchPosition) -> None:
+        """Note that what was read is too little to be handed out, and that a commit is needed for there to be more."""
+        if position.partition.is_current(position):
+            position.partition.is_at_end = True
 
-    def fail(self, ticket: FetchPosition, error: KafkaError | None, now: float, *, offset: int | None = None) -> None:
-        """Say the error if there is one to say, but not all the time, and try again after a while."""
-        partition = ticket.partition
-        if not partition.is_current(ticket):
+    def fail(self, position: FetchPosition, error: KafkaError | None, now: float, *, offset: int | None = None) -> None:
+        """Report the error, if there is one and it was not reported a moment ago, and try again after a while."""
+        partition = position.partition
+        if not partition.is_current(position):
             return
         partition.retry_at = now + partition.retry_seconds
         if error is not None:
             partition.retry_seconds = min(partition.retry_seconds * 2, RETRY_LAST_SECONDS)
-            self._say(partition, error, now, offset)
+            self._report(partition, error, now, offset)
 
-    def stop(self, ticket: FetchPosition, error: KafkaError, now: float, *, offset: int | None = None) -> None:
-        """Say the error and read no more of the partition until the application seeks."""
-        partition = ticket.partition
-        if partition.is_current(ticket) and partition.retry_at != math.inf:
+    def stop(self, position: FetchPosition, error: KafkaError, now: float, *, offset: int | None = None) -> None:
+        """Report the error and stop reading the partition until the application seeks."""
+        partition = position.partition
+        if partition.is_current(position) and partition.retry_at != math.inf:
             partition.retry_at = math.inf
-            partition.said_code = None
-            self._say(partition, error, now, offset)
+            partition.reported_code = None
+            self._report(partition, error, now, offset)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _say(self, partition: AssignedPartition, error: KafkaError, now: float, offset: int | None) -> None:
-        if partition.said_code == error.code() and now - partition.said_at < SAY_AGAIN_SECONDS:
+    def _report(self, partition: AssignedPartition, error: KafkaError, now: float, offset: int | None) -> None:
+        if partition.reported_code == error.code() and now - partition.reported_at < REPORT_AGAIN_SECONDS:
             return
-        partition.said_code, partition.said_at = error.code(), now
+        partition.reported_code, partition.reported_at = error.code(), now
         partition.waiting.append(error_message(error, partition.topic, partition.number, offset))
         self._make_ready(partition)
 
     def _forgive(self, partition: AssignedPartition) -> None:
         partition.retry_at = 0.0
         partition.retry_seconds = RETRY_FIRST_SECONDS
-        partition.said_code = None
+        partition.reported_code = None
 
     def _next_chunk(self, partition: AssignedPartition) -> Message | None:
-        """Take what waits first: a message is returned, a chunk becomes the current one."""
+        """Take the first thing that waits: a message is returned, a chunk becomes the current one."""
         if not partition.waiting:
             self._unready(partition)
             return None
@@ -337,20 +503,20 @@ class Subscription:
         try:
             partition.records = first.open()
         except (CorruptBatch, UnsupportedCompression) as error:
-            return self._damaged(partition, first, error)
+            return self._stop_at_damage(partition, first, error)
         partition.chunk = first
         return None
 
-    def _damaged(self, partition: AssignedPartition, chunk: Chunk, error: TxnStoreError) -> Message:
-        """Stay where the damaged batch is, and look again in a while."""
+    def _stop_at_damage(self, partition: AssignedPartition, chunk: Chunk, error: TxnStoreError) -> Message:
+        """Stay at the damaged batch, and try it again after a while."""
         self._drop_buffer(partition)
         partition.fetch_offset = chunk.first_offset
-        partition.end_said_at = None
+        partition.eof_reported_at = None
         partition.retry_at = time.monotonic() + RETRY_LAST_SECONDS
         return error_message(kafka_error_of(error), partition.topic, partition.number, chunk.first_offset)
 
     def _finish(self, partition: AssignedPartition, chunk: Chunk) -> None:
-        """The chunk is handed out: step over what follows it, and let the next partition have its turn."""
+        """Step over what follows the chunk, which has been handed out, and let the next partition have its turn."""
         partition.chunk = None
         partition.buffered_records -= chunk.record_count
         partition.buffered_bytes -= chunk.size_bytes
@@ -398,7 +564,7 @@ class Subscription:
         self.buffered_bytes -= partition.buffered_bytes
         partition.buffered_records = partition.buffered_bytes = 0
         partition.is_hungry = partition.is_at_end = False
-        partition.end_due_at = math.inf
+        partition.eof_due_at = math.inf
 
 
 def _no_records() -> Iterator[RecordTuple]:

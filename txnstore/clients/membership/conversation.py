@@ -9,9 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from txnstore.clients.consumer.error_messages import error_message
-from txnstore.clients.consumer.events import AnswerEvent, MessageEvent
-from txnstore.clients.consumer.reader import unknown_topic
+from txnstore.clients.consumer.events import AnswerEvent, MessageEvent, error_message, unknown_topic
 from txnstore.clients.membership.lease import lease_seconds
 from txnstore.clients.membership.protocol import Request
 from txnstore.clients.membership.state import (

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from txnstore.clients.backoff import write_repeatable
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.consumer.options import ConsumerOptions
+from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.membership.topics import SubscribedTopics, read_subscribed_topics
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.store import Store

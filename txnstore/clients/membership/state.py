@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from threading import Condition
 from typing import Final
 
-from txnstore.clients.consumer.error_messages import error_message
-from txnstore.clients.consumer.events import Inbox, Listener, MessageEvent, RebalanceEvent, RebalanceKind
-from txnstore.clients.consumer.options import ConsumerOptions
+from txnstore.clients.consumer.arguments import ConsumerOptions
+from txnstore.clients.consumer.events import Inbox, Listener, MessageEvent, RebalanceEvent, RebalanceKind, error_message
 from txnstore.clients.membership.lease import Lease, lease_seconds
 from txnstore.clients.membership.protocol import MemberProtocol
 from txnstore.clients.membership.requests import GroupRequests

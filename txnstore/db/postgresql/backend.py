@@ -162,6 +162,7 @@ class PostgreSQLBackend:
 
     name = "postgresql"
     keeps_prepared = True
+    every_commit_wakes_readers = False
 
     def create_engine(
         self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int

@@ -107,6 +107,7 @@ class SQLiteBackend:
 
     name = "sqlite"
     keeps_prepared = False
+    every_commit_wakes_readers = True
 
     def create_engine(
         self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int

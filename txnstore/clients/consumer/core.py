@@ -1,0 +1,411 @@
+"""The core of a consumer: its state and its threads, and what these do by themselves.
+
+It does not know the `Consumer`, so that one that nobody holds any more can be collected and its threads end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Final, TypeVar
+
+from txnstore.clients.brokers import all_stores
+from txnstore.clients.callbacks import Callbacks
+from txnstore.clients.configuration.configuration import Configuration
+from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
+from txnstore.clients.consumer.arguments import consumer_options, failure, seconds_left
+from txnstore.clients.consumer.commits import CommitResult, OffsetCommits
+from txnstore.clients.consumer.events import (
+    CommitEvent,
+    Inbox,
+    RebalanceEvent,
+    RebalanceKind,
+    StatisticsEvent,
+    error_message,
+    prefixed,
+)
+from txnstore.clients.consumer.fetcher import Fetcher
+from txnstore.clients.consumer.reader import PartitionLookups
+from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
+from txnstore.clients.membership.member import GroupMember
+from txnstore.clients.membership.requests import GroupRequests
+from txnstore.clients.membership.thread import GroupThread
+from txnstore.clients.model.error_mapping import kafka_error_of
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
+from txnstore.clients.statistics import Statistics
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.worker import Duties, Worker
+from txnstore.db.backend import Limits
+from txnstore.db.store import Store
+from txnstore.errors import StoreClosed, TxnStoreError
+from txnstore.model import IsolationLevel
+from txnstore.transactions.recovery import recover
+
+Result = TypeVar("Result")
+
+#: A reader that an open transaction holds back helps after this long, and then again at most this often.
+HELP_AFTER_SECONDS: Final = 1.0
+HELP_INTERVAL_SECONDS: Final = 5.0
+
+#: How long one try of the database goes on by itself.
+TRY_TIMEOUT_MS: Final = 500
+_numbers: Final = itertools.count(1)
+
+
+class ConsumerCore:
+    """The state and the threads of one consumer."""
+
+    def __init__(self, configuration: Configuration, callbacks: Callbacks) -> None:
+        """Make everything; no thread runs and nothing is opened yet. The callbacks are known weakly."""
+        self._has_commit_callback = callbacks["on_commit"] is not None
+        self.options = options = consumer_options(configuration)
+        self.logger = configuration.logger
+        self.lock = lock = threading.RLock()
+        """Guards all of the consumer's state."""
+        self.arrived = threading.Condition(lock)
+        """Notified when there is something for the application."""
+        stirred = threading.Condition(lock)
+        name = f"txnstore-consumer-{options.group_id[:40]}"
+        # Short tries: what waits for the database looks between them whether it is still wanted.
+        self.connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
+        self.directory = TopicDirectory(
+            self.connection, refresh_ms=options.metadata_refresh_ms, allow_create=options.creates_topics
+        )
+        self.worker = Worker(name)
+        self.inbox = Inbox(self.arrived, logger=self.logger, has_error_callback=callbacks["error_cb"] is not None)
+        self.subscription = Subscription(
+            stores_offsets=options.stores_offsets,
+            reports_eof=options.reports_eof,
+            records_low=options.read_ahead_records,
+            bytes_low=options.read_ahead_bytes,
+            # A broker that is asked for no bytes at all answers at once.
+            eof_wait_seconds=options.fetch_wait_seconds if options.fetch_min_bytes else 0.0,
+        )
+        self.group = GroupMember(
+            lock=self.arrived,
+            stirred=stirred,
+            inbox=self.inbox,
+            worker=self.worker,
+            requests=GroupRequests(self.connection, self.directory, options),
+            options=options,
+            on_error=self.report_background_error,
+        )
+        self.group_thread = GroupThread(f"{name}-group", stirred=stirred, member=self.group, logger=self.logger)
+        self.commits = OffsetCommits(
+            lock=self.arrived,
+            subscription=self.subscription,
+            worker=self.worker,
+            connection=self.connection,
+            directory=self.directory,
+            options=options,
+            membership=lambda: self.group.membership,
+            on_error=self.group.noticed,
+        )
+        self.lookups = PartitionLookups(self.connection, self.directory, options.isolation)
+        self.fetcher = Fetcher(
+            f"{name}-fetcher",
+            lock=lock,
+            arrived=self.arrived,
+            subscription=self.subscription,
+            connection=self.connection,
+            directory=self.directory,
+            options=options,
+            duties=self._duties(configuration, callbacks),
+            group=self.group,
+            on_error=self.report_background_error,
+            logger=self.logger,
+        )
+        self._look = (
+            None
+            if callbacks["error_cb"] is None
+            else DatabaseLook(self.connection, self.worker.submit, self.report_background_error)
+        )
+        """What tells an idle application of a database that is away, if it wants to hear of it."""
+        self.is_losing = False
+        """Whether the partitions that go now belong to another consumer already: nothing of them is committed."""
+        self._helped_at = self._ended_overdue_at = -math.inf
+        self._commit_under_way: Future[CommitResult] | None = None
+
+    # --- the worker's answers ----------------------------------------------------------------------------------------
+
+    def ask(
+        self, work: Callable[[], Result], deadline: float, prefix: str, *, late_code: int = KafkaError._TIMED_OUT
+    ) -> Result:
+        """Have the worker do this, and return what it found; see `answer`."""
+        return self.answer(lambda: self.worker.submit(work), deadline, prefix, late_code=late_code)
+
+    def answer(
+        self,
+        submit: Callable[[], Future[Result]],
+        deadline: float,
+        prefix: str,
+        *,
+        unless: type[TxnStoreError] | tuple[()] = (),
+        late_code: int = KafkaError._TIMED_OUT,
+    ) -> Result:
+        """Return what the worker found, as long as the caller waits for it; errors, but `unless`, get the prefix."""
+        began = time.monotonic()
+        try:
+            future = submit()
+        except RuntimeError:
+            # Closed by another thread since the call began.
+            raise RuntimeError("Consumer closed") from None
+        try:
+            return future.result(seconds_left(deadline))
+        except FutureTimeoutError:
+            # Nobody needs it any more.
+            future.cancel()
+            if late_code != KafkaError._TIMED_OUT or self.connection.trouble_since(began) is not None:
+                raise unreachable(self.connection, prefix, began, code=late_code) from None
+            raise failure(KafkaError._TIMED_OUT, prefix) from None
+        except CancelledError:
+            raise RuntimeError("Consumer closed") from None
+        except unless:
+            raise
+        except TxnStoreError as error:
+            raise KafkaException(prefixed(prefix, kafka_error_of(error))) from error
+        except KafkaException as error:
+            raise KafkaException(prefixed(prefix, error.args[0])) from error
+
+    # --- the assignment; the lock is held ----------------------------------------------------------------------------
+
+    def find(self, partition: TopicPartition) -> AssignedPartition | None:
+        """Return the partition as it is assigned, or None if it is not."""
+        return self.subscription.find(partition.topic, partition.partition)
+
+    def add(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions as well, from their offsets on."""
+        for partition in partitions:
+            self.subscription.add(partition.topic, partition.partition, partition.offset)
+        self.read_on()
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions no more, and commit what is stored of them unless they are lost."""
+        removed = (self.subscription.remove(partition.topic, partition.partition) for partition in partitions)
+        self._commit_removed([partition for partition in removed if partition is not None])
+
+    def clear(self) -> None:
+        """Read nothing any more, and commit what is stored unless it is lost."""
+        self._commit_removed(self.subscription.clear())
+
+    def _commit_removed(self, removed: list[AssignedPartition]) -> None:
+        if removed and self.options.commits_by_itself and not self.is_losing:
+            self._commit_in_background(removed)
+
+    def change_assignment(self, event: RebalanceEvent) -> None:
+        """Do what a rebalance asks for if the application has not done it itself."""
+        partitions = event.topic_partitions()
+        with self.arrived:
+            if event.kind is RebalanceKind.ASSIGN:
+                if not self.options.is_cooperative:
+                    self.clear()
+                self.add(partition for partition in partitions if self.find(partition) is None)
+            elif self.options.is_cooperative:
+                self.remove(partitions)
+            else:
+                self.clear()
+
+    def read_on(self) -> None:
+        """Let the fetching thread look for work."""
+        self.subscription.wants_more = False
+        self.fetcher.start()
+
+    # --- trouble -----------------------------------------------------------------------------------------------------
+
+    def look_for_database(self) -> None:
+        """Find out whether the database is there, if nothing else would tell: nothing is read."""
+        if self._look is not None and not len(self.subscription):
+            with contextlib.suppress(RuntimeError):  # closed by another thread since the call began
+                self._look.polled()
+
+    def report_background_error(self, error: BaseException) -> None:
+        """Tell the application what went wrong while it did not ask: passing trouble by error_cb, else poll()."""
+        if isinstance(error, StoreClosed):
+            return
+        if isinstance(error, TxnStoreError):
+            kafka_error = kafka_error_of(error)
+        elif isinstance(error, KafkaException):
+            kafka_error = error.args[0]
+        else:
+            kafka_error = KafkaError(KafkaError._FAIL, f"an error within txnstore: {type(error).__name__}: {error}")
+        if kafka_error.retriable() or getattr(error, "outcome_unknown", False):
+            self.inbox.put_error(kafka_error)
+            if kafka_error.code() == KafkaError._TRANSPORT and self.connection.is_alone:
+                # Programs for a cluster wait for the second: here one database is all there is.
+                self.inbox.put_error(
+                    KafkaError(KafkaError._ALL_BROKERS_DOWN, f"1/1 brokers are down: {kafka_error.str()}")
+                )
+        else:
+            self.inbox.put_message(error_message(kafka_error))
+
+    # --- commits -----------------------------------------------------------------------------------------------------
+
+    def submit_commit(self, offsets: Sequence[TopicPartition]) -> Future[CommitResult] | None:
+        """Commit in the background; on_commit hears of it at the next poll()."""
+        try:
+            future = self.commits.submit(offsets)
+        except RuntimeError:
+            # The worker has been closed, and with it the consumer.
+            return None
+        future.add_done_callback(self._commit_done)
+        return future
+
+    def _commit_in_background(
+        self, partitions: Sequence[AssignedPartition] | None = None
+    ) -> Future[CommitResult] | None:
+        """Commit what is stored, if anything is; by default of all partitions."""
+        offsets = self.commits.stored(partitions)
+        if all(partition.offset < 0 for partition in offsets):
+            return None
+        return self.submit_commit(offsets)
+
+    def _commit_done(self, future: Future[CommitResult]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            self.report_background_error(error)
+            return
+        result = future.result()
+        if self._has_commit_callback:
+            self.inbox.put(CommitEvent(result.error, list(result.partitions)))
+        elif result.error is not None:
+            self.logger.warning("committing offsets failed: %s", result.error.str())
+
+    # --- from time to time, in the fetching thread -------------------------------------------------------------------
+
+    def _duties(self, configuration: Configuration, callbacks: Callbacks) -> Duties:
+        duties = Duties()
+        duties.add(HELP_AFTER_SECONDS, self._help)
+        if self.options.commits_by_itself and self.options.commit_interval_seconds > 0:
+            duties.add(self.options.commit_interval_seconds, self._commit_by_itself)
+        interval_seconds = configuration["statistics.interval.ms"] / 1000
+        statistics = Statistics(
+            name=f"consumer-{next(_numbers)}",
+            client_id=configuration["client.id"],
+            kind="consumer",
+            interval_seconds=interval_seconds,
+            callback=callbacks.weakly("stats_cb"),
+            add_event=lambda call: self.inbox.put(StatisticsEvent(call)),
+            collect=self._facts,
+            connection=self.connection,
+        )
+        if statistics.due_seconds(0.0) is not None:
+            duties.add(interval_seconds, statistics.run)
+        return duties
+
+    def _commit_by_itself(self) -> None:
+        if self._commit_under_way is None or self._commit_under_way.done():
+            self._commit_under_way = self._commit_in_background()
+
+    def _facts(self) -> dict[str, Any]:
+        """Return librdkafka's statistics fields for topics and partitions."""
+        with self.arrived:
+            topics: dict[str, Any] = {}
+            for partition in self.subscription:
+                topic = topics.setdefault(partition.topic, {"topic": partition.topic, "partitions": {}})
+                topic["partitions"][str(partition.number)] = _partition_facts(partition, self.options.isolation)
+            return {
+                "msg_cnt": self.subscription.buffered_records,
+                "msg_size": self.subscription.buffered_bytes,
+                "topics": topics,
+            }
+
+    # --- open transactions that hold the reader back -----------------------------------------------------------------
+
+    def note_held_back(self) -> None:
+        """Note that an open transaction keeps the application waiting, and end those whose time is up."""
+        self.fetcher.note_held_back()
+        now = time.monotonic()
+        if now - self._ended_overdue_at >= ASK_SECONDS_MIN:
+            self._ended_overdue_at = now
+            self._submit_quietly(lambda: end_overdue(self.connection.store, ()))
+        self._help()
+
+    def _help(self) -> None:
+        """Finish transactions that hold the reader back if their time is up, or if they are decided already."""
+        since, now = self.fetcher.held_back_since, time.monotonic()
+        if since is None or now - since < HELP_AFTER_SECONDS or now - self._helped_at < HELP_INTERVAL_SECONDS:
+            return
+        self._helped_at = now
+        self._submit_quietly(self._recover)
+
+    def _submit_quietly(self, work: Callable[[], object]) -> None:
+        # Where the worker takes no more, the consumer has been closed.
+        with contextlib.suppress(RuntimeError):
+            self.worker.submit(work)
+
+    def _recover(self) -> None:
+        try:
+            # The transaction may be coordinated in any of the databases.
+            for store in all_stores(self.connection.store()):
+                self._recover_in(store)
+        except TxnStoreError as error:
+            self.logger.debug("could not help with open transactions: %s", error)
+
+    def _recover_in(self, store: Store) -> None:
+        try:
+            recover(store)
+        except TxnStoreError as error:
+            # Somebody else may help; the reader only waits longer.
+            self.logger.debug("could not help with open transactions: %s", error)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def finish_work(self, deadline: float) -> None:
+        """Wait until the worker has written everything that it was given: it does so in that order."""
+        last = self.worker.submit(_nothing)
+        try:
+            last.exception(seconds_left(deadline))
+        except (FutureTimeoutError, CancelledError):
+            last.cancel()
+
+    def close(self, deadline: float) -> bool:
+        """End the threads and the connection until `deadline`; return whether they have ended."""
+        try:
+            self.group_thread.stop()
+            fetcher_ended = self.fetcher.close(deadline - time.monotonic())
+            group_ended = self.group_thread.close(deadline - time.monotonic())
+        finally:
+            try:
+                worker_ended = self.worker.close(deadline - time.monotonic())
+            finally:
+                self.connection.close(deadline - time.monotonic())
+        return fetcher_ended and group_ended and worker_ended
+
+    def abandon(self) -> None:
+        """End without waiting: nobody holds the consumer any more. Nothing is committed, as after a crash."""
+        if self.connection.process_id == os.getpid():
+            self.close(time.monotonic())
+
+
+def _nothing() -> None:
+    """Do nothing: the job behind all others."""
+
+
+def _partition_facts(partition: AssignedPartition, isolation: IsolationLevel) -> dict[str, Any]:
+    bounds = partition.bounds
+    end_offset = -1 if bounds is None else bounds.end(isolation)
+    # As librdkafka: behind what is committed, or what was handed out if nothing is.
+    known_offset = partition.committed if partition.committed >= 0 else partition.position
+    return {
+        "partition": partition.number,
+        "fetchq_cnt": partition.buffered_records,
+        "fetchq_size": partition.buffered_bytes,
+        "lo_offset": -1 if bounds is None else bounds.log_start_offset,
+        "hi_offset": -1 if bounds is None else bounds.high_watermark,
+        "ls_offset": -1 if bounds is None else bounds.last_stable_offset,
+        "app_offset": partition.position,
+        "stored_offset": partition.stored,
+        "committed_offset": partition.committed,
+        "consumer_lag": max(0, end_offset - known_offset) if end_offset >= 0 and known_offset >= 0 else -1,
+    }
