@@ -1,4 +1,4 @@
-"""Write the parts of README.md that follow from the code: tables, states, errors and settings.
+"""The parts of the READMEs that follow from the code: tables, states, errors, settings, files and who imports whom.
 
 `scripts/draw` writes them between their markers; `scripts/draw --check` changes nothing and fails if they are stale.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from scripts.draw_folders import draw_files, draw_imports
 from txnstore.clients.configuration.keys import KEYS
 from txnstore.clients.producer.transaction_states import ALLOWED_IN, RESUMABLE, ProducerState, TransactionCall
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
@@ -20,7 +21,10 @@ from txnstore.errors import ERRORS
 from txnstore.transactions.protocol import END_TRANSACTION, EndAction
 from txnstore.transactions.states import PREVIOUS_STATES, STORED, TransactionState
 
-README: Final = Path(__file__).resolve().parent.parent / "README.md"
+TOP: Final = Path(__file__).resolve().parent.parent
+
+#: The folders with a README at their door, or below them.
+FOLDERS: Final = ("txnstore", "scripts", "tests")
 
 
 def draw_tables() -> Iterator[str]:
@@ -126,6 +130,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+#: Each of them stands in one README.
 PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
     "tables": draw_tables,
     "states": draw_states,
@@ -136,33 +141,63 @@ PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
     "configuration": draw_configuration,
 }
 
+#: Each of them stands in the README of every folder of the package, and is about that folder.
+FOLDER_PARTS: Final[Mapping[str, Callable[[Path], Iterator[str]]]] = {"files": draw_files, "imports": draw_imports}
 
-def drawn(text: str) -> str:
-    """Return the README's text with every part between its markers drawn anew."""
-    for name, draw in PARTS.items():
-        begin, end = f"<!-- begin {name}: written by scripts/draw -->", f"<!-- end {name} -->"
-        pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
-        lines = "\n".join(draw()).rstrip()
-        text, count = pattern.subn(f"\\g<1>\n{_escaped(lines)}\n\n\\g<2>", text)
-        if count != 1:
-            sys.exit(f"{README.name} has {count} places for {name}, not one: look for {begin!r}")
-    return text
+_PART: Final = re.compile(
+    r"(?P<begin><!-- begin (?P<name>[^:>]+): written by scripts/draw -->\n).*?(?P<end><!-- end (?P=name) -->)",
+    re.DOTALL,
+)
 
 
-def _escaped(text: str) -> str:
-    """Return text that stands for itself where a pattern is replaced."""
-    return text.replace("\\", "\\\\")
+def readmes() -> list[Path]:
+    """Return every README of the checkout, the one at the top first."""
+    return [TOP / "README.md", *sorted(readme for name in FOLDERS for readme in (TOP / name).rglob("README.md"))]
+
+
+def drawn(readme: Path, text: str) -> str:
+    """Return the text of a README with every part between its markers drawn anew; a part that is unknown stays."""
+
+    def draw(part: re.Match[str]) -> str:
+        name = part["name"]
+        if name in FOLDER_PARTS:
+            lines = FOLDER_PARTS[name](readme.parent)
+        elif name in PARTS:
+            lines = PARTS[name]()
+        else:
+            return part[0]
+        return part["begin"] + "\n" + "\n".join(lines).rstrip() + "\n\n" + part["end"]
+
+    return _PART.sub(draw, text)
+
+
+def misplaced(texts: Mapping[str, str]) -> Iterator[str]:
+    """Say what is wrong with the markers in the texts of the READMEs."""
+    found = [(readme, part["name"]) for readme, text in texts.items() for part in _PART.finditer(text)]
+    for readme, text in texts.items():
+        known = sum(name in PARTS or name in FOLDER_PARTS for place, name in found if place == readme)
+        if known < max(text.count("written by scripts/draw"), text.count("<!-- end ")):
+            yield f"{readme} has a marker that nothing is drawn for, or one without the other"
+    for name in PARTS:
+        if (count := [part for _, part in found].count(name)) != 1:
+            yield f"{count} READMEs have a place for {name}, not one"
+    for readme, name in {place for place in found if found.count(place) > 1}:
+        yield f"{readme} has several places for {name}"
 
 
 def main() -> None:
     """Write the parts, or check that they are current."""
-    text = README.read_text(encoding="utf-8")
-    new = drawn(text)
+    texts = {readme: readme.read_text(encoding="utf-8") for readme in readmes()}
+    if wrong := list(misplaced({str(readme.relative_to(TOP)): text for readme, text in texts.items()})):
+        sys.exit("\n".join(wrong))
+    new = {readme: drawn(readme, text) for readme, text in texts.items()}
+    stale = [readme for readme in texts if new[readme] != texts[readme]]
     if "--check" in sys.argv[1:]:
-        if new != text:
-            sys.exit(f"{README.name} is stale: run scripts/draw")
-    elif new != text:
-        README.write_text(new, encoding="utf-8")
+        if stale:
+            sys.exit(f"stale, run scripts/draw: {', '.join(str(readme.relative_to(TOP)) for readme in stale)}")
+        return
+    for readme in stale:
+        readme.write_text(new[readme], encoding="utf-8")
 
 
 if __name__ == "__main__":

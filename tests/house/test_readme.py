@@ -1,121 +1,155 @@
-"""The README: its examples run, and the tests that it names are there."""
+"""The READMEs: a door for every folder, programs that run, and links, paths and tests that are there."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import functools
 import re
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from txnstore.testing.postgres_server import PostgresServer
+from scripts.draw import PARTS, drawn, misplaced, readmes
+from tests.tools.readmes import READMES, TOP, anchors, block_of, blocks, without_fences
 
-TOP = Path(__file__).resolve().parents[2]
-README = (TOP / "README.md").read_text(encoding="utf-8")
+TEXTS = {readme: readme.read_text(encoding="utf-8") for readme in READMES}
+BLOCKS = [block for readme in READMES for block in blocks(readme)]
+#: What is only shown.
+DRAWINGS = {"mermaid"}
+PROGRAMS = [block for block in BLOCKS if block.run_by is None and block.language not in DRAWINGS]
 
-EXAMPLE = re.search(r"```python\n(import txnstore as confluent_kafka.*?)```", README, re.DOTALL)
-EXAMPLES = README.partition("\n## Examples\n")[2].partition("\n## ")[0]
-PROGRAMS = re.findall(r"### ([^\n]*)\n(?:(?!###).)*?```python\n([^`]*)```\n\n```text\n([^`]*)```", EXAMPLES, re.DOTALL)
-RECIPES = README.partition("\n## One commit for rows, records and offsets\n")[2].partition("\n## ")[0]
-PRINTING_RECIPES = re.findall(
-    r"### ([^\n]*)\n(?:(?!###).)*?```python\n([^`]*)```\n\n```text\n([^`]*)```", RECIPES, re.DOTALL
-)
-CLUSTER = README.partition("\n## Several databases\n")[2].partition("\n## ")[0]
-PRINTING_RECIPES += [
-    ("several databases", *item) for item in re.findall(r"```python\n([^`]*)```\n\n```text\n([^`]*)```", CLUSTER)
-]
-SILENT_RECIPES = dict(
-    re.findall(r"### (One `with` block[^\n]*)\n(?:(?!###).)*?```python\n([^`]*)```", RECIPES, re.DOTALL)
-)
-TEST_FILES = dict(re.findall(r"^# (\w+\.py)\n(.*?)(?=^# \w+\.py$|^```)", EXAMPLES, re.DOTALL | re.MULTILINE))
-NAMED_TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", README)))
-NAMED_PATHS = sorted(set(re.findall(r"`((?:txnstore|tests|migrations|scripts)/[\w/.-]*)`", README)))
+PACKAGE = TOP / "txnstore"
+FOLDERS = [folder.parent for folder in sorted(PACKAGE.rglob("__init__.py"))]
 
 
-def test_the_example_prints_the_record_that_it_wrote(tmp_path: Path) -> None:
-    assert EXAMPLE is not None
-    script = tmp_path / "example.py"
-    script.write_text(EXAMPLE[1], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "payments 0 b'customer-7' b'42 EUR'\n"
+def _named(readme: Path) -> str:
+    return readme.relative_to(TOP).as_posix()
 
 
-def test_there_is_an_example_for_each_of_those_who_use_it() -> None:
-    assert len(PROGRAMS) == 2
-    assert set(TEST_FILES) == {"conftest.py", "test_transfer.py"}
+def test_the_first_one_fits_on_a_few_pages() -> None:
+    assert (TOP / "README.md").stat().st_size <= 16_384
 
 
-def test_there_are_recipes_for_one_commit() -> None:
-    assert len(PRINTING_RECIPES) == 3
-    assert list(SILENT_RECIPES) == [
-        "One `with` block over records and rows",
-        "One `with` block over two databases",
-    ]
+@pytest.mark.parametrize("folder", FOLDERS, ids=_named)
+def test_every_folder_of_the_package_has_one_that_says_what_to_read_and_who_imports_it(folder: Path) -> None:
+    readme = folder / "README.md"
+    assert readme.is_file(), f"{_named(folder)} has no README.md at its door: begin with a neighbour's"
+    text = readme.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert "<!-- begin files: written by scripts/draw -->" in text
+    if folder != PACKAGE:
+        assert "<!-- begin imports: written by scripts/draw -->" in text
+
+
+def test_every_one_is_reached_by_links_from_the_first() -> None:
+    reached, waiting = set(), [TOP / "README.md"]
+    while waiting:
+        readme = waiting.pop()
+        if readme not in reached:
+            reached.add(readme)
+            waiting += [target for target, _ in links_of(readme) if target.name == "README.md"]
+    assert [_named(readme) for readme in READMES if readme not in reached] == []
+
+
+def test_the_generated_parts_are_current() -> None:
+    assert readmes() == READMES
+    assert [_named(readme) for readme, text in TEXTS.items() if drawn(readme, text) != text] == [], "run scripts/draw"
+
+
+def test_every_marker_has_something_that_is_drawn_for_it() -> None:
+    assert list(misplaced({_named(readme): text for readme, text in TEXTS.items()})) == []
 
 
 @pytest.mark.parametrize(
-    ("program", "printed"),
-    [item[1:] for item in PROGRAMS + PRINTING_RECIPES],
-    ids=[item[0] for item in PROGRAMS + PRINTING_RECIPES],
+    "line",
+    [
+        "<!-- begin colours: written by scripts/draw -->\n<!-- end colours -->",
+        "<!-- begin tables: written by scripts/draw -->",
+        "<!-- end tables -->",
+    ],
 )
-def test_an_example_prints_what_stands_below_it(tmp_path: Path, program: str, printed: str) -> None:
+def test_a_marker_that_nothing_is_drawn_for_would_be_found(line: str) -> None:
+    assert "A.md has a marker that nothing is drawn for, or one without the other" in set(misplaced({"A.md": line}))
+
+
+def test_a_part_that_stands_nowhere_or_twice_would_be_found() -> None:
+    part = "<!-- begin tables: written by scripts/draw -->\n<!-- end tables -->\n"
+    found = set(misplaced({"A.md": part, "B.md": part}))
+    assert "2 READMEs have a place for tables, not one" in found
+    assert {f"0 READMEs have a place for {name}, not one" for name in PARTS if name != "tables"} <= found
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: block.name)
+def test_a_program_runs_and_prints_what_stands_below_it(tmp_path: Path, block) -> None:
+    assert block.language == "python", "above it has to stand which test runs it"
     script = tmp_path / "example.py"
-    script.write_text(program, encoding="utf-8")
+    script.write_text(block.text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == printed
+    assert done.stdout == (block.printed or "")
 
 
-def test_the_recipe_of_one_block_writes_the_row_and_the_record(tmp_path: Path) -> None:
-    program = SILENT_RECIPES["One `with` block over records and rows"].replace("sqlite:///", f"sqlite:///{tmp_path}/")
-    exec(compile(program, "recipe", "exec"), {})
-    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
-        assert shop.execute("SELECT item FROM orders").fetchall() == [("tea",)]
-        assert shop.execute("SELECT value, status FROM txnstore_records").fetchall() == [(b"tea", "committed")]
+@pytest.mark.parametrize("name", sorted({block.run_by for block in BLOCKS if block.run_by}))
+def test_a_test_that_is_said_to_run_a_block_looks_for_its_blocks(name: str) -> None:
+    assert re.search(r"\b(blocks_run_by|block_of)\(__file__", (TOP / name).read_text(encoding="utf-8"))
 
 
-def test_the_example_for_testers_passes_on_both_databases(
-    tmp_path: Path, txnstore_postgres_server: PostgresServer
-) -> None:
-    for name, text in TEST_FILES.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    server = txnstore_postgres_server.url(txnstore_postgres_server.maintenance_database)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "."],
-        cwd=tmp_path,
-        env=os.environ | {"TXNSTORE_TEST_POSTGRES_URL": server},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+def test_the_commands_for_developers_are_there() -> None:
+    for script, *arguments in block_of(__file__, "Developing", "sh").commands:
+        text = (TOP / script).read_text(encoding="utf-8")
+        assert text.startswith("#!/usr/bin/env bash")
+        assert all(argument in text for argument in arguments)
+
+
+@functools.cache
+def links_of(readme: Path) -> list[tuple[Path, str]]:
+    """Return where the links of a README lead: a file or folder, and an anchor."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", without_fences(readme))
+    return [
+        ((readme.parent / path).resolve() if path else readme, anchor)
+        for path, _, anchor in (target.partition("#") for target in targets if "://" not in target)
+    ]
+
+
+@pytest.mark.parametrize("readme", READMES, ids=_named)
+def test_every_link_leads_somewhere(readme: Path) -> None:
+    for target, anchor in links_of(readme):
+        assert target.exists(), f"{_named(readme)} links to {target}"
+        assert target.is_relative_to(TOP)
+        if anchor:
+            assert anchor in anchors(target), f"{_named(readme)} links to {_named(target)}#{anchor}"
+
+
+def paths_of(readme: Path) -> list[str]:
+    """Return what looks like a path in a README: below the top, below the package, or beside the README."""
+    words = re.findall(r"`([\w./-]+)`", without_fences(readme))
+    return [word for word in words if "/" in word]
+
+
+#: Names of programs and files of users.
+OTHERS = {"import.py", "test_mine.py", "conftest.py"}
+
+
+@pytest.mark.parametrize("readme", READMES, ids=_named)
+def test_every_path_that_is_named_is_there(readme: Path) -> None:
+    places = [readme.parent, TOP, PACKAGE, *(parent for parent in readme.parents if parent.is_relative_to(PACKAGE))]
+    missing = [path for path in paths_of(readme) if not any((place / path).exists() for place in places)]
+    assert set(missing) - OTHERS == set()
+
+
+NAMED_TESTS = sorted({test for text in TEXTS.values() for test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)})
 
 
 def test_every_guarantee_names_a_test() -> None:
-    rows = re.findall(r"^\| \*\*(G\d)", README, re.MULTILINE)
-    assert rows == [f"G{number}" for number in range(1, 10)]
-    assert len(NAMED_TESTS) >= len(rows)
+    rows = re.findall(r"^\| \*\*(G\d) ([^*]*)\*\* \|.*\| (`tests/.*) \|$", TEXTS[TOP / "tests/README.md"], re.MULTILINE)
+    promised = re.findall(r"^\| \*\*(G\d) ([^*]*)\*\*", TEXTS[TOP / "README.md"], re.MULTILINE)
+    assert [row[:2] for row in rows] == promised
+    assert [number for number, _ in promised] == [f"G{number}" for number in range(1, 10)]
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED_TESTS)
 def test_a_named_test_is_there(file: str, test: str) -> None:
-    path = TOP / file
-    assert path.is_file()
-    if test:
-        assert f"def {test}(" in path.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", NAMED_PATHS)
-def test_a_named_path_is_there(name: str) -> None:
-    assert (TOP / name).exists()
+    assert f"def {test}(" in (TOP / file).read_text(encoding="utf-8")

@@ -37,7 +37,7 @@ def test_the_wheel_holds_every_file_of_the_package(root, wheel):
     package = {
         file.relative_to(root).as_posix()
         for file in (root / "txnstore").rglob("*")
-        if file.is_file() and not {"__pycache__", "registration"} & set(file.parts)
+        if file.is_file() and not {"__pycache__", "registration", "README.md"} & set(file.parts)
     }
     assert "txnstore/py.typed" in package
     assert package - set(wheel.namelist()) == set()
@@ -63,6 +63,10 @@ def test_the_wheel_holds_one_module_beside_the_package_for_spark_to_find(wheel, 
 
 def test_the_wheel_holds_nothing_that_a_run_leaves_behind(wheel):
     assert [name for name in wheel.namelist() if "__pycache__" in name or "/tests/" in name] == []
+
+
+def test_the_wheel_holds_no_readme_whose_links_would_lead_out_of_it(wheel):
+    assert [name for name in wheel.namelist() if name.endswith("README.md")] == []
 
 
 def test_the_wheel_says_what_it_is(wheel, about, metadata):

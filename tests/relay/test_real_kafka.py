@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from tests.relay.kafka_side import SECONDS, Sent
 from tests.relay.running import beside, wait_until
 from tests.relay.store_side import begin, copy, make_topic, numbered, put, read, ship
 from tests.relay.test_to_kafka_steps import NULLS
+from tests.tools.readmes import block_of
 from txnstore.db.store import open_store
 from txnstore.relay.errors import RelayFailed, RelayFenced
 from txnstore.relay.from_kafka import FromKafka
@@ -32,8 +32,6 @@ from txnstore.relay.to_kafka import ToKafka
 pytestmark = pytest.mark.slow
 
 TOP = Path(__file__).resolve().parents[2]
-README = (TOP / "README.md").read_text(encoding="utf-8")
-RECIPE = re.search(r"### Relay to Kafka\n.*?```sh\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.fixture
@@ -256,7 +254,6 @@ def test_the_command_ends_in_good_order_at_a_signal(txnstore_sqlite_url, kafka, 
 
 
 def test_the_recipe_copies_an_order_there_and_back(bootstrap, tmp_path):
-    assert RECIPE is not None
     program = tmp_path / "bin" / "txnstore"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "from txnstore.cli import main; main()" "$@"\n')
@@ -274,7 +271,7 @@ def test_the_recipe_copies_an_order_there_and_back(bootstrap, tmp_path):
         "BOOTSTRAP": bootstrap,
     }
     done = subprocess.run(
-        ["bash", "-e", "-c", RECIPE[1]],
+        ["bash", "-e", "-c", block_of(__file__, "Relay to Kafka", "sh").text],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

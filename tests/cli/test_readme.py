@@ -1,0 +1,83 @@
+"""The READMEs' sessions at a terminal: the commands print what is printed there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.copies import copy_file
+from tests.tools.readmes import TOP, block_of
+from txnstore.db.identity import check_original
+from txnstore.db.store import open_store
+
+PROGRAM = "from txnstore.cli import main; main()"
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    """A folder, and what runs a script there, in a shell that finds the program, and returns all that it prints."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, arguments in (("txnstore", f'-c "{PROGRAM}"'), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TXNSTORE_")}
+    environment |= {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(TOP),
+        # Many starts of one program: where nothing is to be written beside the sources, each would compile them all.
+        "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"),
+    }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    folder = tmp_path / "work"
+    folder.mkdir()
+
+    def run(script):
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        return done.stdout
+
+    return folder, run
+
+
+def without_times_and_trailing_spaces(text):
+    return re.sub(r"\b1\d{12}\b|[ ]+$", "", text, flags=re.MULTILINE)
+
+
+def test_the_session_prints_what_stands_there(terminal):
+    folder, run = terminal
+    (folder / "import.py").write_text(block_of(__file__, "A session").text)
+    session = block_of(__file__, "A session", "console").text
+    commands = re.findall(r"^\$ (.*)$", session, re.MULTILINE)
+    printed = run("\n".join(f"printf '%s\\n' {_quoted(f'$ {command}')}\n{command}" for command in commands))
+    assert without_times_and_trailing_spaces(printed) == without_times_and_trailing_spaces(session)
+
+
+def _quoted(text):
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def test_a_copy_says_what_it_is(txnstore, txnstore_sqlite_url, tmp_path):
+    with open_store(txnstore_sqlite_url) as original:
+        check_original(original)
+    commands = block_of(__file__, "Restoring and copying", "sh").commands
+    assert len(commands) == 2
+    for number, (program, *arguments) in enumerate(commands):
+        assert program == "txnstore"
+        copy = f"sqlite:///{tmp_path / f'copy{number}.db'}"
+        copy_file(txnstore_sqlite_url, copy)
+        assert txnstore(*(copy if argument == "URL" else argument for argument in arguments)).code == 0
+        with open_store(copy) as adopted:
+            assert (adopted.store_uuid == original.store_uuid) == ("--same" in arguments)

@@ -1,1 +1,0 @@
-producer/test_transactions.py
