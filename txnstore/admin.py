@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from txnstore.clients.admin.client import AdminClient
-from txnstore.clients.admin.cluster import DescribeClusterResult
-from txnstore.clients.admin.group_results import (
+from txnstore.clients.admin.configs import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    ResourceType,
+)
+from txnstore.clients.admin.groups import (
     ConsumerGroupDescription,
     ConsumerGroupListing,
     ListConsumerGroupsResult,
     MemberAssignment,
     MemberDescription,
 )
-from txnstore.clients.admin.new_topics import NewPartitions, NewTopic
-from txnstore.clients.admin.offsets import (
+from txnstore.clients.admin.records import (
+    DeletedRecords,
     EarliestSpec,
     LatestSpec,
     ListOffsetsResultInfo,
@@ -20,15 +26,17 @@ from txnstore.clients.admin.offsets import (
     OffsetSpec,
     TimestampSpec,
 )
-from txnstore.clients.admin.records import DeletedRecords
-from txnstore.clients.admin.resources import (
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ConfigSource,
-    ResourceType,
+from txnstore.clients.admin.topics import DescribeClusterResult, NewPartitions, NewTopic, TopicDescription
+from txnstore.clients.admin.transactions import (
+    AbortTransactionSpec,
+    HangingTransaction,
+    PartitionProducerState,
+    ProducerIdAndEpoch,
+    ProducerState,
+    TransactionDescription,
+    TransactionListing,
 )
-from txnstore.clients.admin.security import (
+from txnstore.clients.admin.unsupported import (
     AclBinding,
     AclBindingFilter,
     AclOperation,
@@ -40,16 +48,6 @@ from txnstore.clients.admin.security import (
     UserScramCredentialDeletion,
     UserScramCredentialsDescription,
     UserScramCredentialUpsertion,
-)
-from txnstore.clients.admin.topics import TopicDescription
-from txnstore.clients.admin.transaction_results import (
-    AbortTransactionSpec,
-    HangingTransaction,
-    PartitionProducerState,
-    ProducerIdAndEpoch,
-    ProducerState,
-    TransactionDescription,
-    TransactionListing,
 )
 from txnstore.clients.model.constants import (
     RESOURCE_ANY,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnstore.clients.admin.new_topics import NewPartitions, NewTopic
+from txnstore.clients.admin.topics import NewPartitions, NewTopic
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.constants import (
     ISOLATION_LEVEL_READ_COMMITTED,

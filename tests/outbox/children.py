@@ -1,4 +1,4 @@
-"""This file is what processes do that are killed: callers with database transactions of their own, and sequencers."""
+"""Processes to be killed: callers with database transactions of their own, and sequencers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is what tests of the outbox share: a caller's own connection, and what the log holds."""
+"""Fixtures of the outbox's tests: a caller's own connection, and what the log holds."""
 
 from __future__ import annotations
 

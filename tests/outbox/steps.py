@@ -1,4 +1,4 @@
-"""This file is the steps of tests of the outbox: what callers insert, and what readers find."""
+"""Steps of the outbox's tests: what callers insert, and what readers find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is what the tests of the admin client share: a store behind its back, and how futures end."""
+"""Helpers of the admin client's tests: a store behind its back, and how futures end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the tests of the admin client itself: its time limits, its end, and what it tells of the cluster."""
+"""The admin client itself: its time limits, its end, and what it tells of the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the tests of configurations in the hands of the admin client: of topics, and of the store."""
+"""Configurations in the hands of the admin client: of topics, and of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the tests of the admin client's calls about groups and their offsets."""
+"""The admin client's calls about groups and their offsets."""
 
 from __future__ import annotations
 

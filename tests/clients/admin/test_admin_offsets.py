@@ -1,4 +1,4 @@
-"""This file is the tests of the offsets that the admin client finds: the beginning, the end, and by time."""
+"""The offsets that the admin client finds: the beginning, the end, and by time."""
 
 from __future__ import annotations
 

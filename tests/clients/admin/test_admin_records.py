@@ -1,4 +1,4 @@
-"""This file is the tests of deleting records with the admin client."""
+"""Deleting records with the admin client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the tests of the admin calls that a database has no use for: they say so, and open nothing."""
+"""The admin calls that a database has no use for: they say so, and open nothing."""
 
 from __future__ import annotations
 

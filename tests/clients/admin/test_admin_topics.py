@@ -1,4 +1,4 @@
-"""This file is the tests of topics in the hands of the admin client: made, deleted, given partitions, described."""
+"""Topics in the hands of the admin client: made, deleted, given partitions, described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the tests of the admin client's calls about transactions."""
+"""The admin client's calls about transactions."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_pattern_matches_the_whole_transactional_id(admin, log):
         ({"duration_ms": 1.5}, TypeError, "^duration_ms must be int, not float$"),
         ({"duration_ms": None}, TypeError, "^duration_ms must be int, not NoneType$"),
         ({"duration_ms": 2**63}, ValueError, "^duration_ms must be from -1 to"),
-        ({"transactional_id_pattern": "("}, ValueError, "^transactional_id_pattern is no regular expression"),
+        ({"transactional_id_pattern": "("}, ValueError, "^transactional_id_pattern is not a regular expression"),
         ({"transactional_id_pattern": 5}, TypeError, "^transactional_id_pattern must be str, not int$"),
         ({"request_timeout": -1}, ValueError, "request_timeout"),
     ],

@@ -1,4 +1,4 @@
-"""This file is the tests of configurations: what is accepted, what is refused, in which words, and what follows."""
+"""Configurations: what is accepted, what is refused, in which words, and what follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the comparison of configurations with confluent-kafka's, where it is there."""
+"""Configurations compared with confluent-kafka's, where that is installed."""
 
 from __future__ import annotations
 

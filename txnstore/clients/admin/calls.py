@@ -1,7 +1,7 @@
-"""This file is how an administrative call runs: in the background, item by item, and never longer than it may take.
+"""The way an administrative call runs: in the background, item by item, and never longer than it may take.
 
 The caller gets a future for each item at once.  The work is done on the client's worker; what is not answered by the
-deadline fails with `_TIMED_OUT`, and what has not begun by then is not done any more.
+deadline fails with `_TIMED_OUT`, and what has not begun by then is dropped.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 from txnstore.clients.connection import RECENT_SECONDS, StoreConnection, unreachable
 from txnstore.clients.model.error_mapping import kafka_exception_of
 from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
@@ -34,25 +35,54 @@ TIMEOUT_SECONDS_MAX: Final = 3600
 
 
 def check_timeout(name: str, seconds: float | None, *, low_seconds: int = 0) -> None:
-    """Refuse what is no timeout; None is the default.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is outside the range.
-    """
+    """Refuse what cannot be a timeout; None is the default."""
     if seconds is None:
         return
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"must be real number, not {type(seconds).__name__}")
+    check_wait(seconds)
     if not low_seconds <= seconds <= TIMEOUT_SECONDS_MAX:
         limits = f"{low_seconds}..{TIMEOUT_SECONDS_MAX * 1000}"
         raise ValueError(f'Invalid value type for "{name}": expecting integer in range {limits}')
+
+
+def check_wait(seconds: object) -> None:
+    """Refuse what cannot be the timeout of a call that waits; a negative one waits for ever."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"must be real number, not {type(seconds).__name__}")
 
 
 def check_flag(name: str, value: object) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
         raise TypeError(f"Expected {name} to be bool type, not {type(value).__name__}")
+
+
+def check_partition(partition: object) -> None:
+    """Refuse what names no partition."""
+    if not isinstance(partition, TopicPartition):
+        raise TypeError(f"Expected a TopicPartition, not {type(partition).__name__}")
+    if not partition.topic:
+        raise ValueError("the topic of a partition cannot be empty")
+    if partition.partition < 0:
+        raise ValueError("'partition' cannot be negative")
+
+
+def check_partitions(partitions: object) -> list[TopicPartition]:
+    """Return the partitions of a list that is not empty."""
+    if not isinstance(partitions, list):
+        raise TypeError(f"Expected a list of TopicPartition, not {type(partitions).__name__}")
+    if not partitions:
+        raise ValueError("Expected at least one partition")
+    for partition in partitions:
+        check_partition(partition)
+    return partitions
+
+
+def check_number(name: str, number: object, largest: int, *, smallest: int = 0) -> None:
+    """Refuse what is no whole number of this range."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} must be int, not {type(number).__name__}")
+    if not smallest <= number <= largest:
+        raise ValueError(f"{name} must be from {smallest} to {largest}, not {str(number)[:40]}")
 
 
 class Call(Generic[Item, Answer]):
@@ -119,6 +149,19 @@ class Call(Generic[Item, Answer]):
         self.fail_all(KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True)))
 
 
+def each_once(
+    work: Callable[[Store, Any, Item], Answer], items: str, *, twice: bool
+) -> Callable[[Store, Any, Item], Answer]:
+    """Return `work`, or what refuses every item because one of them was given twice."""
+    if not twice:
+        return work
+
+    def refuse(store: Store, call: Any, item: Item) -> Answer:
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"Duplicate {items} not allowed"))
+
+    return refuse
+
+
 class _Rehearsed(Exception):
     """Ends a database transaction that was only to show whether it would have worked."""
 
@@ -171,6 +214,16 @@ class AdminCalls:
 
         seconds = self._default_timeout_seconds if timeout_seconds is None else timeout_seconds
         return self._submit(owner, Call(name, items, seconds), work_all)
+
+    def once(
+        self,
+        owner: object,
+        name: str,
+        work: Callable[[Store, Call[str, Answer]], Answer],
+        timeout_seconds: float | None,
+    ) -> Future[Answer]:
+        """Do `work`, which is about no item in particular, and return its future."""
+        return self.for_each(owner, name, [name], lambda store, call, _: work(store, call), timeout_seconds)[name]
 
     def run(self, owner: object, name: str, work: Callable[[Store], Answer], timeout_seconds: float) -> Answer:
         """Do `work` and return what it returned; a negative timeout waits for as long as it takes.

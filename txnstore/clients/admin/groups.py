@@ -1,50 +1,31 @@
-"""This file is what the admin client does with groups and their offsets."""
+"""Consumer groups as the admin client lists, describes and deletes them."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable
-from typing import Final
-
-from sqlalchemy import Connection
+from typing import Any, Final, TypeVar
 
 from txnstore import model
 from txnstore.clients.admin.calls import Call, write
-from txnstore.clients.admin.group_results import (
-    ConsumerGroupDescription,
-    ConsumerGroupListing,
-    ListConsumerGroupsResult,
-    MemberAssignment,
-    MemberDescription,
-)
-from txnstore.clients.admin.partitions import public_partition
+from txnstore.clients.admin.records import public_partition
 from txnstore.clients.brokers import all_stores, at_coordinator, broker_metadata, broker_node
 from txnstore.clients.membership.kafka_bytes import assignment_bytes, subscription_bytes
-from txnstore.clients.model.constants import OFFSET_INVALID
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError
 from txnstore.clients.model.metadata import (
     ConsumerGroupState,
-    ConsumerGroupTopicPartitions,
     ConsumerGroupType,
     GroupMember,
     GroupMetadata,
+    Node,
 )
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.store import Store
-from txnstore.errors import (
-    GroupSubscribedToTopic,
-    TxnStoreError,
-    UnknownMember,
-    UnknownTopicOrPartition,
-    UnstableOffsetCommit,
-)
 from txnstore.groups import administration, listing
 from txnstore.groups.commit_rules import check_group_id
 from txnstore.groups.group_states import GroupState
-from txnstore.groups.listing import ListedGroup, ListedMember, ListedOffsets
-from txnstore.log.topics import find_topics
-from txnstore.model import OffsetAndMetadata
+from txnstore.groups.listing import ListedGroup, ListedMember
+
+_Kind = TypeVar("_Kind", bound=enum.Enum)
 
 _STATES: Final = {
     GroupState.EMPTY: ConsumerGroupState.EMPTY,
@@ -60,14 +41,176 @@ _PROTOCOL_TYPE: Final = "consumer"
 _NO_HOST: Final = ""
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
+def member_of(kind: type[_Kind], given: object) -> _Kind:
+    """Return the member of an enumeration by itself, its name in any case, or its number."""
+    if isinstance(given, kind):
+        return given
+    try:
+        if isinstance(given, str):
+            return kind[given.upper()]
+        if isinstance(given, int):
+            return kind(given)
+    except (KeyError, ValueError):
+        raise ValueError(f'Unknown value "{str(given)[:80]}": should be a {kind.__name__}') from None
+    raise TypeError(f'Unknown value "{str(given)[:80]}": should be a {kind.__name__}')
+
+
+class ConsumerGroupListing:
+    """A group, from `list_consumer_groups()`; `state` and `type` are there if they are known.
+
+    Args:
+        group_id: the group.
+        is_simple_consumer_group: whether it never had members: its consumers manage their partitions themselves.
+        state: the state, its name or its number.
+        type: the type, its name or its number.
+
+    Raises:
+        TypeError, ValueError: there is no such state or type.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        is_simple_consumer_group: bool,
+        state: ConsumerGroupState | str | int | None = None,
+        type: ConsumerGroupType | str | int | None = None,  # noqa: A002 - confluent-kafka's name
+    ) -> None:
+        self.group_id = group_id
+        self.is_simple_consumer_group = is_simple_consumer_group
+        if state is not None:
+            self.state: ConsumerGroupState = member_of(ConsumerGroupState, state)
+        if type is not None:
+            self.type: ConsumerGroupType = member_of(ConsumerGroupType, type)
+
+
+class ListConsumerGroupsResult:
+    """What `list_consumer_groups()` has found; `errors` is always empty here: one database knows all groups."""
+
+    def __init__(self, valid: list[ConsumerGroupListing] | None = None, errors: list[Exception] | None = None) -> None:
+        self.valid = valid
+        self.errors = errors
+
+
+class MemberAssignment:
+    """The partitions of a member of a group."""
+
+    def __init__(self, topic_partitions: list[TopicPartition] | None) -> None:
+        self.topic_partitions: list[TopicPartition] = [] if topic_partitions is None else topic_partitions
+
+
+class MemberDescription:
+    """A member of a group.
+
+    Args:
+        member_id: the id it has chosen for this life.
+        client_id: its `client.id`.
+        host: empty: the database does not tell where its clients are.
+        assignment: what it has: nobody else works on any of it.
+        group_instance_id: the lasting name of a static member.
+        target_assignment: what it is to have, once everybody has given back what is not his.
+    """
+
+    def __init__(  # noqa: PLR0917 - confluent-kafka's signature
+        self,
+        member_id: str,
+        client_id: str,
+        host: str,
+        assignment: MemberAssignment,
+        group_instance_id: str | None = None,
+        target_assignment: MemberAssignment | None = None,
+    ) -> None:
+        self.member_id = member_id
+        self.client_id = client_id
+        self.host = host
+        self.assignment = assignment
+        self.target_assignment = target_assignment
+        self.group_instance_id = group_instance_id
+
+
+class ConsumerGroupDescription:
+    """A group, from `describe_consumer_groups()`; one that nobody has used is DEAD and has no members.
+
+    Args:
+        group_id: the group.
+        is_simple_consumer_group: whether it never had members.
+        members: its members.
+        partition_assignor: the name of the assignor they agreed on; empty: none yet.
+        state: the state, its name or its number.
+        coordinator: the broker that looks after the group.
+        authorized_operations: None: the database decides who may do what.
+        type: the type, its name or its number.
+
+    Raises:
+        TypeError, ValueError: there is no such state or type.
+    """
+
+    def __init__(  # noqa: PLR0917 - confluent-kafka's signature
+        self,
+        group_id: str,
+        is_simple_consumer_group: bool,
+        members: list[MemberDescription],
+        partition_assignor: str,
+        state: ConsumerGroupState | str | int | None,
+        coordinator: Node,
+        authorized_operations: list[Any] | None = None,
+        type: ConsumerGroupType | str | int = ConsumerGroupType.UNKNOWN,  # noqa: A002 - confluent-kafka's name
+    ) -> None:
+        self.group_id = group_id
+        self.is_simple_consumer_group = is_simple_consumer_group
+        self.members = members
+        self.authorized_operations = authorized_operations
+        self.partition_assignor = partition_assignor
+        if state is not None:
+            self.state: ConsumerGroupState = member_of(ConsumerGroupState, state)
+        self.type: ConsumerGroupType = member_of(ConsumerGroupType, type)
+        self.coordinator = coordinator
+
+
+# --- arguments, in confluent-kafka's words ----------------------------------------------------------------------------
+
+
+def check_group_ids(group_ids: object, purpose: str) -> list[str]:
+    """Return the groups' ids; each is looked at more closely in its future."""
+    if not isinstance(group_ids, list):
+        raise TypeError(f"Expected input to be list of group ids to be {purpose}")
+    if not group_ids:
+        raise ValueError(f"Expected at least one group to be {purpose}")
+    for group_id in group_ids:
+        if not isinstance(group_id, str):
+            raise ValueError(f"Expected list of group strings, not {type(group_id).__name__}")  # noqa: TRY004 - theirs
+    return group_ids
+
+
+def check_kinds(name: str, kinds: object, kind: type[enum.Enum]) -> frozenset[enum.Enum]:
+    """Return the states or types that are asked for; empty: all."""
+    if kinds is None:
+        return frozenset()
+    if not isinstance(kinds, set | frozenset):
+        raise TypeError(f"'{name}' must be a set")
+    if not all(isinstance(item, kind) for item in kinds):
+        raise TypeError(f"All elements of {name} must be of type {kind.__name__}")
+    if ConsumerGroupType.UNKNOWN in kinds:
+        raise ValueError("UNKNOWN type is not allowed")
+    return frozenset(kinds)
+
+
+# --- what is done -----------------------------------------------------------------------------------------------------
 
 
 def find(
-    store: Store, retry_ms: int, states: Collection[enum.Enum], types: Collection[enum.Enum]
+    store: Store,
+    call: Call[str, ListConsumerGroupsResult],
+    *,
+    states: Collection[enum.Enum],
+    types: Collection[enum.Enum],
 ) -> ListConsumerGroupsResult:
-    """Return the groups in one of these states and of one of these types; none given: of any."""
-    found = [group for home in all_stores(store) for group in home.read(listing.list_groups, retry_timeout_ms=retry_ms)]
+    """Return the groups in one of these states and of one of these types; empty: all."""
+    retry_ms = call.retry_ms(store)
+    found = [
+        group
+        for coordinator in all_stores(store)
+        for group in coordinator.read(listing.list_groups, retry_timeout_ms=retry_ms)
+    ]
     groups = [group.without_expired() for group in found]
     listings = [
         ConsumerGroupListing(group.group_id, group.is_simple, _STATES[group.state], _TYPE)
@@ -80,12 +223,14 @@ def find(
 def describe(store: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
     """Return the group's description."""
     check_group_id(group_id)
-    return at_coordinator(store, group_id, lambda home: _describe(home, call, group_id))
+    return at_coordinator(store, group_id, lambda coordinator: _describe(coordinator, call, group_id))
 
 
-def _describe(home: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
-    group = home.read(lambda connection: listing.find_group(connection, group_id), retry_timeout_ms=call.retry_ms(home))
-    node = broker_node(home)
+def _describe(coordinator: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
+    group = coordinator.read(
+        lambda connection: listing.find_group(connection, group_id), retry_timeout_ms=call.retry_ms(coordinator)
+    )
+    node = broker_node(coordinator)
     if group is None:
         return ConsumerGroupDescription(group_id, False, [], "", ConsumerGroupState.DEAD, node, type=_TYPE)
     group = group.without_expired()
@@ -100,20 +245,24 @@ def delete(store: Store, call: Call[str, None], group_id: str) -> None:
     at_coordinator(
         store,
         group_id,
-        lambda home: write(home, call, lambda connection: administration.delete_group(connection, group_id)),
+        lambda coordinator: write(
+            coordinator, call, lambda connection: administration.delete_group(connection, group_id)
+        ),
     )
 
 
 def list_metadata(store: Store, group_id: str | None) -> list[GroupMetadata]:
     """Return the groups, or the one of this id if there is one, as librdkafka's oldest call shows them."""
     if group_id is None:
-        found = [(home, group) for home in all_stores(store) for group in home.read(listing.list_groups)]
-        return [_metadata(home, group.without_expired()) for home, group in found]
+        found = [
+            (coordinator, group) for coordinator in all_stores(store) for group in coordinator.read(listing.list_groups)
+        ]
+        return [_metadata(coordinator, group.without_expired()) for coordinator, group in found]
     check_group_id(group_id)
 
-    def find_one(home: Store) -> list[GroupMetadata]:
-        group = home.read(lambda connection: listing.find_group(connection, group_id))
-        return [] if group is None else [_metadata(home, group.without_expired())]
+    def find_one(coordinator: Store) -> list[GroupMetadata]:
+        group = coordinator.read(lambda connection: listing.find_group(connection, group_id))
+        return [] if group is None else [_metadata(coordinator, group.without_expired())]
 
     return at_coordinator(store, group_id, find_one)
 
@@ -155,139 +304,3 @@ def _member_metadata(member: ListedMember) -> GroupMember:
         by_topic.setdefault(partition.topic, []).append(partition.partition)
     found.assignment = assignment_bytes(by_topic)
     return found
-
-
-# --- their offsets ----------------------------------------------------------------------------------------------------
-
-
-def list_offsets(
-    store: Store,
-    call: Call[str, ConsumerGroupTopicPartitions],
-    request: ConsumerGroupTopicPartitions,
-    *,
-    require_stable: bool,
-) -> ConsumerGroupTopicPartitions:
-    """Return the group's committed offsets in the partitions asked for, or all of them."""
-    check_group_id(request.group_id)
-    wanted = request.topic_partitions
-
-    def work(connection: Connection) -> tuple[ListedOffsets, set[TopicPartition]]:
-        committed = listing.list_offsets(connection, request.group_id)
-        return committed, set(_known(connection, wanted or ()))
-
-    committed, known = at_coordinator(
-        store, request.group_id, lambda home: home.read(work, retry_timeout_ms=call.retry_ms(home))
-    )
-    if wanted is None:
-        known = {*map(public_partition, committed.offsets), *map(public_partition, committed.unstable)}
-    found = []
-    for partition in sorted(known if wanted is None else wanted):
-        key = model.TopicPartition(partition.topic, partition.partition)
-        offset = committed.offsets.get(key)
-        error: TxnStoreError | None = None
-        if partition not in known:
-            error = _unknown(partition)
-        elif require_stable and key in committed.unstable:
-            offset, error = None, UnstableOffsetCommit(f"an open transaction holds an offset of partition {key}")
-        elif wanted is None and offset is None:
-            continue
-        found.append(_with_offset(partition, offset, error))
-    return ConsumerGroupTopicPartitions(request.group_id, found)
-
-
-def alter_offsets(
-    store: Store, call: Call[str, ConsumerGroupTopicPartitions], request: ConsumerGroupTopicPartitions
-) -> ConsumerGroupTopicPartitions:
-    """Commit offsets for the group, of those of the partitions that there are."""
-    check_group_id(request.group_id)
-    wanted = request.topic_partitions or []
-    errors: dict[TopicPartition, TxnStoreError] = {}
-
-    def work(connection: Connection) -> None:
-        errors.clear()
-        known = _known(connection, wanted)
-        errors.update({partition: _unknown(partition) for partition in wanted if partition not in known})
-        offsets = {known[partition]: _offset_of(partition) for partition in wanted if partition in known}
-        if offsets:
-            administration.alter_offsets(connection, request.group_id, offsets)
-
-    try:
-        at_coordinator(store, request.group_id, lambda home: write(home, call, work))
-    except UnknownMember:
-        # Said of each partition, as Kafka says it.
-        text = f"group {request.group_id[:80]!r} has members; stop them first, then alter its offsets"
-        return _answer(request, dict.fromkeys(wanted, UnknownMember(text)) | errors)
-    return _answer(request, errors)
-
-
-def delete_offsets(
-    store: Store, call: Call[str, ConsumerGroupTopicPartitions], request: ConsumerGroupTopicPartitions
-) -> ConsumerGroupTopicPartitions:
-    """Delete what the group has committed in those of the partitions that there are and that it does not use."""
-    wanted = request.topic_partitions or []
-    errors: dict[TopicPartition, TxnStoreError] = {}
-
-    def work(connection: Connection) -> None:
-        errors.clear()
-        known = _known(connection, wanted)
-        by_topic: dict[str, list[int]] = {}
-        for partition, partition_id in known.items():
-            by_topic.setdefault(partition.topic, []).append(partition_id)
-        subscribed = administration.delete_offsets(connection, request.group_id, by_topic)
-        for partition in wanted:
-            if partition not in known:
-                errors[partition] = _unknown(partition)
-            elif partition.topic in subscribed:
-                errors[partition] = GroupSubscribedToTopic(
-                    f"members of group {request.group_id[:80]!r} are subscribed to topic {partition.topic}; its offsets"
-                    " were left alone"
-                )
-
-    at_coordinator(store, request.group_id, lambda home: write(home, call, work))
-    return _answer(request, errors)
-
-
-def _known(connection: Connection, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the ids of those of the partitions that there are."""
-    wanted = list(partitions)
-    topics = {topic.name: topic for topic in find_topics(connection, sorted({item.topic for item in wanted}))}
-    return {
-        item: topics[item.topic].partition_ids[item.partition]
-        for item in wanted
-        if item.topic in topics and item.partition < len(topics[item.topic].partition_ids)
-    }
-
-
-def _offset_of(partition: TopicPartition) -> OffsetAndMetadata:
-    leader_epoch = partition.leader_epoch
-    return OffsetAndMetadata(partition.offset, -1 if leader_epoch is None else leader_epoch, partition.metadata)
-
-
-def _unknown(partition: TopicPartition) -> UnknownTopicOrPartition:
-    return UnknownTopicOrPartition(f"there is no partition {partition.partition} of a topic {partition.topic[:80]!r}")
-
-
-def _answer(
-    request: ConsumerGroupTopicPartitions, errors: dict[TopicPartition, TxnStoreError]
-) -> ConsumerGroupTopicPartitions:
-    partitions = [
-        partition.with_error(_kafka_error(errors.get(partition)))
-        for partition in sorted(request.topic_partitions or ())
-    ]
-    return ConsumerGroupTopicPartitions(request.group_id, partitions)
-
-
-def _with_offset(
-    partition: TopicPartition, offset: OffsetAndMetadata | None, error: TxnStoreError | None
-) -> TopicPartition:
-    if offset is None:
-        found = TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
-    else:
-        found = TopicPartition(
-            partition.topic, partition.partition, offset.offset, offset.metadata, offset.leader_epoch
-        )
-    return found.with_error(_kafka_error(error))
-
-
-def _kafka_error(error: TxnStoreError | None) -> KafkaError | None:
-    return None if error is None else kafka_error_of(error)

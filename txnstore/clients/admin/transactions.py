@@ -1,25 +1,20 @@
-"""This file is what the admin client does with transactions: list, describe, abort and fence them."""
+"""Transactions as the admin client lists, describes, aborts and fences them.
+
+confluent-kafka has none of these calls; the values are frozen and named as in Java's Admin.  Times are milliseconds
+since 1970 by the store's clock.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Connection
 
-from txnstore.clients.admin.arguments import check_number
-from txnstore.clients.admin.calls import Call
-from txnstore.clients.admin.partitions import at_leader_of, partition_id_of, public_partition
-from txnstore.clients.admin.transaction_results import (
-    AbortTransactionSpec,
-    HangingTransaction,
-    PartitionProducerState,
-    ProducerIdAndEpoch,
-    ProducerState,
-    TransactionDescription,
-    TransactionListing,
-)
+from txnstore.clients.admin.calls import Call, check_number, check_partition
+from txnstore.clients.admin.records import at_leader_of, partition_id_of, public_partition
 from txnstore.clients.brokers import all_stores, at_coordinator, at_partition, broker_id_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.cluster.cluster import Cluster
@@ -34,12 +29,125 @@ from txnstore.transactions.listing import TransactionFilter
 from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction
 from txnstore.transactions.states import TransactionState
 
+_EPOCH_MAX: Final = 2**15 - 1
+_INT32_MAX: Final = 2**31 - 1
 #: Any duration.
 NO_DURATION_MS: Final = -1
 #: Kafka's transaction.max.timeout.ms by default.
 MAX_TIMEOUT_MS_DEFAULT: Final = 15 * 60 * 1000
 #: As Kafka's: the timeout is for a producer that will never write.
 _FENCING_TIMEOUT_MS: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionListing:
+    """A transactional id, from `list_transactions()`."""
+
+    transactional_id: str
+    producer_id: int
+    state: TransactionState
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """How the newest transaction of a transactional id stands, from `describe_transactions()`."""
+
+    coordinator_id: int
+    state: TransactionState
+    producer_id: int
+    producer_epoch: int
+    transaction_timeout_ms: int
+    transaction_start_time_ms: int | None
+    """When it began; None unless it runs."""
+
+    transaction_duration_ms: int | None
+    """For how long it has run, by the store's clock; None unless it runs."""
+
+    topic_partitions: frozenset[TopicPartition]
+    """Where it has written; empty unless it runs."""
+
+    consumer_group_ids: frozenset[str]
+    """The groups whose offsets it holds; empty unless it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What a partition remembers of a producer."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    """-1: nothing was written in this epoch."""
+
+    last_timestamp: int
+    coordinator_epoch: int | None
+    """Of the last marker; None: there was no marker."""
+
+    current_transaction_start_offset: int | None
+    """Where its open transaction begins in the partition; None: it has no open transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProducerState:
+    """The producers that a partition remembers, by producer id, from `describe_producers()`."""
+
+    active_producers: list[ProducerState]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdAndEpoch:
+    """Who the producer of a transactional id is by now, from `fence_producers()`: nobody."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class HangingTransaction:
+    """A transaction that is open in a partition and that no coordinator will end, from `find_hanging_transactions()`.
+
+    Give `abort_spec` to `abort_transaction()`.
+    """
+
+    topic_partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int | None
+    start_offset: int
+    last_timestamp: int
+    duration_ms: int
+    """How long ago its producer last wrote to the partition."""
+
+    @property
+    def abort_spec(self) -> AbortTransactionSpec:
+        """What `abort_transaction()` takes to end it."""
+        return AbortTransactionSpec(
+            self.topic_partition, self.producer_id, self.producer_epoch, self.coordinator_epoch or 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AbortTransactionSpec:
+    """Which open transaction `abort_transaction()` is to abort: the numbers that `describe_producers()` shows.
+
+    Raises:
+        TypeError, ValueError: something is of another type or out of range.
+    """
+
+    topic_partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    """The epoch of the open transaction."""
+
+    coordinator_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what could be no transaction."""
+        check_partition(self.topic_partition)
+        check_number("producer_id", self.producer_id, OFFSET_MAX)
+        check_number("producer_epoch", self.producer_epoch, _EPOCH_MAX)
+        check_number("coordinator_epoch", self.coordinator_epoch, _INT32_MAX)
+
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
@@ -51,24 +159,15 @@ def check_ids(transactional_ids: object) -> list[str]:
     if not transactional_ids:
         raise ValueError("Expected at least one transactional id")
     for transactional_id in transactional_ids:
-        check_id(transactional_id)
+        if not isinstance(transactional_id, str):
+            raise TypeError(f"a transactional id must be str, not {type(transactional_id).__name__}")
     return transactional_ids
-
-
-def check_id(transactional_id: object) -> None:
-    """Refuse what is no text."""
-    if not isinstance(transactional_id, str):
-        raise TypeError(f"a transactional id must be str, not {type(transactional_id).__name__}")
 
 
 def transaction_filter(
     states: object, producer_ids: object, duration_ms: object, transactional_id_pattern: object
 ) -> TransactionFilter:
-    """Return the conditions that `list_transactions()` was given.
-
-    Raises:
-        TypeError, ValueError: one of them is none.
-    """
+    """Return the conditions that `list_transactions()` was given."""
     for name, values in (("states", states), ("producer_ids", producer_ids)):
         if values is not None and not isinstance(values, set | frozenset | list | tuple):
             raise TypeError(f"'{name}' must be a set")
@@ -95,18 +194,21 @@ def _pattern(text: object) -> re.Pattern[str] | None:
     try:
         return re.compile(text)
     except re.error as error:
-        raise ValueError(f"transactional_id_pattern is no regular expression: {error}") from None
+        raise ValueError(f"transactional_id_pattern is not a regular expression: {error}") from None
 
 
 # --- what is done -----------------------------------------------------------------------------------------------------
 
 
-def find(store: Store, retry_ms: int, wanted: TransactionFilter) -> list[TransactionListing]:
+def find(
+    store: Store, call: Call[str, list[TransactionListing]], wanted: TransactionFilter
+) -> list[TransactionListing]:
     """Return the transactional ids that meet the conditions."""
+    retry_ms = call.retry_ms(store)
     found = [
         row
-        for home in all_stores(store)
-        for row in home.read(
+        for coordinator in all_stores(store)
+        for row in coordinator.read(
             lambda connection: listing.list_transactions(connection, wanted), retry_timeout_ms=retry_ms
         )
     ]
@@ -117,17 +219,19 @@ def find(store: Store, retry_ms: int, wanted: TransactionFilter) -> list[Transac
 def describe(store: Store, call: Call[str, TransactionDescription], transactional_id: str) -> TransactionDescription:
     """Return how the transaction stands."""
     check_transactional_id(transactional_id)
-    return at_coordinator(store, transactional_id, lambda home: _describe(home, call, transactional_id))
+    return at_coordinator(store, transactional_id, lambda coordinator: _describe(coordinator, call, transactional_id))
 
 
-def _describe(home: Store, call: Call[str, TransactionDescription], transactional_id: str) -> TransactionDescription:
-    found = home.read(
+def _describe(
+    coordinator: Store, call: Call[str, TransactionDescription], transactional_id: str
+) -> TransactionDescription:
+    found = coordinator.read(
         lambda connection: listing.describe_transaction(connection, transactional_id),
-        retry_timeout_ms=call.retry_ms(home),
+        retry_timeout_ms=call.retry_ms(coordinator),
     )
     row = found.row
     return TransactionDescription(
-        broker_id_of(home.database_id),
+        broker_id_of(coordinator.database_id),
         row.state,
         row.producer_id,
         row.producer_epoch,
@@ -147,9 +251,9 @@ def describe_producers(
         store,
         call,
         partition,
-        lambda home: home.read(
+        lambda leader: leader.read(
             lambda connection: log_producers.producers_of_partition(connection, partition_id_of(connection, partition)),
-            retry_timeout_ms=call.retry_ms(home),
+            retry_timeout_ms=call.retry_ms(leader),
         ),
     )
     return PartitionProducerState([_producer_state(state) for state in found])
@@ -163,7 +267,9 @@ def abort(store: Store, call: Call[AbortTransactionSpec, None], spec: AbortTrans
     producer = ProducerIdentity(spec.producer_id, spec.producer_epoch)
     target = OpenInPartition(partition_id, producer, spec.coordinator_epoch)
     at_partition(
-        store, partition_id, lambda home: abort_open_transaction(home, target, retry_timeout_ms=call.retry_ms(home))
+        store,
+        partition_id,
+        lambda leader: abort_open_transaction(leader, target, retry_timeout_ms=call.retry_ms(leader)),
     )
 
 
@@ -172,32 +278,36 @@ def fence(store: Store, call: Call[str, ProducerIdAndEpoch], transactional_id: s
     initialized = at_coordinator(
         store,
         transactional_id,
-        lambda home: TransactionCoordinator(home).init_producer_id(
-            transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(home)
+        lambda coordinator: TransactionCoordinator(coordinator).init_producer_id(
+            transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(coordinator)
         ),
     )
     return ProducerIdAndEpoch(initialized.identity.producer_id, initialized.identity.epoch)
 
 
 def terminate(store: Store, call: Call[str, None], transactional_id: str) -> None:
-    """Abort the open transaction of a transactional id that there is, and fence its producer."""
+    """Abort the open transaction of a transactional id that is in use, and fence its producer."""
     check_transactional_id(transactional_id)
-    at_coordinator(store, transactional_id, lambda home: _terminate(home, call, transactional_id))
+    at_coordinator(store, transactional_id, lambda coordinator: _terminate(coordinator, call, transactional_id))
 
 
-def _terminate(home: Store, call: Call[str, None], transactional_id: str) -> None:
-    found = home.read(
-        lambda connection: rows.read_row(connection, transactional_id), retry_timeout_ms=call.retry_ms(home)
+def _terminate(coordinator: Store, call: Call[str, None], transactional_id: str) -> None:
+    found = coordinator.read(
+        lambda connection: rows.read_row(connection, transactional_id), retry_timeout_ms=call.retry_ms(coordinator)
     )
     if found.row is None:
         raise TransactionalIdNotFound(f"nobody has used the transactional id {transactional_id[:80]!r}, or it expired")
-    TransactionCoordinator(home).init_producer_id(
-        transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(home)
+    TransactionCoordinator(coordinator).init_producer_id(
+        transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(coordinator)
     )
 
 
 def find_hanging(
-    store: Store, retry_ms: int, partitions: list[TopicPartition] | None, max_timeout_ms: int
+    store: Store,
+    call: Call[str, list[HangingTransaction]],
+    *,
+    partitions: list[TopicPartition] | None,
+    max_timeout_ms: int,
 ) -> list[HangingTransaction]:
     """Return the transactions that hang."""
 
@@ -214,7 +324,7 @@ def find_hanging(
         return hanging_in_cluster(cluster, max_timeout_ms, ids)
 
     cluster = store.cluster
-    hanging = store.read(work, retry_timeout_ms=retry_ms) if cluster is None else found_in_cluster(cluster)
+    hanging = store.read(work, retry_timeout_ms=call.retry_ms(store)) if cluster is None else found_in_cluster(cluster)
     return [
         HangingTransaction(
             public_partition(found.partition),

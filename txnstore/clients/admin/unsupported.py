@@ -1,143 +1,202 @@
-"""This file is the calls of confluent-kafka's admin client that a database has no use for: they say so, and why.
+"""The calls of confluent-kafka's admin client that a database has no use for, and the values that they take.
 
-Arguments are checked as there, nothing is opened, and every answer is `_UNSUPPORTED_FEATURE`.
+Arguments are checked as there, no database is opened, and every answer is `_UNSUPPORTED_FEATURE`.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from txnstore.clients.admin.handle import AdminHandle
-from txnstore.clients.admin.security import AclBinding, AclBindingFilter, UserScramCredentialAlteration
-from txnstore.clients.model.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
+from txnstore.clients.admin.configs import ResourceType
+from txnstore.clients.admin.groups import member_of
+from txnstore.clients.model.kafka_error import KafkaError, KafkaException
 from txnstore.clients.model.metadata import ElectionType
 from txnstore.clients.model.topic_partition import TopicPartition
 
 Item = TypeVar("Item")
 
-_ACLS: Final = (
+ACLS: Final = (
     "there are no ACLs: the database decides who may do what; use its roles and GRANT, or a file's permissions"
 )
-_CREDENTIALS: Final = "there are no SCRAM credentials: users and their passwords are the database's own"
-_SASL: Final = "there is no SASL: user and password are in the URL of the database, or where its driver looks for them"
-_ELECTIONS: Final = "there are no elections: the database is the leader of every partition"
+CREDENTIALS: Final = "there are no SCRAM credentials: users and their passwords are the database's own"
+SASL: Final = "there is no SASL: user and password are in the URL of the database, or where its driver looks for them"
+ELECTIONS: Final = "there are no elections: the database is the leader of every partition"
 
 
-class RefusedCalls(AdminHandle):
-    """The calls of `AdminClient` that are not supported."""
+class _Ordered(enum.Enum):
+    """An enumeration whose members are ordered by their numbers, which are Kafka's."""
 
-    def create_acls(
-        self, acls: list[AclBinding], *, request_timeout: float | None = None
-    ) -> dict[AclBinding, Future[None]]:
-        """Refuse: each future fails with `_UNSUPPORTED_FEATURE`.
+    def __lt__(self, other: object) -> bool:
+        return bool(self.value < other.value) if isinstance(other, type(self)) else NotImplemented
 
-        Raises:
-            TypeError, ValueError: an argument is wrong.
-        """
-        self._check_call(None, request_timeout)
-        return _refused(_check_list(acls, AclBinding), _ACLS)
 
-    def describe_acls(
-        self, acl_binding_filter: AclBindingFilter, *, request_timeout: float | None = None
-    ) -> Future[list[AclBinding]]:
-        """Refuse: the future fails with `_UNSUPPORTED_FEATURE`.
+class ResourcePatternType(_Ordered):
+    """How the name of a resource in an ACL is meant."""
 
-        Raises:
-            TypeError: an argument is wrong.
-        """
-        self._check_call(None, request_timeout)
-        if not isinstance(acl_binding_filter, AclBindingFilter):
-            raise TypeError("Expected an AclBindingFilter object")
-        return _failed(_ACLS)
+    UNKNOWN = 0
+    ANY = 1
+    MATCH = 2
+    LITERAL = 3
+    PREFIXED = 4
 
-    def delete_acls(
-        self, acl_binding_filters: list[AclBindingFilter], *, request_timeout: float | None = None
-    ) -> dict[AclBindingFilter, Future[list[AclBinding]]]:
-        """Refuse: each future fails with `_UNSUPPORTED_FEATURE`.
 
-        Raises:
-            TypeError, ValueError: an argument is wrong.
-        """
-        self._check_call(None, request_timeout)
-        return _refused(_check_list(acl_binding_filters, AclBindingFilter), _ACLS)
+class AclOperation(_Ordered):
+    """What an ACL is about."""
 
-    def describe_user_scram_credentials(
-        self, users: list[str] | None = None, *, request_timeout: float | None = None
-    ) -> Future[Any] | dict[str, Future[Any]]:
-        """Refuse: the future, or each user's, fails with `_UNSUPPORTED_FEATURE`.
+    UNKNOWN = 0
+    ANY = 1
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
 
-        Raises:
-            TypeError: an argument is wrong.
-        """
-        self._check_call(None, request_timeout)
-        if users is None:
-            return _failed(_CREDENTIALS)
-        if not isinstance(users, list):
-            raise TypeError("Expected input to be list of String")
-        if not all(isinstance(user, str) for user in users):
-            raise TypeError("Each value should be a string")
-        return _refused(users, _CREDENTIALS)
 
-    def alter_user_scram_credentials(
-        self, alterations: list[UserScramCredentialAlteration], *, request_timeout: float | None = None
-    ) -> dict[str, Future[None]]:
-        """Refuse: each user's future fails with `_UNSUPPORTED_FEATURE`.
+class AclPermissionType(_Ordered):
+    """What an ACL says about it."""
 
-        Raises:
-            TypeError, ValueError: an argument is wrong.
-        """
-        self._check_call(None, request_timeout)
-        if not isinstance(alterations, list):
-            raise TypeError("Expected input to be list")
-        if not alterations:
-            raise ValueError("Expected at least one alteration")
-        if not all(isinstance(alteration, UserScramCredentialAlteration) for alteration in alterations):
-            raise TypeError("Expected each element of list to be subclass of UserScramCredentialAlteration")
-        return _refused([alteration.user for alteration in alterations], _CREDENTIALS)
+    UNKNOWN = 0
+    ANY = 1
+    DENY = 2
+    ALLOW = 3
 
-    def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Refuse.
 
-        Raises:
-            TypeError: an argument is no text.
-            KafkaException: `_UNSUPPORTED_FEATURE`.
-        """
-        self._refuse_if_closed(HANDLE_CLOSED_TEXT)
-        for position, text in enumerate((username, password), start=1):
-            if not isinstance(text, str):
-                raise TypeError(f"argument {position} must be str, not {type(text).__name__}")
-        raise _refusal(_SASL)
+class AclBinding:
+    """An ACL; equal to others by all of its fields.
 
-    def elect_leaders(
+    Args:
+        restype: the type of resource, its name or its number; so are the other enumerations.
+        name: the resource's name.
+        resource_pattern_type: how the name is meant.
+        principal: who.
+        host: from where.
+        operation: may do what, or may not.
+        permission_type: which of the two.
+
+    Raises:
+        TypeError, ValueError: there is no such member of an enumeration.
+    """
+
+    def __init__(  # noqa: PLR0917 - confluent-kafka's signature
         self,
-        election_type: ElectionType,
-        partitions: list[TopicPartition] | None = None,
-        *,
-        operation_timeout: float | None = None,
-        request_timeout: float | None = None,
-    ) -> Future[dict[TopicPartition, KafkaException | None]]:
-        """Refuse: the future fails with `_UNSUPPORTED_FEATURE`.
+        restype: ResourceType | str | int,
+        name: str,
+        resource_pattern_type: ResourcePatternType | str | int,
+        principal: str,
+        host: str,
+        operation: AclOperation | str | int,
+        permission_type: AclPermissionType | str | int,
+    ) -> None:
+        self.restype = member_of(ResourceType, restype)
+        self.name = name
+        self.resource_pattern_type = member_of(ResourcePatternType, resource_pattern_type)
+        self.principal = principal
+        self.host = host
+        self.operation = member_of(AclOperation, operation)
+        self.permission_type = member_of(AclPermissionType, permission_type)
+        self.restype_int: int = self.restype.value
+        self.resource_pattern_type_int: int = self.resource_pattern_type.value
+        self.operation_int: int = self.operation.value
+        self.permission_type_int: int = self.permission_type.value
 
-        Raises:
-            TypeError, ValueError: an argument is wrong.
-        """
-        self._check_call(operation_timeout, request_timeout)
-        if not isinstance(election_type, ElectionType):
-            raise TypeError("Expected 'election_type' to be of type 'ElectionType'")
-        if partitions is not None and not isinstance(partitions, list):
-            raise TypeError(f"Expected 'partitions' to be a list, got '{type(partitions).__name__}'")
-        for partition in partitions or ():
-            if not isinstance(partition, TopicPartition):
-                raise TypeError(
-                    "Element of the 'partitions' list must be of type 'TopicPartition' got"
-                    f" '{type(partition).__name__}'"
-                )
-        return _failed(_ELECTIONS)
+    def _fields(self) -> tuple[Any, ...]:
+        return (
+            self.restype,
+            self.name,
+            self.resource_pattern_type,
+            self.principal,
+            self.host,
+            self.operation,
+            self.permission_type,
+        )
+
+    def _order(self) -> tuple[str, ...]:
+        return tuple(
+            f"{field.value:03}" if isinstance(field, enum.Enum) else str(field or "") for field in self._fields()
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({','.join(map(str, self._fields()))})"
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __eq__(self, other: object) -> bool:
+        return self._fields() == other._fields() if isinstance(other, AclBinding) else NotImplemented
+
+    def __lt__(self, other: object) -> bool:
+        return self._order() < other._order() if isinstance(other, AclBinding) else NotImplemented
 
 
-def _check_list(items: object, kind: type[Item]) -> list[Item]:
+class AclBindingFilter(AclBinding):
+    """Which ACLs are meant: a field that is None or ANY means all."""
+
+
+class ScramMechanism(_Ordered):
+    """How a SCRAM password is hashed."""
+
+    UNKNOWN = 0
+    SCRAM_SHA_256 = 1
+    SCRAM_SHA_512 = 2
+
+
+class ScramCredentialInfo:
+    """What is known of a SCRAM credential: its mechanism and its number of iterations."""
+
+    def __init__(self, mechanism: ScramMechanism, iterations: int) -> None:
+        self.mechanism = mechanism
+        self.iterations = iterations
+
+
+class UserScramCredentialsDescription:
+    """A user's SCRAM credentials."""
+
+    def __init__(self, user: str, scram_credential_infos: list[ScramCredentialInfo]) -> None:
+        self.user = user
+        self.scram_credential_infos = scram_credential_infos
+
+
+class UserScramCredentialAlteration:
+    """A change of a user's SCRAM credentials; the base of the two kinds of it."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+
+
+class UserScramCredentialUpsertion(UserScramCredentialAlteration):
+    """A SCRAM credential that the user is to have."""
+
+    def __init__(
+        self, user: str, scram_credential_info: ScramCredentialInfo, password: bytes, salt: bytes | None = None
+    ) -> None:
+        super().__init__(user)
+        self.scram_credential_info = scram_credential_info
+        self.password = password
+        self.salt = salt
+
+
+class UserScramCredentialDeletion(UserScramCredentialAlteration):
+    """A SCRAM credential that the user is to have no longer."""
+
+    def __init__(self, user: str, mechanism: ScramMechanism) -> None:
+        super().__init__(user)
+        self.mechanism = mechanism
+
+
+# --- arguments, in confluent-kafka's words ----------------------------------------------------------------------------
+
+
+def check_list(items: object, kind: type[Item]) -> list[Item]:
+    """Return a list that is not empty and holds this kind of object only."""
     if not isinstance(items, list):
         raise TypeError(f"Expected a list of {kind.__name__} objects, not {type(items).__name__}")
     if not items:
@@ -147,16 +206,55 @@ def _check_list(items: object, kind: type[Item]) -> list[Item]:
     return items
 
 
-def _refusal(reason: str) -> KafkaException:
+def check_users(users: object) -> list[str]:
+    """Return the names of the users."""
+    if not isinstance(users, list):
+        raise TypeError("Expected input to be list of String")
+    if not all(isinstance(user, str) for user in users):
+        raise TypeError("Each value should be a string")
+    return users
+
+
+def check_alterations(alterations: object) -> list[str]:
+    """Return the users of the alterations."""
+    if not isinstance(alterations, list):
+        raise TypeError("Expected input to be list")
+    if not alterations:
+        raise ValueError("Expected at least one alteration")
+    if not all(isinstance(alteration, UserScramCredentialAlteration) for alteration in alterations):
+        raise TypeError("Expected each element of list to be subclass of UserScramCredentialAlteration")
+    return [alteration.user for alteration in alterations]
+
+
+def check_election(election_type: object, partitions: object) -> None:
+    """Refuse what does not describe an election of leaders."""
+    if not isinstance(election_type, ElectionType):
+        raise TypeError("Expected 'election_type' to be of type 'ElectionType'")
+    if partitions is not None and not isinstance(partitions, list):
+        raise TypeError(f"Expected 'partitions' to be a list, got '{type(partitions).__name__}'")
+    for partition in partitions or ():
+        if not isinstance(partition, TopicPartition):
+            raise TypeError(
+                f"Element of the 'partitions' list must be of type 'TopicPartition' got '{type(partition).__name__}'"
+            )
+
+
+# --- the answers ------------------------------------------------------------------------------------------------------
+
+
+def refusal(reason: str) -> KafkaException:
+    """Return the error of a call that is not supported."""
     return KafkaException(KafkaError(KafkaError._UNSUPPORTED_FEATURE, reason))
 
 
-def _failed(reason: str) -> Future[Any]:
+def failed(reason: str) -> Future[Any]:
+    """Return a future that has failed with the error."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
-    future.set_exception(_refusal(reason))
+    future.set_exception(refusal(reason))
     return future
 
 
-def _refused(items: Iterable[Item], reason: str) -> dict[Item, Future[Any]]:
-    return {item: _failed(reason) for item in items}
+def refused(items: Iterable[Item], reason: str) -> dict[Item, Future[Any]]:
+    """Return such a future for each item."""
+    return {item: failed(reason) for item in items}
