@@ -8,18 +8,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from txnstore.clients.model.constants import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    OFFSET_STORED,
+from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.message import (
     TIMESTAMP_CREATE_TIME,
     TIMESTAMP_LOG_APPEND_TIME,
     TIMESTAMP_NOT_AVAILABLE,
+    Message,
 )
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
-from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import (
+    VERSION,
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     ConsumerGroupType,
@@ -30,9 +27,16 @@ from txnstore.clients.model.metadata import (
     TopicCollection,
     TopicPartitionInfo,
     Uuid,
+    libversion,
+    version,
 )
-from txnstore.clients.model.topic_partition import TopicPartition
-from txnstore.clients.model.versions import VERSION, libversion, version
+from txnstore.clients.model.topic_partition import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    TopicPartition,
+)
 from txnstore.log.partitioners import consistent, fnv1a, murmur2
 
 if TYPE_CHECKING:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from txnstore.clients.admin.client import AdminClient
 from txnstore.clients.admin.configs import (
+    RESOURCE_ANY,
+    RESOURCE_BROKER,
+    RESOURCE_GROUP,
+    RESOURCE_TOPIC,
+    RESOURCE_TRANSACTIONAL_ID,
+    RESOURCE_UNKNOWN,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -49,15 +55,7 @@ from txnstore.clients.admin.unsupported import (
     UserScramCredentialsDescription,
     UserScramCredentialUpsertion,
 )
-from txnstore.clients.model.constants import (
-    RESOURCE_ANY,
-    RESOURCE_BROKER,
-    RESOURCE_GROUP,
-    RESOURCE_TOPIC,
-    RESOURCE_TRANSACTIONAL_ID,
-    RESOURCE_UNKNOWN,
-)
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.metadata import (
     BrokerMetadata,
     ClusterMetadata,

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from txnstore.clients.admin.topics import NewPartitions, NewTopic
-from txnstore.clients.consumer.consumer import Consumer
-from txnstore.clients.model.constants import (
-    ISOLATION_LEVEL_READ_COMMITTED,
-    ISOLATION_LEVEL_READ_UNCOMMITTED,
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    OFFSET_SPEC_EARLIEST,
-    OFFSET_SPEC_LATEST,
-    OFFSET_SPEC_MAX_TIMESTAMP,
-    OFFSET_STORED,
+from txnstore.clients.admin.configs import (
     RESOURCE_ANY,
     RESOURCE_BROKER,
     RESOURCE_GROUP,
     RESOURCE_TOPIC,
     RESOURCE_TRANSACTIONAL_ID,
     RESOURCE_UNKNOWN,
+)
+from txnstore.clients.admin.records import OFFSET_SPEC_EARLIEST, OFFSET_SPEC_LATEST, OFFSET_SPEC_MAX_TIMESTAMP
+from txnstore.clients.admin.topics import NewPartitions, NewTopic
+from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.message import (
     TIMESTAMP_CREATE_TIME,
     TIMESTAMP_LOG_APPEND_TIME,
     TIMESTAMP_NOT_AVAILABLE,
+    Message,
 )
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
-from txnstore.clients.model.message import Message
-from txnstore.clients.model.metadata import Uuid
-from txnstore.clients.model.topic_partition import TopicPartition
-from txnstore.clients.model.versions import libversion, version
+from txnstore.clients.model.metadata import (
+    ISOLATION_LEVEL_READ_COMMITTED,
+    ISOLATION_LEVEL_READ_UNCOMMITTED,
+    Uuid,
+    libversion,
+    version,
+)
+from txnstore.clients.model.topic_partition import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    TopicPartition,
+)
 from txnstore.clients.producer.producer import Producer
 from txnstore.log.partitioners import consistent, fnv1a, murmur2
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from txnstore.clients.model.client_errors import (
+from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.serializers import (
     ConsumeError,
     KeyDeserializationError,
     KeySerializationError,
     ProduceError,
+    SerializationError,
     ValueDeserializationError,
     ValueSerializationError,
 )
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
-from txnstore.clients.model.serializers import SerializationError
 
 __all__ = [
     "ConsumeError",

@@ -9,7 +9,7 @@ import typer
 
 from txnstore.cli import output
 from txnstore.cli.program import app
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.testing.ports import free_port
 
 SECRET = "Hunter2SecretWord"

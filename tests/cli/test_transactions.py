@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txnstore.clients.model.kafka_error import KafkaException
+from txnstore.clients.model.errors import KafkaException
 from txnstore.clients.producer.producer import Producer
 
 

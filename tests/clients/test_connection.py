@@ -12,7 +12,7 @@ import pytest
 from txnstore.clients import connection as module
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.errors import InvalidUrl, StoreClosed, StoreUnavailable, TxnStoreError

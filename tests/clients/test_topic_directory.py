@@ -9,7 +9,7 @@ import pytest
 from txnstore.clients.brokers import broker_address
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.settings import change_store_settings
 from txnstore.db.url import parse_url

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from tests.spark.sink_schemas import schema_of
-from txnstore.clients.model.kafka_error import KafkaException
+from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import InvalidConfiguration, TxnStoreError, UnsupportedCompression
 from txnstore.log.compression import Codec
 from txnstore.spark import sink_options as subject

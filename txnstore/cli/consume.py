@@ -21,7 +21,7 @@ from txnstore.cli.terminal import CommandFailed, hint
 from txnstore.cli.times import FORMS, parse_time
 from txnstore.clients.brokers import all_stores
 from txnstore.clients.consumer.consumer import Consumer
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.names import DEFAULT_SCHEMA

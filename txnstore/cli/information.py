@@ -11,7 +11,7 @@ from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, show_facts, show_json, show_rows, size_text, time_text
 from txnstore.cli.terminal import say
 from txnstore.clients.brokers import all_stores, broker_id_of
-from txnstore.clients.model.versions import version
+from txnstore.clients.model.metadata import version
 from txnstore.config import STORE_SETTINGS
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import (

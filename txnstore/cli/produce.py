@@ -17,7 +17,7 @@ from txnstore.cli.completion import complete_topic
 from txnstore.cli.options import Schema, Url, examples, opened
 from txnstore.cli.record_input import InputRecord, NotARecord, Parse, line_parser, parse_json_line, unescape
 from txnstore.cli.terminal import CommandFailed, error_text, exit_code, hint
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.producer.producer import Producer
 from txnstore.db.names import DEFAULT_SCHEMA

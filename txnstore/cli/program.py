@@ -25,7 +25,7 @@ from txnstore.cli import (
 )
 from txnstore.cli.options import ProgramUrl, examples
 from txnstore.cli.terminal import CommandFailed, exit_code, report, say
-from txnstore.clients.model.kafka_error import KafkaException
+from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import TxnStoreError
 
 _EXAMPLES: Final = examples(

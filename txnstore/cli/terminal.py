@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.console import Console
 
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.errors import Recovery, TxnStoreError
 
 #: What is wrong stays wrong until somebody changes something.

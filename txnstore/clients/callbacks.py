@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 
 Callback = Callable[..., Any]
 

@@ -19,7 +19,7 @@ from typing import Final
 from sqlalchemy import Connection, select
 
 from txnstore.clients.configuration.configuration import Configuration
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.db.backend import Durability, Limits
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.store import Store

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from txnstore.clients.brokers import BROKER_ID, broker_id_of, brokers_metadata
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.model.error_mapping import kafka_error_of
+from txnstore.clients.model.errors import kafka_error_of
 from txnstore.clients.model.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.settings import read_store_settings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import event, inspect
 from sqlalchemy.exc import NoInspectionAvailable
 
-from txnstore.clients.model.error_mapping import kafka_exception_of
+from txnstore.clients.model.errors import kafka_exception_of
 from txnstore.errors import InvalidTopic
 from txnstore.log.topics import check_topic_name
 

@@ -12,8 +12,7 @@ from sqlalchemy import Engine
 
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.model.error_mapping import kafka_exception_of
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.producer.arguments import timeout_seconds_of
 from txnstore.db.callers.connections import session_of
 from txnstore.db.callers.outbox_insert import OutboxRow, outbox_connection

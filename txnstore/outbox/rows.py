@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from txnstore.clients.configuration.configuration import Configuration
-from txnstore.clients.model.error_mapping import kafka_exception_of
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.producer.arguments import PARTITION_MAX, TIMESTAMP_MAX, as_bytes, packed_headers, whole_number
 from txnstore.db.callers.outbox_insert import OutboxRow
 from txnstore.errors import InvalidTimestamp, InvalidTopic

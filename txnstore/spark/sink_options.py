@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
-from txnstore.clients.model.kafka_error import KafkaException
+from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import InvalidConfiguration, InvalidRequest, InvalidTopic, UnsupportedCompression
 from txnstore.log.compression import Codec, require_codec
 from txnstore.log.topics import check_topic_name

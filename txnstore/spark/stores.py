@@ -15,7 +15,7 @@ from typing import Final
 from sqlalchemy.engine import make_url
 
 from txnstore.clients.configuration.configuration import admin_configuration
-from txnstore.clients.model.kafka_error import KafkaException
+from txnstore.clients.model.errors import KafkaException
 from txnstore.db.cluster.cluster import split_urls
 from txnstore.db.cluster.membership import read_databases
 from txnstore.db.names import DEFAULT_SCHEMA

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.metadata import (
     BrokerMetadata,
     ClusterMetadata,

@@ -14,7 +14,7 @@ from txnstore.clients.configuration.configuration import (
 )
 from txnstore.clients.configuration.keys import KEYS, KEYS_BY_ALIAS
 from txnstore.clients.configuration.values import Boolean, Choice, Float, Integer, shown
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.testing.manual_clock import ManualClock
 
 URL = "sqlite:///log.db"

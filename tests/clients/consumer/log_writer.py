@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import Message
 from txnstore.db.store import Store
 from txnstore.groups.listing import ListedGroup, ListedMember, find_group

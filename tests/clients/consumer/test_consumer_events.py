@@ -17,7 +17,7 @@ from txnstore.clients.consumer.events import (
     RebalanceKind,
     error_message,
 )
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.worker import Duties
 
 AWAY = KafkaError(KafkaError._TRANSPORT, "away", retriable=True)

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from txnstore.clients.consumer.subscription import Chunk, PageRead, Subscription
-from txnstore.clients.model.constants import OFFSET_INVALID, OFFSET_STORED
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import RecordSource
+from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import Bounds
 

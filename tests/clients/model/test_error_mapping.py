@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from txnstore import errors
-from txnstore.clients.model.error_codes import ERROR_CODES
-from txnstore.clients.model.error_mapping import ERROR_ROWS, kafka_error_of, kafka_exception_of
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import (
+    ERROR_CODES,
+    ERROR_ROWS,
+    KafkaError,
+    KafkaException,
+    kafka_error_of,
+    kafka_exception_of,
+)
 from txnstore.errors import ERRORS, Recovery
 
 #: librdkafka's name for a code that Kafka calls otherwise.

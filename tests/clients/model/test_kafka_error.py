@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from txnstore.clients.model.error_codes import ERROR_CODES, error_code
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import ERROR_CODES, KafkaError, KafkaException, error_code
 
 REFERENCE = Path(__file__).resolve().parents[3].parent / "shared" / "reference"
 

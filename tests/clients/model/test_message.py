@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from txnstore.clients.model.constants import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
-from txnstore.clients.model.kafka_error import KafkaError
-from txnstore.clients.model.message import Message, RecordSource
+from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, RecordSource
 from txnstore.model import StoredRecord
 
 SOURCE = RecordSource("orders", 3, TIMESTAMP_LOG_APPEND_TIME)

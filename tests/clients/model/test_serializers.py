@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.error import (
     ConsumeError,

@@ -7,9 +7,14 @@ import pickle
 
 import pytest
 
-from txnstore.clients.model.constants import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
-from txnstore.clients.model.kafka_error import KafkaError
-from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.topic_partition import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    TopicPartition,
+)
 
 
 def everything(partition):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.producer.transaction_errors import transaction_error_of
 from txnstore.clients.producer.transaction_states import (
     ALLOWED_IN,

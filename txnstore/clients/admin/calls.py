@@ -18,8 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from sqlalchemy import Connection
 
 from txnstore.clients.connection import RECENT_SECONDS, StoreConnection, unreachable
-from txnstore.clients.model.error_mapping import kafka_exception_of
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
 from txnstore.db.store import Store

@@ -49,8 +49,7 @@ from txnstore.clients.admin.unsupported import AclBinding, AclBindingFilter, Use
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import HANDLE_CLOSED_TEXT, KafkaException
+from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaException, kafka_error_of
 from txnstore.clients.model.metadata import (
     ClusterMetadata,
     ConsumerGroupState,

@@ -5,31 +5,38 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from sqlalchemy import Connection
 
 from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.brokers import BROKER_ID, publish
-from txnstore.clients.model import constants
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting, check_setting_name
 from txnstore.db.settings import change_store_settings, read_store_config
 from txnstore.db.store import Store
 from txnstore.errors import InvalidConfiguration
 from txnstore.log.topics import change_topic_configs, get_topic, lock_topic_configs
 
+#: The kinds of things that have a configuration: the numbers of `ResourceType`.
+RESOURCE_UNKNOWN: Final = 0
+RESOURCE_ANY: Final = 1
+RESOURCE_TOPIC: Final = 2
+RESOURCE_GROUP: Final = 3
+RESOURCE_BROKER: Final = 4
+RESOURCE_TRANSACTIONAL_ID: Final = 5
+
 
 class ResourceType(enum.Enum):
     """The kinds of things that have a configuration; Kafka's numbers."""
 
-    UNKNOWN = constants.RESOURCE_UNKNOWN
-    ANY = constants.RESOURCE_ANY
-    TOPIC = constants.RESOURCE_TOPIC
-    GROUP = constants.RESOURCE_GROUP
-    BROKER = constants.RESOURCE_BROKER
+    UNKNOWN = RESOURCE_UNKNOWN
+    ANY = RESOURCE_ANY
+    TOPIC = RESOURCE_TOPIC
+    GROUP = RESOURCE_GROUP
+    BROKER = RESOURCE_BROKER
     """The store as a whole; its name is 0, or empty."""
-    TRANSACTIONAL_ID = constants.RESOURCE_TRANSACTIONAL_ID
+    TRANSACTIONAL_ID = RESOURCE_TRANSACTIONAL_ID
 
     def __lt__(self, other: object) -> bool:
         return bool(self.value < other.value) if isinstance(other, ResourceType) else NotImplemented

@@ -10,13 +10,11 @@ from txnstore import model
 from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.records import public_partition
 from txnstore.clients.brokers import at_coordinator
-from txnstore.clients.model.constants import OFFSET_INVALID
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.metadata import (
     ConsumerGroupTopicPartitions,
 )
-from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.model.topic_partition import OFFSET_INVALID, TopicPartition
 from txnstore.db.store import Store
 from txnstore.errors import (
     GroupSubscribedToTopic,

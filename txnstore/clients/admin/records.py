@@ -10,8 +10,7 @@ from sqlalchemy import Connection
 from txnstore import model
 from txnstore.clients.admin.calls import Call
 from txnstore.clients.brokers import at_partition
-from txnstore.clients.model import constants
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.store import Store
 from txnstore.errors import PolicyViolation
@@ -22,6 +21,11 @@ from txnstore.model import NO_TIMESTAMP_MS, IsolationLevel
 
 Answer = TypeVar("Answer")
 
+
+#: What an offset is asked for by: the numbers of the classes of `OffsetSpec`.
+OFFSET_SPEC_LATEST: Final = -1
+OFFSET_SPEC_EARLIEST: Final = -2
+OFFSET_SPEC_MAX_TIMESTAMP: Final = -3
 
 #: Kafka's answer where there is no such record.
 _NO_OFFSET: Final = -1
@@ -66,19 +70,19 @@ class OffsetSpec:
 class EarliestSpec(OffsetSpec):
     """The first offset that can be read."""
 
-    _value = constants.OFFSET_SPEC_EARLIEST
+    _value = OFFSET_SPEC_EARLIEST
 
 
 class LatestSpec(OffsetSpec):
     """The offset behind the last record that can be read."""
 
-    _value = constants.OFFSET_SPEC_LATEST
+    _value = OFFSET_SPEC_LATEST
 
 
 class MaxTimestampSpec(OffsetSpec):
     """The first record with the largest timestamp."""
 
-    _value = constants.OFFSET_SPEC_MAX_TIMESTAMP
+    _value = OFFSET_SPEC_MAX_TIMESTAMP
 
 
 class TimestampSpec(OffsetSpec):

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.configs import known_topic_config
 from txnstore.clients.brokers import BROKER_ID, broker_nodes, broker_of, publish
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.metadata import Node, TopicCollection, TopicPartitionInfo, Uuid
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store

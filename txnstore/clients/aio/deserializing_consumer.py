@@ -6,17 +6,21 @@ from collections.abc import Coroutine
 from typing import Any, Generic, Self
 
 from txnstore.clients.aio.consumer import AIOConsumer
-from txnstore.clients.model.client_errors import ConsumeError, KeyDeserializationError, ValueDeserializationError
 from txnstore.clients.model.message import Message
-from txnstore.clients.model.serializer_settings import (
+from txnstore.clients.model.serializers import (
+    ConsumeError,
     Converter,
+    Key,
+    KeyDeserializationError,
+    MessageField,
+    SerializationContext,
+    Value,
+    ValueDeserializationError,
     close_converters_async,
     offer_cluster_id_async,
     result_of,
     take_converters_async,
 )
-from txnstore.clients.model.serializers import MessageField, SerializationContext
-from txnstore.clients.model.type_variables import Key, Value
 
 
 class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import TopicPartition

@@ -7,17 +7,20 @@ from collections.abc import Coroutine
 from typing import Any, Generic, Self
 
 from txnstore.clients.aio.producer import AIOProducer
-from txnstore.clients.model.client_errors import KeySerializationError, ValueSerializationError
 from txnstore.clients.model.message import Message
-from txnstore.clients.model.serializer_settings import (
+from txnstore.clients.model.serializers import (
     Converter,
+    Key,
+    KeySerializationError,
+    MessageField,
+    SerializationContext,
+    Value,
+    ValueSerializationError,
     close_converters_async,
     offer_cluster_id_async,
     result_of,
     take_converters_async,
 )
-from txnstore.clients.model.serializers import MessageField, SerializationContext
-from txnstore.clients.model.type_variables import Key, Value
 
 
 class AsyncSerializingProducer(AIOProducer, Generic[Key, Value]):

@@ -1,4 +1,4 @@
-"""This file is the configuration of a client: read once from what the user gave, checked, and frozen.
+"""The configuration of a client: read once from what the user gave, checked, and frozen.
 
     configuration = producer_configuration(({"bootstrap.servers": "sqlite:///log.db", "linger.ms": "20"},), {})
     configuration["linger.ms"]  # 20.0
@@ -23,7 +23,7 @@ from txnstore.clients.configuration.rules import (
     apply_producer_rules,
 )
 from txnstore.clients.configuration.values import ConfigurationError, shown
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.db.cluster.database_list import addresses_of, split_urls
 from txnstore.db.opening import check_schema_name
 from txnstore.db.url import DatabaseUrl
@@ -89,7 +89,7 @@ def producer_configuration(arguments: tuple[Any, ...], keywords: Mapping[str, An
     """Return the configuration of `Producer(*arguments, **keywords)`.
 
     Raises:
-        TypeError: the one positional argument is no dict.
+        TypeError: the one positional argument is not a dict.
         KafkaException: `_INVALID_ARG`: a key is unknown, a value is not one that its key takes, keys do not go
             together, or the database's URL cannot be understood.
     """

@@ -1,4 +1,4 @@
-"""This file is the rules between configuration keys: what follows from what, and what does not go together.
+"""The rules between configuration keys: what follows from what, and what does not go together.
 
 The refusals are librdkafka's, in its words.  One default is not: `enable.idempotence` is true unless another key that
 was given speaks against it, as in Java's producer (KIP-679).
@@ -80,7 +80,7 @@ def apply_consumer_rules(values: Values, given: Mapping[str, Any], logger: loggi
 
 
 def apply_admin_rules(values: Values, given: Mapping[str, Any], logger: logging.Logger) -> None:
-    """Complete the values of an admin client: there is nothing that does not go together."""
+    """Complete the values of an admin client: all of its keys go together."""
     _default(values, "allow.auto.create.topics", False)
 
 
@@ -163,7 +163,7 @@ def _limit_heartbeat(values: Values, given: Mapping[str, Any], logger: logging.L
     values["heartbeat.interval.ms"] = max(1, session_ms // _HEARTBEATS_IN_A_SESSION)
     if "heartbeat.interval.ms" in given:
         logger.warning(
-            "heartbeat.interval.ms %d is no shorter than session.timeout.ms %d: heartbeats are sent every %d ms",
+            "heartbeat.interval.ms %d is not shorter than session.timeout.ms %d: heartbeats are sent every %d ms",
             interval_ms,
             session_ms,
             values["heartbeat.interval.ms"],

@@ -1,7 +1,7 @@
-"""This file is how the value of a configuration key is read: one class for each type, with librdkafka's error texts.
+"""The values of configuration keys, read from what users give: a class for each type, with librdkafka's error texts.
 
 Whatever the value's own type, it is its text that is read: `5`, `"5"` and `" 5"` are the same number, `True` is the
-same as `"true"` and no number.  The texts name a key as librdkafka does (`queue.buffering.max.ms` for `linger.ms`),
+same as `"true"` and not a number.  The texts name a key as librdkafka does (`queue.buffering.max.ms` for `linger.ms`),
 and repeat a value only if it stands where one of a few words is expected.
 """
 
@@ -73,7 +73,7 @@ class Integer:
     words: Mapping[str, int] = field(default_factory=dict)
 
     def parse(self, key: str, value: object) -> int:
-        """Return the number; `5.0` and `0x5` are 5, but `5.5`, `5ms`, `True` and `1_000` are none."""
+        """Return the number; `5.0` and `0x5` are 5, but `5.5`, `5ms`, `True` and `1_000` are refused."""
         text = _text_of(key, value, "Integer c").strip()
         number = self.words.get(text.lower())
         if number is not None:
@@ -96,7 +96,7 @@ class Float:
     high: int
 
     def parse(self, key: str, value: object) -> float:
-        """Return the number; what is not a number (NaN) is none."""
+        """Return the number; NaN is refused."""
         text = _text_of(key, value, "Float c").strip()
         try:
             number = float(int(text, 16) if _HEXADECIMAL.fullmatch(text) else text)
@@ -142,7 +142,7 @@ class Flags:
     words: frozenset[str]
 
     def parse(self, key: str, value: object) -> tuple[str, ...]:
-        """Return the words; none if the text is empty."""
+        """Return the words; the tuple is empty if the text is."""
         names = tuple(name.strip() for name in str(value or "").split(",") if name.strip())
         for name in names:
             if name not in self.words:
@@ -200,7 +200,7 @@ class Names:
     """What the error says before the name that is not one of them."""
 
     def parse(self, key: str, value: object) -> tuple[str, ...]:
-        """Return the names in their order, each once; the default if there are none."""
+        """Return the names in their order, each once; the default if the text is empty."""
         names = tuple(dict.fromkeys(name.strip() for name in str(value or "").split(",") if name.strip()))
         for name in names:
             if name not in self.names:
@@ -224,7 +224,7 @@ class Callback:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An object with a method of this name; None is none."""
+    """An object with a method of this name, or None."""
 
     method: str
     about: str

@@ -15,7 +15,7 @@ from typing import Any, Final, SupportsFloat
 
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.consumer.events import prefixed
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.log.fetch import PAGE_BYTES_MAX, PAGE_RECORDS_MAX

@@ -14,10 +14,8 @@ from txnstore.clients.backoff import write_repeatable
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
-from txnstore.clients.model.constants import OFFSET_INVALID
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError
-from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.model.errors import KafkaError, kafka_error_of
+from txnstore.clients.model.topic_partition import OFFSET_INVALID, TopicPartition
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Worker
 from txnstore.db.callers.connections import CallersConnection

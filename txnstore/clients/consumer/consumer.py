@@ -40,12 +40,10 @@ from txnstore.clients.consumer.events import (
 from txnstore.clients.consumer.subscription import AssignedPartition
 from txnstore.clients.membership.metadata import format_group_metadata
 from txnstore.clients.membership.state import Stage
-from txnstore.clients.model.constants import OFFSET_INVALID, OFFSET_STORED
-from txnstore.clients.model.error_mapping import joined_error_of
-from txnstore.clients.model.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
+from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
-from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED, TopicPartition
 from txnstore.db.callers.connections import callers_connection
 from txnstore.errors import TxnStoreError, UnstableOffsetCommit
 

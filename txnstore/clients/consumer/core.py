@@ -37,8 +37,7 @@ from txnstore.clients.consumer.subscription import AssignedPartition, Subscripti
 from txnstore.clients.membership.member import GroupMember
 from txnstore.clients.membership.requests import GroupRequests
 from txnstore.clients.membership.thread import GroupThread
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
 from txnstore.clients.statistics import Statistics

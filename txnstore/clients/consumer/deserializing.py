@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from typing import Any, Generic
 
 from txnstore.clients.consumer.consumer import Consumer
-from txnstore.clients.model.client_errors import ConsumeError, KeyDeserializationError, ValueDeserializationError
 from txnstore.clients.model.message import Message
-from txnstore.clients.model.serializer_settings import close_converters, offer_cluster_id, take_converters
-from txnstore.clients.model.serializers import MessageField, SerializationContext
-from txnstore.clients.model.type_variables import Key, Value
+from txnstore.clients.model.serializers import (
+    ConsumeError,
+    Key,
+    KeyDeserializationError,
+    MessageField,
+    SerializationContext,
+    Value,
+    ValueDeserializationError,
+    close_converters,
+    offer_cluster_id,
+    take_converters,
+)
 
 
 class DeserializingConsumer(Consumer, Generic[Key, Value]):

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from threading import Condition
 from typing import Any, Final
 
-from txnstore.clients.model.constants import TIMESTAMP_NOT_AVAILABLE
-from txnstore.clients.model.kafka_error import KafkaError
-from txnstore.clients.model.message import Message
+from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.message import TIMESTAMP_NOT_AVAILABLE, Message
 from txnstore.clients.model.topic_partition import TopicPartition
 
 _NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, -1)

@@ -19,16 +19,9 @@ from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.events import unknown_topic
 from txnstore.clients.consumer.subscription import AssignedPartition, Chunk, FetchPosition, PageRead, start_position
-from txnstore.clients.model.constants import (
-    OFFSET_END,
-    OFFSET_STORED,
-    TIMESTAMP_CREATE_TIME,
-    TIMESTAMP_LOG_APPEND_TIME,
-)
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
-from txnstore.clients.model.message import RecordSource
-from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
+from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, RecordSource
+from txnstore.clients.model.topic_partition import OFFSET_END, OFFSET_STORED, TopicPartition
 from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.cluster.cluster import repaired

@@ -21,7 +21,7 @@ from txnstore.clients.membership.state import (
     Stage,
 )
 from txnstore.clients.membership.topics import SubscribedTopics
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
 from txnstore.errors import FencedInstance, IllegalGeneration, UnknownMember
 from txnstore.groups.group_image import Answer
 

@@ -15,7 +15,7 @@ from txnstore.clients.consumer.events import AnswerEvent, Listener, RebalanceEve
 from txnstore.clients.membership.conversation import LOST_PLACE, GroupConversation
 from txnstore.clients.membership.lease import lease_seconds
 from txnstore.clients.membership.state import HAS_PLACE, Stage
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.errors import TxnStoreError
 from txnstore.model import NO_GENERATION, GroupMembership, TopicPartition
 

@@ -14,7 +14,7 @@ from txnstore.clients.membership.lease import Lease, lease_seconds
 from txnstore.clients.membership.protocol import MemberProtocol
 from txnstore.clients.membership.requests import GroupRequests
 from txnstore.clients.membership.topics import SubscribedTopics
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.worker import Worker
 from txnstore.model import GroupMembership, TopicPartition
 

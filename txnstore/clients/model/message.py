@@ -1,4 +1,4 @@
-"""This file is the message: what a consumer hands out, and what a delivery report is about.
+"""The message: what a consumer hands out, and what a delivery report is about.
 
 Readers make very many of them, and most of what a message can tell is never asked.  A message therefore holds what it
 was made from, two tuples, and takes them apart when it is asked.
@@ -10,9 +10,14 @@ import operator
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, SupportsFloat, SupportsIndex
 
-from txnstore.clients.model.constants import OFFSET_INVALID, TIMESTAMP_NOT_AVAILABLE
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.topic_partition import OFFSET_INVALID
 from txnstore.model import Header, StoredRecord
+
+#: The first item of `Message.timestamp()`: no timestamp, the producer's clock, the store's clock at the append.
+TIMESTAMP_NOT_AVAILABLE: Final = 0
+TIMESTAMP_CREATE_TIME: Final = 1
+TIMESTAMP_LOG_APPEND_TIME: Final = 2
 
 
 class RecordSource(NamedTuple):
@@ -27,7 +32,7 @@ class RecordSource(NamedTuple):
 #: What `StoredRecord` is and what `RecordBatch.rows` yields: offset, timestamp in milliseconds, key, value, headers.
 RecordTuple = tuple[int, int, bytes | None, bytes | None, Sequence[Header]]
 
-#: Error, latency in seconds, leader epoch, delivery count; numbers below zero: none.
+#: Error, latency in seconds, leader epoch, delivery count; numbers below zero: not known.
 _Details = tuple[KafkaError | None, float, int, int]
 
 _NO_DETAILS: Final[_Details] = (None, -1.0, -1, -1)
@@ -51,14 +56,14 @@ class Message:
         key: the key; any object.
         value: the value; any object.
         headers: pairs of a name and bytes or None.
-        error: what the message is about if it is no record.
+        error: what the message is about if it is not a record.
         timestamp: its kind, one of the constants `TIMESTAMP_...`, and milliseconds since 1970.
         latency: seconds from `produce()` to the report.
         leader_epoch: the epoch of the partition's leader.
         delivery_count: how often the record has been handed out.
 
     Raises:
-        TypeError: a number is no number, or the timestamp is not a tuple of two.
+        TypeError: an argument that should be a number is not one, or the timestamp is not a tuple of two.
         OverflowError: the partition's number does not fit into 32 bits.
     """
 
@@ -88,7 +93,7 @@ class Message:
         number = operator.index(partition)
         if number > _INT32_MAX:
             raise OverflowError("signed integer is greater than maximum")
-        # There is one number that says that there is none.
+        # One number, -1, stands for every partition that is not known.
         self._source = (topic, max(number, -1), kind)
         self._record = (operator.index(offset), milliseconds, key, value, headers)
         self._details = (error, float(latency), operator.index(leader_epoch), operator.index(delivery_count))
@@ -161,7 +166,7 @@ class Message:
     def headers(self) -> list[tuple[str, bytes | None]] | None:
         """Return the headers in their order, duplicates included, or None if there are none.
 
-        The message of a delivery report has none.
+        The message of a delivery report has no headers.
         """
         headers: list[tuple[str, bytes | None]] | tuple[tuple[str, bytes | None], ...] | None = self._record[4]
         return (list(headers) or None) if isinstance(headers, tuple) else headers
@@ -175,7 +180,7 @@ class Message:
         return self._source[2], self._record[1]
 
     def latency(self) -> float | None:
-        """Return the seconds from `produce()` to the delivery report, or None: it is no report."""
+        """Return the seconds from `produce()` to the delivery report, or None: it is not a report."""
         latency = self._details[1]
         return latency if latency >= 0 else None
 
@@ -185,7 +190,7 @@ class Message:
         return leader_epoch if leader_epoch >= 0 else None
 
     def delivery_count(self) -> int | None:
-        """Return how often the record has been handed out, or None: only share groups, which are to come, count."""
+        """Return how often the record has been handed out, or None: only share groups count, and there are none yet."""
         delivery_count = self._details[3]
         return delivery_count if delivery_count > 0 else None
 

@@ -1,4 +1,4 @@
-"""This file is what the clients tell about the cluster: brokers, topics, groups, and the enumerations that go with it.
+"""The cluster as the clients describe it: brokers, topics, groups, the enumerations that go with them, and versions.
 
 The database plays the whole cluster: there is one broker, number 0, which leads every partition.
 """
@@ -11,7 +11,7 @@ import operator
 from collections.abc import Sequence
 from typing import Final, SupportsIndex
 
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.model import IsolationLevel
 
@@ -33,6 +33,10 @@ __all__ = [
     "TopicPartitionInfo",
     "Uuid",
 ]
+
+#: What a reader may see: the numbers of `IsolationLevel`.
+ISOLATION_LEVEL_READ_UNCOMMITTED: Final = 0
+ISOLATION_LEVEL_READ_COMMITTED: Final = 1
 
 _SIGNED_64_BITS: Final = range(-(2**63), 2**63)
 
@@ -277,3 +281,21 @@ class ThrottleEvent:
 
 def _after_comma(error: KafkaError | None) -> str:
     return "" if error is None else f", {error}"
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+VERSION: Final = "0.1.0"
+
+#: As text and as librdkafka's number: programs ask before they use a feature.
+_LIBRDKAFKA_VERSION: Final = ("2.16.0", 0x021000FF)
+
+
+def version() -> str:
+    """Return the version of txnstore."""
+    return VERSION
+
+
+def libversion() -> tuple[str, int]:
+    """Return the version of librdkafka whose behaviour the clients have, as text and as librdkafka's number."""
+    return _LIBRDKAFKA_VERSION

@@ -1,15 +1,19 @@
-"""This file is the partition as users of the clients hand it over: with an offset, metadata and an error beside it."""
+"""The partition as users of the clients hand it over: with an offset, metadata and an error beside it."""
 
 from __future__ import annotations
 
 import operator
 from typing import TYPE_CHECKING, Final, SupportsIndex
 
-from txnstore.clients.model.constants import OFFSET_INVALID
-
 if TYPE_CHECKING:
-    from txnstore.clients.model.kafka_error import KafkaError
+    from txnstore.clients.model.errors import KafkaError
 
+
+#: Logical offsets, in `TopicPartition.offset`: the end of the log, its beginning, the committed one, and no offset.
+OFFSET_END: Final = -1
+OFFSET_BEGINNING: Final = -2
+OFFSET_STORED: Final = -1000
+OFFSET_INVALID: Final = -1001
 
 _PARTITION_BITS: Final = 32
 _OFFSET_BITS: Final = 64
@@ -22,10 +26,10 @@ class TopicPartition:
 
     Args:
         topic: the topic's name.
-        partition: the partition's number; -1: none in particular.
+        partition: the partition's number; -1: no particular one.
         offset: an offset, or one of `OFFSET_BEGINNING`, `OFFSET_END`, `OFFSET_STORED` and `OFFSET_INVALID`.
         metadata: the text that is committed beside an offset.
-        leader_epoch: the leader epoch of the offset; None or below zero: none.
+        leader_epoch: the leader epoch of the offset; None or below zero: not known.
 
     Raises:
         TypeError: an argument is of another type.
@@ -52,7 +56,7 @@ class TopicPartition:
             raise TypeError(f"argument 4 must be str, not {_type_name(metadata)}")
         for text in (topic, metadata):
             if text is not None and not text.isascii():
-                # Half of a surrogate pair is no text to a database.
+                # No database takes half of a surrogate pair as text.
                 text.encode()
         self._topic = topic
         self._partition = _checked(partition, _PARTITION_BITS)
@@ -68,7 +72,7 @@ class TopicPartition:
 
     @property
     def partition(self) -> int:
-        """The partition's number; -1: none in particular."""
+        """The partition's number; -1: no particular one."""
         return self._partition
 
     @partition.setter

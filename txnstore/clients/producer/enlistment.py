@@ -17,8 +17,7 @@ from typing import Any, Final, NoReturn
 
 from sqlalchemy import Connection
 
-from txnstore.clients.model.error_mapping import joined_error_of
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import REQUEST_BYTES_MAX
 from txnstore.clients.producer.thread import SenderStopped

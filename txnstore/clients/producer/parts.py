@@ -10,7 +10,7 @@ from typing import Final
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection
-from txnstore.clients.model.error_mapping import kafka_error_of
+from txnstore.clients.model.errors import kafka_error_of
 from txnstore.clients.producer.branches import BranchedTransactions
 from txnstore.clients.producer.partition_choice import PartitionChoice
 from txnstore.clients.producer.queue import Accumulator

@@ -13,8 +13,7 @@ from typing import Any, Final, Self, TypeVar
 
 from txnstore.clients.configuration.configuration import producer_configuration
 from txnstore.clients.connection import StoreConnection, unreachable
-from txnstore.clients.model.error_mapping import kafka_exception_of
-from txnstore.clients.model.kafka_error import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
+from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.arguments import (

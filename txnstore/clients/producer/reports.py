@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from txnstore.clients.model.constants import OFFSET_INVALID, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
-from txnstore.clients.model.kafka_error import KafkaError
-from txnstore.clients.model.message import Message
+from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
+from txnstore.clients.model.topic_partition import OFFSET_INVALID
 from txnstore.clients.producer.queue import (
     CALLBACK,
     PARTITION_UNASSIGNED,

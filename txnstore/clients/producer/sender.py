@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.overdue_help import WriterHelp
 from txnstore.clients.producer.lanes import InFlight, Lane, Lanes
 from txnstore.clients.producer.queue import (

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic
 
-from txnstore.clients.model.client_errors import KeySerializationError, ValueSerializationError
-from txnstore.clients.model.serializer_settings import close_converters, offer_cluster_id, take_converters
-from txnstore.clients.model.serializers import MessageField, SerializationContext
-from txnstore.clients.model.type_variables import Key, Value
+from txnstore.clients.model.serializers import (
+    Key,
+    KeySerializationError,
+    MessageField,
+    SerializationContext,
+    Value,
+    ValueSerializationError,
+    close_converters,
+    offer_cluster_id,
+    take_converters,
+)
 from txnstore.clients.producer.producer import Producer
 
 

@@ -15,8 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from txnstore.clients.backoff import Backoff
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.worker import Worker
 from txnstore.errors import TxnStoreError
 

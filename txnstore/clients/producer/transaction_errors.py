@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.producer.transaction_states import TransactionCall
 from txnstore.errors import (
     InvalidProducerEpoch,

@@ -8,7 +8,7 @@ from typing import Any
 
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.model.error_mapping import kafka_exception_of
+from txnstore.clients.model.errors import kafka_exception_of
 from txnstore.clients.producer.arguments import prepared_state_of
 from txnstore.errors import TxnStoreError
 from txnstore.model import ProducerIdentity

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, NoReturn, TypeVar
 
 from txnstore.clients.membership.metadata import parse_group_metadata
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, Sender

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError
+from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.producer.partition_choice import PartitionChoice
 from txnstore.clients.producer.queue import KEY, PARTITION, PARTITION_UNASSIGNED, Accumulator, Batch, QueuedRecord
 from txnstore.clients.producer.thread import SenderThread

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final, NoReturn
 
-from txnstore.clients.model.error_mapping import kafka_error_of
-from txnstore.clients.model.kafka_error import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS
 from txnstore.clients.producer.sender import Sender
 from txnstore.clients.producer.thread import SenderStopped

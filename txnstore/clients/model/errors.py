@@ -1,12 +1,17 @@
-"""This file is the table of Kafka's error codes: number, name and text, as librdkafka 2.16 has them.
+"""The errors of the clients: Kafka's codes, `KafkaError` and `KafkaException`, and what each error from below becomes.
 
-Codes below zero are a client's own; their names begin with an underscore.  105 is Kafka's, but librdkafka lacks it.
-The numbers, the names and the texts are what users' programs compare with: they never change.
+The codes are librdkafka's 2.16: number, name and text never change, for users' programs compare with them.  Codes below
+zero are a client's own; their names begin with an underscore.  105 is Kafka's, but librdkafka lacks it.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import builtins
+import operator
+from typing import Final, NamedTuple, SupportsIndex
+
+from txnstore import errors
+from txnstore.errors import ERRORS, TxnStoreError
 
 
 class ErrorCode(NamedTuple):
@@ -274,3 +279,211 @@ ERROR_CODES: Final[dict[int, ErrorCode]] = {
 def error_code(number: int) -> ErrorCode:
     """Return the row of a code; a number that is in no table gets librdkafka's placeholders."""
     return ERROR_CODES.get(number) or ErrorCode(f"ERR_{number}?", f"Err-{number}?")
+
+
+_CODE_MAX = 2**31 - 1
+#: What the calls that all clients have say once their client is closed, as in confluent-kafka.
+HANDLE_CLOSED_TEXT: Final = "Handle has been closed"
+
+
+class KafkaError(ErrorCodes):
+    """An error code with its text and with what it means for the client; it compares like its code.
+
+    `error == KafkaError._STATE` and `error == -172` are the same question.  Every code of the table is a class
+    attribute.  An error is always true, `NO_ERROR` included: test `error is None` or its code.
+
+    Args:
+        error: the code, Kafka's number; an unknown one is kept.
+        reason: the text; default: the code's own.
+        fatal: whether the client is finished: close it and make a new one.
+        retriable: whether the same call may be made again.
+        txn_requires_abort: whether the transaction has to be aborted before anything else.
+
+    Raises:
+        TypeError: the code is not an integer, or the reason is neither text nor None.
+        OverflowError: the code does not fit into 32 bits.
+    """
+
+    __slots__ = ("_code", "_fatal", "_reason", "_retriable", "_txn_requires_abort")
+
+    def __init__(
+        self,
+        error: SupportsIndex,
+        reason: builtins.str | None = None,
+        fatal: bool = False,
+        retriable: bool = False,
+        txn_requires_abort: bool = False,
+    ) -> None:
+        number = operator.index(error)
+        if not -_CODE_MAX - 1 <= number <= _CODE_MAX:
+            raise OverflowError(f"error code {number} does not fit into 32 bits")
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError(f"argument 2 must be str or None, not {type(reason).__name__}")
+        self._code = number
+        self._reason = reason
+        self._fatal = bool(fatal)
+        self._retriable = bool(retriable)
+        self._txn_requires_abort = bool(txn_requires_abort)
+
+    def code(self) -> int:
+        """Return the number."""
+        return self._code
+
+    def name(self) -> builtins.str:
+        """Return the code's name, for example `_STATE`."""
+        return error_code(self._code).name
+
+    def str(self) -> builtins.str:
+        """Return the reason, or the code's own text if none was given."""
+        return error_code(self._code).text if self._reason is None else self._reason
+
+    def fatal(self) -> bool:
+        """Return whether the client is finished."""
+        return self._fatal
+
+    def retriable(self) -> bool:
+        """Return whether the same call may be made again."""
+        return self._retriable
+
+    def txn_requires_abort(self) -> bool:
+        """Return whether the transaction has to be aborted before anything else."""
+        return self._txn_requires_abort
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> builtins.str:
+        fatal = "FATAL," if self._fatal else ""
+        return f'KafkaError{{{fatal}code={self.name()},val={self._code},str="{self.str()}"}}'
+
+    __str__ = __repr__
+
+    def __hash__(self) -> int:
+        return hash(self._code)
+
+    def __eq__(self, other: object) -> bool:
+        code = _code_of(other)
+        return NotImplemented if code is None else self._code == code
+
+    def __ne__(self, other: object) -> bool:
+        code = _code_of(other)
+        return NotImplemented if code is None else self._code != code
+
+    def __lt__(self, other: KafkaError | int) -> bool:
+        code = _code_of(other)
+        return NotImplemented if code is None else self._code < code
+
+    def __le__(self, other: KafkaError | int) -> bool:
+        code = _code_of(other)
+        return NotImplemented if code is None else self._code <= code
+
+    def __gt__(self, other: KafkaError | int) -> bool:
+        code = _code_of(other)
+        return NotImplemented if code is None else self._code > code
+
+    def __ge__(self, other: KafkaError | int) -> bool:
+        code = _code_of(other)
+        return NotImplemented if code is None else self._code >= code
+
+    def __reduce__(self) -> tuple[type[KafkaError], tuple[int, builtins.str | None, bool, bool, bool]]:
+        return type(self), (self._code, self._reason, self._fatal, self._retriable, self._txn_requires_abort)
+
+
+def _code_of(other: object) -> int | None:
+    """Return the number that an error is compared by; None for what is neither an error nor a number."""
+    if isinstance(other, KafkaError):
+        return other.code()
+    return other if isinstance(other, int) else None
+
+
+class KafkaException(Exception):
+    """What the clients raise; `args[0]` is the `KafkaError`, and the text of both is the same."""
+
+
+class ErrorRow(NamedTuple):
+    """What an error becomes."""
+
+    code: int
+    retriable: bool
+    suffix: str = ""
+    """Added to the error's text if that does not say it."""
+
+
+_OUTCOME_UNKNOWN: Final = "the outcome is unknown"
+
+#: The errors that Kafka does not have.
+_OWN_ROWS: Final[dict[type[TxnStoreError], ErrorRow]] = {
+    errors.StoreUnavailable: ErrorRow(KafkaError._TRANSPORT, retriable=True),
+    errors.OutcomeUnknown: ErrorRow(KafkaError._TIMED_OUT, retriable=False, suffix=_OUTCOME_UNKNOWN),
+    errors.OutcomeForgotten: ErrorRow(KafkaError._TIMED_OUT, retriable=False, suffix=_OUTCOME_UNKNOWN),
+    errors.StoreBusy: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
+    errors.StatementTimedOut: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
+    errors.WriteConflict: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
+    errors.TransactionPoisoned: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
+    errors.StoreFull: ErrorRow(KafkaError.KAFKA_STORAGE_ERROR, retriable=False),
+    errors.StoreReadOnly: ErrorRow(KafkaError.KAFKA_STORAGE_ERROR, retriable=False),
+    errors.StoreDamaged: ErrorRow(KafkaError.KAFKA_STORAGE_ERROR, retriable=False),
+    errors.PermissionDenied: ErrorRow(KafkaError.CLUSTER_AUTHORIZATION_FAILED, retriable=False),
+    errors.InvalidUrl: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
+    errors.SchemaOutdated: ErrorRow(KafkaError.UNSUPPORTED_VERSION, retriable=False),
+    errors.SchemaTooNew: ErrorRow(KafkaError.UNSUPPORTED_VERSION, retriable=False),
+    errors.ForeignSchema: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
+    errors.StoreCopied: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
+    errors.WrongCluster: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
+    errors.MissingMember: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
+    errors.StatementFailed: ErrorRow(KafkaError.UNKNOWN, retriable=False),
+    errors.BranchUnfinished: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
+    errors.StoreClosed: ErrorRow(KafkaError._DESTROY, retriable=False),
+}
+
+#: Every error of txnstore with what it becomes.
+ERROR_ROWS: Final[dict[type[TxnStoreError], ErrorRow]] = _OWN_ROWS | {
+    error: ErrorRow(error.code, retriable=error.recovery is errors.Recovery.RETRY)
+    for error in ERRORS.values()
+    if error.kafka_name is not None
+}
+
+
+def kafka_error_of(
+    error: TxnStoreError, *, fatal: bool = False, retriable: bool | None = None, txn_requires_abort: bool = False
+) -> KafkaError:
+    """Return the error as the clients' users see it; its text is kept.
+
+    Args:
+        error: what came from below.
+        fatal: whether the client is finished by it.
+        retriable: whether the user may repeat the call; default: what the table says.
+        txn_requires_abort: whether the user's transaction has to be aborted.
+    """
+    row = _row_of(type(error))
+    text = str(error)
+    if row.suffix and row.suffix not in text:
+        text = f"{text} ({row.suffix})"
+    return KafkaError(row.code, text, fatal, row.retriable if retriable is None else retriable, txn_requires_abort)
+
+
+def kafka_exception_of(
+    error: TxnStoreError, *, fatal: bool = False, retriable: bool | None = None, txn_requires_abort: bool = False
+) -> KafkaException:
+    """Return the exception to raise, with `from error`, in a client's call; arguments as in `kafka_error_of`."""
+    kafka_error = kafka_error_of(error, fatal=fatal, retriable=retriable, txn_requires_abort=txn_requires_abort)
+    return KafkaException(kafka_error)
+
+
+def joined_error_of(error: TxnStoreError) -> KafkaError:
+    """Return the error of a statement within a database transaction of the caller's, which he has to roll back.
+
+    It is never retriable: the whole database transaction is to be repeated, not the call.
+    """
+    if isinstance(error, errors.TransactionPoisoned):
+        return KafkaError(KafkaError._STATE, str(error))
+    return kafka_error_of(error, retriable=False)
+
+
+def _row_of(error: type[TxnStoreError]) -> ErrorRow:
+    """Return the row of the class, or of its nearest base with one: an error added later is not lost."""
+    for base in error.__mro__:
+        row = ERROR_ROWS.get(base)
+        if row is not None:
+            return row
+    return ErrorRow(KafkaError._FAIL, retriable=error.recovery is errors.Recovery.RETRY)
