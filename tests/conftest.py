@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from txnstore.db.store import Store, open_store
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer, connection_string
-from txnstore.testing.server_programs import NoServerProgramsError, find_programs
+from txnstore.testing.private_cluster import NoServerProgramsError, find_programs
 
 pytest_plugins = ("txnstore.testing.plugin",)
 

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.server_programs import NoServerProgramsError, find_programs
+from txnstore.testing.private_cluster import NoServerProgramsError, find_programs
 
 
 def restore_dump(url, target_url):

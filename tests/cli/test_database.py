@@ -14,7 +14,7 @@ from txnstore.db.identity import check_original
 from txnstore.db.schema import SCHEMA_VERSION
 from txnstore.db.store import connect_store, open_store
 from txnstore.log.topics import create_topic, list_topics
-from txnstore.testing.ports import free_port
+from txnstore.testing.private_cluster import free_port
 
 
 def test_migrate_makes_the_tables_once(txnstore, txnstore_empty_url):

@@ -10,7 +10,7 @@ import typer
 from txnstore.cli import output
 from txnstore.cli.program import app
 from txnstore.clients.model.errors import KafkaError, KafkaException
-from txnstore.testing.ports import free_port
+from txnstore.testing.private_cluster import free_port
 
 SECRET = "Hunter2SecretWord"
 

@@ -14,7 +14,7 @@ from tests.tools.proxy import Proxy, upstream_of
 from txnstore import Consumer, KafkaError, KafkaException, Producer, errors
 from txnstore.admin import AdminClient
 from txnstore.aio import AIOConsumer, AIOProducer
-from txnstore.testing.ports import free_port
+from txnstore.testing.private_cluster import free_port
 
 CLIENTS = ("producer", "consumer", "admin")
 

@@ -15,9 +15,8 @@ from txnstore.db.cluster.members import PAUSE_LAST_SECONDS
 from txnstore.db.schema import pending_markers, transactions
 from txnstore.errors import ConcurrentTransactions, OutcomeUnknown, StoreUnavailable
 from txnstore.log.cluster_topics import create_topic
-from txnstore.testing.cluster_invariants import assert_cluster_sound
-from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.server_programs import NoServerProgramsError
+from txnstore.testing.invariants import assert_cluster_sound
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 from txnstore.transactions import recovery
 from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.recovery import abort_timed_out, complete_all_decided, recover

@@ -14,7 +14,7 @@ from tests.tools.crashes import Crashed, crash_at, every_crash, every_second_cra
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import InvalidProducerIdMapping
 from txnstore.groups.offsets import read_offsets
-from txnstore.testing.cluster_invariants import assert_cluster_sound
+from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions.recovery import recover
 from txnstore.transactions.states import TransactionState
 

@@ -11,7 +11,7 @@ from txnstore.errors import InvalidProducerEpoch, OutcomeUnknown, TxnStoreError
 from txnstore.groups.offsets_elsewhere import add_offsets_from_elsewhere, finish_offsets_from_elsewhere
 from txnstore.log.cluster_topics import create_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
-from txnstore.testing.cluster_invariants import assert_cluster_sound
+from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import completion
 from txnstore.transactions.completion import Delivered, complete_delivered
 from txnstore.transactions.states import TransactionState

@@ -41,7 +41,7 @@ from txnstore.log.append import Append, append
 from txnstore.log.cluster_topics import create_topic
 from txnstore.log.codec import encode
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
-from txnstore.testing.cluster_invariants import assert_cluster_sound
+from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 from txnstore.transactions.recovery import (

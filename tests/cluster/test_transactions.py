@@ -27,7 +27,7 @@ from txnstore.log.cluster_topics import change_store_settings, delete_topic
 from txnstore.log.codec import encode
 from txnstore.log.producers import producers_of_partition
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
-from txnstore.testing.cluster_invariants import assert_cluster_sound
+from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import rows
 from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.coordinator import TransactionCoordinator

@@ -12,7 +12,7 @@ from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, StoreUnava
 from txnstore.groups.offsets_elsewhere import _forget, announce_offset_producer
 from txnstore.log.append import announce
 from txnstore.log.producers import producers_of_partition
-from txnstore.testing.cluster_invariants import assert_cluster_sound
+from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions.distributed import RemoteTransaction, RemoteWriter
 from txnstore.transactions.recovery import expire_producers, expire_transactional_ids
 from txnstore.transactions.writers import join_transaction

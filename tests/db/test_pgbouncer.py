@@ -21,9 +21,8 @@ from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic, find_topics
 from txnstore.model import ProducerIdentity, Record
-from txnstore.testing.ports import LOCALHOST, free_port
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.server_programs import server_user
+from txnstore.testing.private_cluster import LOCALHOST, free_port, server_user
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from txnstore.db.backend import Limits
 from txnstore.db.store import connect_store, open_store
 from txnstore.errors import InvalidUrl, PermissionDenied, StoreUnavailable, TxnStoreError
-from txnstore.testing.ports import free_port
+from txnstore.testing.private_cluster import free_port
 
 SECRET = "Hunter2SecretWord"
 #: As it might stand in a text that quotes, encodes or cuts it.

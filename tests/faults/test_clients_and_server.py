@@ -18,8 +18,7 @@ from collections import Counter
 import pytest
 
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.server_programs import NoServerProgramsError
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 
 PATIENCE_SECONDS = 30.0
 #: How often the server is killed, and how much each client does before and after.

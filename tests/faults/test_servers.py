@@ -18,8 +18,7 @@ from txnstore.db.backend import Limits
 from txnstore.db.store import open_store
 from txnstore.errors import OutcomeUnknown, StoreFull, StoreReadOnly, StoreUnavailable
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.server_programs import NoServerProgramsError, server_user
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, server_user
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 MAX_CONNECTIONS = 8

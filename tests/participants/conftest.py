@@ -12,8 +12,7 @@ pytest.register_assert_rewrite("tests.participants.bank", "tests.participants.dy
 from tests.participants.bank import DATABASES, Bank, Table, make_table  # noqa: E402
 from txnstore.db.store import Store  # noqa: E402
 from txnstore.testing.manual_clock import ManualClock  # noqa: E402
-from txnstore.testing.private_cluster import PrivateCluster  # noqa: E402
-from txnstore.testing.server_programs import NoServerProgramsError  # noqa: E402
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster  # noqa: E402
 
 
 @pytest.fixture(scope="session")

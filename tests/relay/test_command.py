@@ -18,7 +18,7 @@ from txnstore.relay.kafka_cluster import KafkaCluster
 from txnstore.relay.names import relay_id_from, relay_id_to, transactional_id_of
 from txnstore.relay.settings import consumer_settings, producer_settings
 from txnstore.relay.trouble import PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS, Trouble
-from txnstore.testing.ports import free_port
+from txnstore.testing.private_cluster import free_port
 
 SECRET = "Hunter2SecretWord"
 

@@ -18,9 +18,7 @@ from tests.spark.sink_pipeline import SECONDS, check, fill, finish, make_topics,
 from tests.spark.sink_steps import SteppedDataSource, Steps
 from txnstore.db.store import open_store
 from txnstore.model import IsolationLevel
-from txnstore.testing.ports import free_port
-from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.server_programs import NoServerProgramsError
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, free_port
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.tools import kafka_jars, maven
 from tests.tools.kafka_jars import Jar, NoKafkaError, fetch_jars
-from txnstore.testing.ports import free_port
+from txnstore.testing.private_cluster import free_port
 
 CONTENTS = {f"part{number}": b"jar %d" % number * 1_000 for number in range(4)}
 JARS = [Jar("org.example", name, "1.0", hashlib.sha256(content).hexdigest()) for name, content in CONTENTS.items()]

@@ -13,12 +13,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from txnstore.testing import private_cluster, server_folders
+from txnstore.testing import private_cluster
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.server_folders import ServerFolder, has_room, remove_abandoned_folders
-from txnstore.testing.server_process import ServerStartError
-from txnstore.testing.server_programs import NoServerProgramsError, find_programs
+from txnstore.testing.private_cluster import (
+    NoServerProgramsError,
+    PrivateCluster,
+    ServerFolder,
+    ServerStartError,
+    find_programs,
+    has_room,
+    remove_abandoned_folders,
+)
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and waits on pidfds")
 
@@ -214,9 +219,9 @@ def test_a_folder_in_use_is_not_taken_for_an_abandoned_one(cluster):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_files_are_in_memory_only_where_they_may_be_lost_and_there_is_room(tmp_path, monkeypatch, in_memory):
-    monkeypatch.setattr(server_folders, "_MEMORY", tmp_path)
+    monkeypatch.setattr(private_cluster, "_MEMORY_FOLDER", tmp_path)
     for bytes_min, is_there in ((1, in_memory), (2**62, False)):
-        monkeypatch.setattr(server_folders, "_MEMORY_BYTES_MIN", bytes_min)
+        monkeypatch.setattr(private_cluster, "_MEMORY_BYTES_MIN", bytes_min)
         folder = ServerFolder(None, in_memory=in_memory)
         assert (folder.path.parent == tmp_path) is is_there
         assert folder.path not in remove_abandoned_folders()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from txnstore.testing import servers
-from txnstore.testing.existing_server import ExistingServer
-from txnstore.testing.postgres_server import ServerCannotBeKilledError
-from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.server_programs import NoServerProgramsError
+from txnstore.testing.postgres_server import ExistingServer, ServerCannotBeKilledError
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 from txnstore.testing.servers import NoServerError, ServerSource, choose_server
 
 URL = "postgresql+psycopg://tester:secret@db.invalid:6432/maintenance?application_name=suite"
@@ -57,7 +55,7 @@ def test_a_forced_source_that_does_not_work_is_an_error(monkeypatch):
         choose_server({"TXNSTORE_TEST_POSTGRES": "testcontainers"})
     with pytest.raises(NoServerError, match="needs TXNSTORE_TEST_POSTGRES_URL"):
         choose_server({"TXNSTORE_TEST_POSTGRES": "url"})
-    with pytest.raises(NoServerError, match="'docker' is none of url, testcontainers, private"):
+    with pytest.raises(NoServerError, match="'docker' is not one of url, testcontainers, private"):
         choose_server({"TXNSTORE_TEST_POSTGRES": "docker"})
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from tests.tools.kafka_jars import NoKafkaError, fetch_jars
 from txnstore.spark.java import NoJavaError, find_java
-from txnstore.testing.ports import LOCALHOST, free_port
+from txnstore.testing.private_cluster import LOCALHOST, free_port
 
 _LAUNCHER: Final = Path(__file__).with_name("kafka_launcher.py")
 _START_TIMEOUT_SECONDS: Final = 60.0

@@ -24,7 +24,7 @@ from sqlalchemy.engine import make_url
 
 from tests.tools.proxied_connection import Address, ProxiedConnection
 from tests.tools.proxy_faults import Effect, Fault, Target
-from txnstore.testing.ports import LOCALHOST, free_port
+from txnstore.testing.private_cluster import LOCALHOST, free_port
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -1,4 +1,4 @@
-"""This file is a PostgreSQL server in a container, through testcontainers; nothing is ever pulled."""
+"""A PostgreSQL server in a container, through testcontainers; nothing is ever pulled."""
 
 from __future__ import annotations
 

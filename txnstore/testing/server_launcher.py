@@ -1,4 +1,4 @@
-"""This file is the program that becomes a PostgreSQL server: it is run by its path and imports nothing of ours.
+"""The program that becomes a PostgreSQL server: it is run by its path and imports nothing of ours.
 
 It gives up root, asks the kernel to end the server when the test run ends in whatever way, and then executes the
 server in its own place.  Doing so in a program of its own needs no `preexec_fn`, which is unsafe beside threads.

@@ -1,4 +1,4 @@
-"""This file is where the tests' PostgreSQL comes from: a URL, else a container, else a private cluster.
+"""The choice of the tests' PostgreSQL: a URL, else a container, else a private cluster.
 
 Choosing starts nothing and takes less than a second, so that a test run can say at its start what it will use and
 why; `start` then does it.
@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from txnstore.testing.containers import ContainerServer, why_no_container
-from txnstore.testing.existing_server import ExistingServer
-from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.server_programs import NoServerProgramsError, find_programs
+from txnstore.testing.postgres_server import ExistingServer
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, find_programs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +78,7 @@ def choose_server(environment: Mapping[str, str] = os.environ) -> ServerChoice:
     """Choose by the environment variables above and by what this machine has.
 
     Raises:
-        NoServerError: the source that is forced does not work here, or none does.
+        NoServerError: the source that is forced does not work here, or no source does.
     """
     forced = _forced_source(environment)
     url = environment.get(_URL_VARIABLE)
@@ -106,7 +105,7 @@ def _forced_source(environment: Mapping[str, str]) -> ServerSource | None:
         return ServerSource(name)
     except ValueError:
         allowed = ", ".join(source.value for source in ServerSource)
-        raise NoServerError(f"{_FORCE_VARIABLE}={name!r} is none of {allowed}") from None
+        raise NoServerError(f"{_FORCE_VARIABLE}={name!r} is not one of {allowed}") from None
 
 
 def _private(reason: str, image: str) -> ServerChoice:

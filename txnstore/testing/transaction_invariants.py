@@ -1,4 +1,4 @@
-"""This file is the invariants of the coordinator's tables among themselves, and with what stands in the partitions."""
+"""The invariants of the coordinator's tables, among themselves and with what stands in the partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the invariants of a store by name, and how a checker says that one does not hold."""
+"""The invariants of a store by name, and how a checker says that one does not hold."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ from tests.clients.membership.steps import (
 from txnstore import Consumer
 from txnstore.db.store import open_store
 from txnstore.testing.postgres_server import connection_string
-from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.server_programs import NoServerProgramsError
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 RECORDS = 1_000
