@@ -130,7 +130,7 @@ def paths_of(readme: Path) -> list[str]:
 
 
 #: Names of programs and files of users.
-OTHERS = {"import.py", "test_mine.py", "conftest.py"}
+OTHERS = {"import.py"}
 
 
 @pytest.mark.parametrize("readme", READMES, ids=_named)
