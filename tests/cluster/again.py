@@ -12,7 +12,7 @@ import pytest
 from tests.clients.conftest import crew, hold_database, make_consumer, make_producer
 from tests.clients.consumer.log_writer import LogWriter, OpenTransaction
 from txnstore.db.cluster.cluster import open_cluster
-from txnstore.groups.listing import find_group
+from txnstore.groups.administration import find_group
 from txnstore.log import cluster_topics
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from txnstore.db.store import Store
 from txnstore.errors import IllegalGeneration
-from txnstore.groups import coordinator, group_rows, rebalance_rules
-from txnstore.groups.group_image import Group
-from txnstore.groups.member_commits import CommittingMember, check_member_commit
+from txnstore.groups import coordinator, rebalance_rules, rows
+from txnstore.groups.administration import find_group
+from txnstore.groups.commit_rules import CommittingMember, GroupView, check_member_commit
+from txnstore.groups.group import Group
 from txnstore.groups.offsets import commit_offsets
 from txnstore.log.topics import create_topic, find_topics, grow_topic
 from txnstore.model import OffsetAndMetadata, TopicPartition
@@ -33,12 +34,12 @@ class RulesServer:
 
     def join(self, report, details):
         group, expired = self._without_expired(report.membership.member_id)
-        reply = rebalance_rules.join(group, report, details, self.counts, has_lost=bool(expired))
+        reply = rebalance_rules.join(group, report, details, self.counts, members_expired=bool(expired))
         return self._done(reply, report)
 
     def heartbeat(self, report):
         group, expired = self._without_expired(report.membership.member_id)
-        reply = rebalance_rules.heartbeat(group, report, self.counts, has_lost=bool(expired))
+        reply = rebalance_rules.heartbeat(group, report, self.counts, members_expired=bool(expired))
         return self._done(reply, report)
 
     def renew(self, membership):
@@ -81,9 +82,9 @@ class RulesServer:
             return CommittingMember(member.member_id, member.group_instance_id, member.generation, stored)
 
         group = self._group()
-        rows = [row(member) for member in group.members.values()]
+        view = GroupView(group.generation, [row(member) for member in group.members.values()])
         try:
-            check_member_commit(group.generation, rows, membership, [hash(partition)], is_transactional=True)
+            check_member_commit(view, membership, [hash(partition)], is_transactional=True)
         except IllegalGeneration:
             return False
         return True
@@ -148,10 +149,13 @@ class StoreServer:
         return self.store.write(lambda connection: coordinator.expire_members(connection, self.group_id))
 
     def read(self):
-        return self.store.read(lambda connection: group_rows.read_group(connection, self.group_id))
+        return self.store.read(lambda connection: rows.read_group(connection, self.group_id))
 
-    def describe(self):
-        return self.store.read(lambda connection: coordinator.describe(connection, self.group_id))
+    def state(self):
+        return rebalance_rules.state_of(self.read())
+
+    def listed(self):
+        return self.store.read(lambda connection: find_group(connection, self.group_id))
 
     def commit(self, membership, partition: TopicPartition):
         """Commit an offset of the partition; return whether it was accepted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from txnstore.errors import FencedInstance, InconsistentGroupProtocol, UnknownMember
-from txnstore.groups.group_image import AnswerStatus, MemberDetails, Report
+from txnstore.groups.group import AnswerStatus, MemberDetails, Report
 from txnstore.model import NO_GENERATION, GroupMembership, TopicPartition
 
 _numbers = itertools.count(1)

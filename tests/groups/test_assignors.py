@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from txnstore.groups.assignors import (
     ASSIGNORS,
+    Subscriber,
     assign_cooperative_sticky,
     assign_range,
     assign_round_robin,
+    in_order,
+    subscribed_partitions,
 )
-from txnstore.groups.subscribers import Subscriber, in_order, subscribed_partitions
 from txnstore.model import TopicPartition
 
 TOPICS = ("a", "b", "c", "d")

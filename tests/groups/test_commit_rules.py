@@ -15,11 +15,11 @@ from txnstore.errors import (
     TxnStoreError,
     UnknownMember,
 )
-from txnstore.groups.commit_rules import GroupView, Member, check_commit, check_group_id, check_offsets
+from txnstore.groups.commit_rules import CommittingMember, GroupView, check_commit, check_group_id, check_offsets
 from txnstore.model import GroupMembership, OffsetAndMetadata
 
 EMPTY = GroupView(generation=4)
-MEMBERS = GroupView(generation=4, members=[Member("member-1", None), Member("member-2", "static")])
+MEMBERS = GroupView(generation=4, members=[CommittingMember("member-1", None), CommittingMember("member-2", "static")])
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 
 from tests.groups.group_servers import StoreServer
 from tests.groups.protocol_member import ProtocolMember
-from txnstore.groups.group_states import GroupState
+from txnstore.groups.group import GroupState
 
 MEMBERS, ROUNDS, PARTITIONS = 4, 25, 6
 
@@ -73,5 +73,5 @@ def test_members_that_come_and_go_at_once_never_share_a_partition(shared_store, 
     for _ in range(4):
         for member in members:
             member.poll()
-    assert server.describe().state is GroupState.STABLE
+    assert server.state() is GroupState.STABLE
     assert sorted(p.partition for member in members for p in member.owned) == list(range(PARTITIONS))

@@ -19,9 +19,8 @@ from txnstore.errors import (
     InvalidRequest,
     UnknownMember,
 )
-from txnstore.groups import coordinator
-from txnstore.groups.group_image import AnswerStatus, MemberDetails, Report
-from txnstore.groups.group_states import GroupState
+from txnstore.groups import coordinator, rows
+from txnstore.groups.group import AnswerStatus, GroupState, MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, check_committer, commit_offsets
 from txnstore.log.topics import delete_topic, find_topics
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity, TopicPartition
@@ -105,11 +104,11 @@ def test_a_clean_join_or_leave_settles_within_two_polls_of_each_member(server, m
     newcomer.poll()
     settled(*members, newcomer, rounds=2)
     assert sorted(len(each.owned) for each in (*members, newcomer)) == [1, 1, 1, 1]
-    assert server.describe().state is GroupState.STABLE
+    assert server.state() is GroupState.STABLE
     newcomer.leave()
     settled(*members, rounds=2)
     assert sorted(len(each.owned) for each in members) == [1, 1, 2]
-    assert server.describe().state is GroupState.STABLE
+    assert server.state() is GroupState.STABLE
 
 
 # --- silence and static members --------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ def test_a_group_whose_members_are_all_silent_can_be_emptied(server, shared_cloc
     assert server.expire() == []
     shared_clock.advance(TIMEOUT_MS)
     assert sorted(server.expire()) == sorted([first.membership.member_id, second.membership.member_id])
-    assert (server.describe().state, server.describe().members) == (GroupState.EMPTY, ())
+    assert (server.state(), server.read().members) == (GroupState.EMPTY, {})
     assert server.expire() == []
 
 
@@ -305,7 +304,7 @@ def test_many_join_at_once(server, member, assignor):
         thread.join(timeout=60)
     settled(*members)
     assert sorted(number for each in members for number in numbers(each)) == [0, 1, 2, 3]
-    assert server.describe().state is GroupState.STABLE
+    assert server.state() is GroupState.STABLE
 
 
 def test_renewing_and_expiring_at_once_never_gives_a_partition_two_owners(server, shared_clock, member):
@@ -335,25 +334,24 @@ def test_renewing_and_expiring_at_once_never_gives_a_partition_two_owners(server
 # --- for people, and what is refused ---------------------------------------------------------------------------------
 
 
-def test_describe(server, topic, shared_clock, member):
-    assert server.describe().state is GroupState.DEAD
+def test_what_a_group_is_and_what_is_listed_of_it(server, topic, shared_clock, member):
+    assert server.state() is GroupState.DEAD
     first, second = settled(member(), member(instance_id="one"))
-    description = server.describe()
-    assert (description.state, description.assignor) == (GroupState.STABLE, "cooperative-sticky")
-    assert description.generation == first.membership.generation
-    by_id = {each.member.member_id: each for each in description.members}
-    static = by_id[second.membership.member_id]
-    assert static.member.group_instance_id == "one"
-    assert static.member.details == MemberDetails(
-        "client", TIMEOUT_MS, (topic,), frozenset({topic}), ("cooperative-sticky",)
-    )
-    assert static.member.owned == static.member.assignment == second.owned
-    assert (static.deadline_ms, static.is_expired) == (shared_clock.now_ms() + TIMEOUT_MS, False)
+    group, listed = server.read(), server.listed()
+    assert (server.state(), group.assignor, listed.assignor) == (GroupState.STABLE, *["cooperative-sticky"] * 2)
+    assert group.generation == listed.generation == first.membership.generation
+    static = group.members[second.membership.member_id]
+    assert static.group_instance_id == "one"
+    assert static.details == MemberDetails("client", TIMEOUT_MS, (topic,), frozenset({topic}), ("cooperative-sticky",))
+    assert static.owned == static.assignment == second.owned
+    shown = next(each for each in listed.members if each.member_id == static.member_id)
+    assert (shown.group_instance_id, shown.owned) == (static.group_instance_id, static.owned)
+    assert (shown.deadline_ms, shown.is_expired) == (shared_clock.now_ms() + TIMEOUT_MS, False)
     shared_clock.advance(TIMEOUT_MS)
-    assert all(each.is_expired for each in server.describe().members)
+    assert all(each.is_expired for each in server.listed().members)
     third = member()
     third.send()
-    assert server.describe().state is GroupState.STABLE
+    assert server.state() is GroupState.STABLE
     assert third.pending.status is AnswerStatus.OWN
 
 
@@ -384,12 +382,11 @@ def test_what_is_wrong_is_refused_and_changes_nothing(shared_store, report, deta
         report = replace(report, membership=replace(report.membership, group_id=group_id))
     with pytest.raises(error):
         shared_store.write(lambda connection: coordinator.join(connection, report, details))
-    description = shared_store.read(lambda connection: coordinator.describe(connection, group_id))
-    assert description.state is GroupState.DEAD
+    assert shared_store.read(lambda connection: rows.read_group(connection, group_id)) is None
 
 
 def test_who_is_no_member_leaves_nothing(server, member):
     (alone,) = settled(member())
     assert not server.leave(replace(alone.membership, member_id="somebody else"))
     assert not server.leave(GroupMembership(f"{server.group_id}-other", 1, "nobody"))
-    assert server.describe().generation == 1
+    assert server.read().generation == 1

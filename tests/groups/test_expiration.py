@@ -11,7 +11,7 @@ from txnstore.db.schema import groups
 from txnstore.db.settings import change_store_settings
 from txnstore.groups import coordinator
 from txnstore.groups.expiration import OFFSETS_AT_ONCE, expire_offsets, expire_silent_members
-from txnstore.groups.group_image import MemberDetails, Report
+from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
 from txnstore.log.topics import create_topic, ensure_topic
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.groups.group_servers import RulesServer, StoreServer
 from tests.groups.protocol_member import ProtocolMember
 from txnstore.errors import FencedInstance, IllegalGeneration, UnknownMember
-from txnstore.groups.group_image import Report
-from txnstore.groups.group_states import GroupState
+from txnstore.groups.group import GroupState, Report
 from txnstore.groups.rebalance_rules import state_of
 from txnstore.model import TopicPartition
 

@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 from txnstore.errors import FencedInstance, IllegalGeneration, InconsistentGroupProtocol, UnknownMember
-from txnstore.groups.group_image import AnswerStatus, Group, MemberDetails, Report
-from txnstore.groups.group_states import (
+from txnstore.groups.group import (
     NEXT_STATES,
+    AnswerStatus,
+    Group,
     GroupMove,
     GroupState,
     IllegalGroupMove,
+    MemberDetails,
+    Report,
     check_move,
 )
 from txnstore.groups.rebalance_rules import choose_assignor, heartbeat, join, remove, state_of
@@ -39,7 +42,7 @@ def group_of(*names, assignors=("range",), counts=COUNTS):
     """A group that these have joined one after the other, at rest."""
     group, answers, step = None, {}, 0
     for name in names:
-        reply = join(group, report(name), details(*assignors), counts, has_lost=False)
+        reply = join(group, report(name), details(*assignors), counts, members_expired=False)
         group, answers[name] = reply.group, reply.answer
         while state_of(group) is not GroupState.STABLE:
             step += 1
@@ -64,7 +67,7 @@ def told(answer):
 
 
 def test_the_first_member_gets_everything_at_once():
-    reply = join(None, report("a"), details(), COUNTS, has_lost=False)
+    reply = join(None, report("a"), details(), COUNTS, members_expired=False)
     assert told(reply.answer) == (OWN, ALL, frozenset())
     assert reply.answer.membership == GroupMembership("g", 1, "a")
     assert reply.answer.is_settled
@@ -74,7 +77,7 @@ def test_the_first_member_gets_everything_at_once():
 
 def test_an_eager_group_gives_back_everything_before_anybody_gets_anything():
     group, step = group_of("a")
-    reply = join(group, report("b"), details(), COUNTS, has_lost=False)
+    reply = join(group, report("b"), details(), COUNTS, members_expired=False)
     assert told(reply.answer) == (WAIT, frozenset(), frozenset())
     assert state_of(reply.group) is GroupState.PREPARING_REBALANCE
     group, answer = beat(reply.group, "a", step + 1, 1, ALL)
@@ -93,7 +96,7 @@ def test_an_eager_group_gives_back_everything_before_anybody_gets_anything():
 
 def test_a_cooperative_group_gives_back_only_what_moves():
     group, step = group_of("a", assignors=("cooperative-sticky",))
-    reply = join(group, report("b"), details("cooperative-sticky"), COUNTS, has_lost=False)
+    reply = join(group, report("b"), details("cooperative-sticky"), COUNTS, members_expired=False)
     assert told(reply.answer)[0] is WAIT
     group, answer = beat(reply.group, "a", step + 1, 1, ALL)
     assert told(answer) == (REVOKE, some(0, 1), some(2, 3))
@@ -112,7 +115,7 @@ def test_what_is_free_does_not_wait_for_the_rest():
     counts = {"t": 4, "u": 1}
     group, _ = group_of("a", assignors=("cooperative-sticky",), counts=counts)
     wants_both = details("cooperative-sticky", topics=("t", "u"))
-    reply = join(group, report("b"), wants_both, counts, has_lost=False)
+    reply = join(group, report("b"), wants_both, counts, members_expired=False)
     assert told(reply.answer) == (WAIT, frozenset({TopicPartition("u", 0)}), frozenset())
 
 
@@ -143,7 +146,7 @@ def test_a_lost_answer_is_given_again(assignor):
 
 def test_a_member_that_has_nothing_may_take_its_time_to_take_over_an_answer():
     group, step = group_of("a")
-    group = join(group, report("b"), details(), COUNTS, has_lost=False).group
+    group = join(group, report("b"), details(), COUNTS, members_expired=False).group
     group = remove(group, ["a"], COUNTS)
     for step in (1, 2):
         group, answer = beat(group, "b", step, 2)
@@ -156,7 +159,7 @@ def test_a_grant_that_nobody_heard_of_is_taken_back_when_the_group_changes():
     group = remove(group, ["b"], COUNTS)
     group, _ = beat(group, "a", step + 1, 2, some(0, 1))
     assert group.members["a"].owned == ALL
-    group = join(group, report("c"), details("cooperative-sticky"), COUNTS, has_lost=False).group
+    group = join(group, report("c"), details("cooperative-sticky"), COUNTS, members_expired=False).group
     group, answer = beat(group, "a", step + 2, 2, some(0, 1))
     assert told(answer) == (OWN, some(0, 1), frozenset())
     group, answer = beat(group, "c", 1, 4)
@@ -172,7 +175,7 @@ def test_what_a_member_claims_without_having_been_given_it_is_taken_away():
 
 def test_what_has_not_left_its_owner_yet_need_not_leave_it_after_all():
     group, step = group_of("b", assignors=("cooperative-sticky",))
-    group = join(group, report("a"), details("cooperative-sticky"), COUNTS, has_lost=False).group
+    group = join(group, report("a"), details("cooperative-sticky"), COUNTS, members_expired=False).group
     assert len(group.members["a"].assignment) == 2
     group, answer = beat(group, "b", step + 1, 1, ALL, {"t": 8})
     assert told(answer) == (OWN, ALL, frozenset())
@@ -180,7 +183,7 @@ def test_what_has_not_left_its_owner_yet_need_not_leave_it_after_all():
 
 def test_what_is_its_share_but_still_anothers_is_taken_away_too():
     group, _ = group_of("a", assignors=("cooperative-sticky",))
-    group = join(group, report("b"), details("cooperative-sticky"), COUNTS, has_lost=False).group
+    group = join(group, report("b"), details("cooperative-sticky"), COUNTS, members_expired=False).group
     assert group.members["b"].assignment == some(2, 3)
     group, answer = beat(group, "b", 1, 2, some(2, 3))
     assert told(answer) == (REVOKE, frozenset(), some(2, 3))
@@ -190,7 +193,7 @@ def test_what_is_its_share_but_still_anothers_is_taken_away_too():
 def test_an_eager_member_gives_back_even_what_stays_its_own():
     counts = {"t": 4, "u": 1}
     group, step = group_of("a", counts=counts)
-    group = join(group, report("b"), details(topics=("u",)), counts, has_lost=False).group
+    group = join(group, report("b"), details(topics=("u",)), counts, members_expired=False).group
     assert group.members["a"].assignment == ALL
     group, answer = beat(group, "a", step + 1, 1, ALL, counts)
     assert told(answer) == (REVOKE, frozenset(), ALL)
@@ -200,9 +203,9 @@ def test_an_eager_member_gives_back_even_what_stays_its_own():
 
 def test_members_that_expired_without_having_anything_raise_the_generation_too():
     group, step = group_of("a")
-    group, answer = beat(group, "a", step + 1, 1, ALL, has_lost=True)
+    group, answer = beat(group, "a", step + 1, 1, ALL, members_expired=True)
     assert (group.generation, answer.status) == (2, REVOKE)
-    again = join(group, report("a", step + 2, 2), details(), COUNTS, has_lost=True)
+    again = join(group, report("a", step + 2, 2), details(), COUNTS, members_expired=True)
     assert again.group.generation == 3
 
 
@@ -219,14 +222,14 @@ def test_another_subscription_is_dealt_out_again_and_the_same_is_not():
     counts = {"t": 4, "u": 2}
     group, step = group_of("a", "b", assignors=("cooperative-sticky",), counts=counts)
     cooperative = details("cooperative-sticky")
-    same = join(group, report("a", step + 1, 2, some(0, 1)), cooperative, counts, has_lost=False)
+    same = join(group, report("a", step + 1, 2, some(0, 1)), cooperative, counts, members_expired=False)
     assert (same.group.generation, same.answer.is_settled) == (2, True)
     other = join(
         group,
         report("a", step + 1, 2, some(0, 1)),
         details("cooperative-sticky", topics=("u",)),
         counts,
-        has_lost=False,
+        members_expired=False,
     )
     assert other.group.generation == 3
     assert told(other.answer) == (REVOKE, frozenset(), some(0, 1))
@@ -236,25 +239,29 @@ def test_another_subscription_is_dealt_out_again_and_the_same_is_not():
 
 
 def static_group():
-    reply = join(None, report("old", instance_id="one"), details(), COUNTS, has_lost=False)
+    reply = join(None, report("old", instance_id="one"), details(), COUNTS, members_expired=False)
     group, _ = beat(reply.group, "old", 1, 1, ALL, instance_id="one")
     return group
 
 
 def test_a_static_member_that_is_back_has_what_it_had_and_the_former_one_is_fenced():
-    reply = join(static_group(), report("new", instance_id="one"), details(), COUNTS, has_lost=False)
+    reply = join(static_group(), report("new", instance_id="one"), details(), COUNTS, members_expired=False)
     assert told(reply.answer) == (OWN, ALL, frozenset())
     assert (reply.group.generation, list(reply.group.members)) == (1, ["new"])
     assert state_of(reply.group) is GroupState.STABLE
     with pytest.raises(FencedInstance):
         beat(reply.group, "old", 9, 1, ALL, instance_id="one")
     with pytest.raises(FencedInstance):
-        join(reply.group, report("old", 9, 1, ALL, instance_id="one"), details(), COUNTS, has_lost=False)
+        join(reply.group, report("old", 9, 1, ALL, instance_id="one"), details(), COUNTS, members_expired=False)
 
 
 def test_a_static_member_that_is_back_with_another_subscription_makes_the_group_rebalance():
     reply = join(
-        static_group(), report("new", instance_id="one"), details(topics=("u",)), {**COUNTS, "u": 1}, has_lost=False
+        static_group(),
+        report("new", instance_id="one"),
+        details(topics=("u",)),
+        {**COUNTS, "u": 1},
+        members_expired=False,
     )
     assert (reply.group.generation, told(reply.answer)[1]) == (2, frozenset({TopicPartition("u", 0)}))
 
@@ -275,7 +282,7 @@ def test_who_is_no_member_is_told_so(said, error):
     with pytest.raises(error):
         heartbeat(group, said, COUNTS)
     with pytest.raises(error):
-        join(group, said, details(), COUNTS, has_lost=False)
+        join(group, said, details(), COUNTS, members_expired=False)
 
 
 def test_there_is_nobody_in_a_group_without_members():
@@ -312,19 +319,19 @@ def test_who_has_no_assignor_in_common_is_not_let_in(names):
     group, _ = group_of("a", assignors=("range", "roundrobin"))
     nameless = MemberDetails("client", 1, ("t",), frozenset("t"), names)
     with pytest.raises(InconsistentGroupProtocol):
-        join(group, report("b"), nameless, COUNTS, has_lost=False)
+        join(group, report("b"), nameless, COUNTS, members_expired=False)
 
 
 def test_an_only_member_may_change_its_assignors():
     group, step = group_of("a")
     said = report("a", step + 1, 1, ALL)
-    reply = join(group, said, details("cooperative-sticky"), COUNTS, has_lost=False)
+    reply = join(group, said, details("cooperative-sticky"), COUNTS, members_expired=False)
     assert (reply.answer.assignor, told(reply.answer)) == ("cooperative-sticky", (OWN, ALL, frozenset()))
 
 
 def test_one_member_that_knows_no_cooperation_makes_the_others_give_back_everything():
     group, step = group_of("a", assignors=("cooperative-sticky", "range"))
-    reply = join(group, report("b"), details("range"), COUNTS, has_lost=False)
+    reply = join(group, report("b"), details("range"), COUNTS, members_expired=False)
     group, answer = beat(reply.group, "a", step + 1, 1, ALL)
     assert (answer.is_cooperative, told(answer)) == (False, (REVOKE, frozenset(), ALL))
 

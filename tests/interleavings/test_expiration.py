@@ -12,7 +12,7 @@ from txnstore.db.schema import group_members, group_offsets, groups, pending_gro
 from txnstore.db.store import Store
 from txnstore.groups import coordinator
 from txnstore.groups.expiration import expire_offsets
-from txnstore.groups.group_image import MemberDetails, Report
+from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
 

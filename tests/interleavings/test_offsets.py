@@ -6,7 +6,7 @@ import pytest
 
 from tests.tools.interleaving import before_statements, before_transactions, explore
 from txnstore.groups.coordinator import join
-from txnstore.groups.group_image import MemberDetails, Report
+from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator

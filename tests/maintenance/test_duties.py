@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from txnstore.db.schema import group_offsets, groups, producer_states, transaction_log, transactions
 from txnstore.db.store import open_store
 from txnstore.groups import coordinator
-from txnstore.groups.group_image import MemberDetails, Report
+from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode

@@ -25,8 +25,8 @@ from txnstore import Consumer, ConsumerGroupTopicPartitions, Producer, TopicColl
 from txnstore.admin import AdminClient, OffsetSpec
 from txnstore.errors import TxnStoreError
 from txnstore.groups import coordinator as group_coordinator
-from txnstore.groups.group_image import MemberDetails, Report
-from txnstore.groups.listing import find_group, list_offsets
+from txnstore.groups.administration import find_group, list_offsets
+from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.append import Append, append, find_appended
 from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp, read_bounds

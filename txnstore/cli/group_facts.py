@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, bindparam, case, exists, func, not_, se
 from txnstore.clients.brokers import Reads, reads_at_leaders
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
-from txnstore.groups.listing import ListedGroup, list_offsets
+from txnstore.groups.administration import ListedGroup, list_offsets
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.topics import Topic, find_topics
 from txnstore.model import ControlType

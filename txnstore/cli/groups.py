@@ -20,9 +20,15 @@ from txnstore.clients.brokers import all_stores, at_coordinator, reads_at_leader
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.errors import GroupIdNotFound
-from txnstore.groups.administration import alter_offsets, delete_group
+from txnstore.groups.administration import (
+    ListedGroup,
+    alter_offsets,
+    delete_group,
+    find_group,
+    list_groups,
+    list_offsets,
+)
 from txnstore.groups.commit_rules import check_group_id
-from txnstore.groups.listing import ListedGroup, find_group, list_groups, list_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.topics import get_topic
 from txnstore.model import IsolationLevel, OffsetAndMetadata, TopicPartition

@@ -1,3 +1,3 @@
-"""Consumer groups: the offsets they have committed, alone or in a transaction."""
+"""Consumer groups: their members and rebalances, and the offsets they have committed, alone or in a transaction."""
 
 from __future__ import annotations

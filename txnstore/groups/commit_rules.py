@@ -1,9 +1,10 @@
-"""This file is who may commit offsets for a group, pure: Kafka's checks of a plain and of a transactional commit."""
+"""The rules of committing, pure: who may commit offsets for a group, Kafka's checks and those while it rebalances."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from txnstore.errors import FencedInstance, IllegalGeneration, InvalidGroupId, OffsetMetadataTooLarge, UnknownMember
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
@@ -13,48 +14,53 @@ GROUP_ID_LENGTH_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A member as the group knows it."""
+class CommittingMember:
+    """A member's row, as far as a commit needs it."""
 
     member_id: str
     group_instance_id: str | None
+    generation: int = NO_GENERATION
+    """The generation that the member has confirmed."""
+
+    subscription: str | None = None
+    """The row's JSON, which tells what the member owns; only of the member that commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What a group is at the moment of a commit."""
+    """A group at the moment of a commit."""
 
     generation: int
-    members: Sequence[Member] = ()
+    members: Sequence[CommittingMember] = ()
 
 
 def check_group_id(group_id: object) -> None:
-    """Refuse what is no name of a group.
+    """Refuse what cannot be a group's id.
 
     Raises:
-        InvalidGroupId: it is not text, is empty or too long, or has characters that no database keeps.
+        InvalidGroupId: it is not text, is empty or too long, or has characters that no database stores.
     """
     if not isinstance(group_id, str) or not group_id:
-        raise InvalidGroupId("a group's id is text and not empty")
+        raise InvalidGroupId("a group's id has to be text and not empty")
     if len(group_id) > GROUP_ID_LENGTH_MAX:
-        raise InvalidGroupId(f"a group's id has at most {GROUP_ID_LENGTH_MAX} characters, not {len(group_id)}")
+        raise InvalidGroupId(f"a group's id can have at most {GROUP_ID_LENGTH_MAX} characters, not {len(group_id)}")
     if not is_storable_text(group_id):
         raise InvalidGroupId("a group's id holds a NUL or half of a surrogate pair, which no database stores")
 
 
 def is_storable_text(text: str) -> bool:
-    """Return whether both databases keep the text as it is."""
+    """Return whether both databases store the text unchanged."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def check_commit(group: GroupView | None, committer: GroupMembership, *, is_transactional: bool) -> None:
     """Return if `committer` may commit offsets of the group; None is a group that nobody has used.
 
-    A commit without generation and member is a simple consumer's, which manages its partitions itself.
+    A commit without generation and member comes from a simple consumer, which manages its partitions itself.
 
     Raises:
         IllegalGeneration: the generation is not the group's.
-        UnknownMember: the group has members, and the committer is none of them.
+        UnknownMember: the group has members, and the committer is not among them.
         FencedInstance: another member has the committer's group.instance.id now (KIP-345).
     """
     if group is None:
@@ -104,3 +110,41 @@ def _check_member(group: GroupView, committer: GroupMembership) -> None:
         return
     if all(member.member_id != committer.member_id for member in group.members):
         raise UnknownMember(f"group {committer.group_id!r} does not know the member {committer.member_id[:80]!r}")
+
+
+def check_member_commit(
+    group: GroupView,
+    committer: GroupMembership,
+    partition_ids: Collection[int],
+    *,
+    is_transactional: bool,
+) -> None:
+    """Return if `committer` may commit offsets of these partitions of the group.
+
+    A member may be behind the group: it commits in any generation from the one that it has confirmed, because no other
+    member gets what it owns before it has given it back.
+
+    Raises:
+        IllegalGeneration: the generation is not one of these, or the member does not own one of the partitions; a
+            member that `commits_unowned` need not own them in the group's own generation.
+        UnknownMember, FencedInstance: see `check_commit`.
+    """
+    own = next((member for member in group.members if member.member_id == committer.member_id), None)
+    accepted = group
+    if own is not None and max(own.generation, 0) <= committer.generation <= group.generation:
+        accepted = replace(group, generation=committer.generation)
+    check_commit(accepted, committer, is_transactional=is_transactional)
+    if own is None or own.subscription is None:
+        return
+    owned = frozenset(json.loads(own.subscription)["owned_ids"])
+    if owned.issuperset(partition_ids):
+        return
+    if committer.commits_unowned:
+        # Kafka's own rule, which knows no owners: only in the group's present generation, as another member may have
+        # got the partition with it (GroupCoordinator, validateOffsetCommit).
+        check_commit(group, committer, is_transactional=is_transactional)
+    else:
+        raise IllegalGeneration(
+            f"the member does not own {len(set(partition_ids) - owned)} of the {len(partition_ids)} partitions that it"
+            " commits offsets of: the group has given them to others, or nobody has given them to it"
+        )

@@ -1,4 +1,4 @@
-"""What groups lose with time: members that are silent, then offsets that nobody uses (KIP-211), then all.
+"""The expiration of groups: of members that are silent, then of unused offsets (KIP-211), then of the group itself.
 
 A group without members keeps its offsets for offsets.retention.minutes, counted from when it last changed: its last
 member went or was removed, or offsets were committed for it.  In a group that never had members, a simple one, each
@@ -18,14 +18,15 @@ from txnstore.db.schema import TEN_SECONDS_MS, group_members, group_offsets, gro
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
-from txnstore.groups import coordinator, group_rows
+from txnstore.groups import coordinator
+from txnstore.groups.rows import lock_group
 
 #: How many offsets one database transaction deletes at most: commits of the group wait for it.
 OFFSETS_AT_ONCE: Final = ROWS_AT_ONCE
 
 _MS_PER_MINUTE: Final = 60_000
 _MEMBERS_LOOKED_AT: Final = 10_000
-#: How many groups one statement looks at, whether or not something of them has expired.
+#: How many groups one statement looks at, whether or not anything of them has expired.
 _GROUPS_LOOKED_AT: Final = 100
 _NOW: Final = select(server_now_ms())
 _LONGEST_SILENT: Final = (
@@ -54,7 +55,7 @@ def _has_offsets(group_id: ColumnElement[str]) -> ColumnElement[bool]:
     return exists().where(group_offsets.c.group_id == group_id)
 
 
-# Never older than the group's last change; what an offset's own time says is left to simple groups.
+# Retention counts from the group's last change; only in simple groups from each offset's own time.
 _HAS_EXPIRED: Final = and_(
     group_offsets.c.group_id == groups.c.group_id,
     group_offsets.c.commit_ms <= _EXPIRY_MS,
@@ -71,7 +72,7 @@ _BEFORE_MS: Final[BindParameter[int]] = bindparam("before_ms")
 
 
 def _has(column: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return whether a group of the page has such a row: by a look for each, where EXISTS may read the whole table."""
+    """Return whether a group of the page has such a row: a lookup for each; EXISTS may read the whole table."""
     of_group = column.table.c.group_id == _PAGE.c.group_id
     return select(column).where(of_group, *conditions).correlate(_PAGE).limit(1).scalar_subquery().is_not(None)
 
@@ -92,7 +93,7 @@ _FOUND: Final = select(
     ).label("is_due"),
 ).order_by(_PAGE.c.group_id)
 _OF_GROUP: Final[BindParameter[str]] = bindparam("of_group_id")
-# Under the group's lock all of it is asked again: whoever joined, committed or sent offsets meanwhile keeps them.
+# Under the group's lock all of it is checked again: a group that was joined or committed for meanwhile keeps them.
 _FORGET_OFFSETS: Final = delete(group_offsets).where(
     group_offsets.c.group_id == _OF_GROUP,
     group_offsets.c.partition_id.in_(
@@ -109,9 +110,9 @@ _FORGET_GROUP: Final = delete(groups).where(
 
 
 def expire_silent_members(store: Store, *, groups_max: int) -> int:
-    """Remove the members that are silent for longer than their session timeout, of so many groups; return how many.
+    """Remove members that are silent for longer than their session timeout, of so many groups; return how many.
 
-    Members that are alive do that for their own group; here it is done for groups in which everybody is silent.
+    Members that are alive do this for their own group; this is for groups in which all members are silent.
     """
 
     def find(connection: Connection) -> list[str]:
@@ -129,8 +130,8 @@ def expire_offsets(store: Store, *, groups_max: int) -> int:
     """Delete offsets whose retention has passed, and groups that have none left; return of how many groups.
 
     By the clock of the database server.  At most `groups_max` groups, each in database transactions of its own that
-    hold its lock, those first that are unused for longest among their neighbours by name; what is found in use then is
-    left as it is.
+    hold its lock; among neighbours by name those first that have been unused for longest.  Groups that turn out to be
+    in use are left as they are.
     """
 
     def age(connection: Connection) -> tuple[int, int]:
@@ -151,10 +152,10 @@ def expire_offsets(store: Store, *, groups_max: int) -> int:
 
 
 def _expire_group(store: Store, group_id: str, retention_ms: int) -> bool:
-    """Delete what has expired of the group; whether that was anything."""
+    """Delete what has expired of the group; return whether anything had."""
 
     def work(connection: Connection) -> tuple[int, bool]:
-        if not group_rows.lock_group(connection, group_id):
+        if not lock_group(connection, group_id):
             return 0, False
         of_group = {"of_group_id": group_id}
         forgotten = connection.execute(_FORGET_OFFSETS, {**of_group, "retention_ms": retention_ms}).rowcount

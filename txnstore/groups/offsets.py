@@ -1,4 +1,4 @@
-"""This file is the offsets of groups: committed by themselves, or pending until their transaction ends."""
+"""The offsets of groups: committed by themselves, or pending until their transaction ends."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import IllegalGeneration, InvalidRequest, UnknownTopicOrPartition, UnstableOffsetCommit
 from txnstore.groups.commit_rules import (
+    CommittingMember,
+    GroupView,
     check_commit,
     check_group_id,
+    check_member_commit,
     check_offsets,
     is_storable_text,
 )
-from txnstore.groups.member_commits import CommittingMember, check_member_commit
+from txnstore.groups.rows import ensure_group, lock_group
 from txnstore.model import NO_PRODUCER, OFFSET_MAX, GroupMembership, OffsetAndMetadata, ProducerIdentity
 
 LEADER_EPOCH_MAX: Final = 2**31 - 1
 
-# The row lock is the group's coordinator: commits of one group follow each other, and a transaction's offsets are
-# counted in at one moment. It is taken after the heads of partitions, never before.
-_LOCK: Final = select(groups.c.group_id).where(groups.c.group_id == bindparam("of_group_id")).with_for_update()
-# The same lock, taken by counting one more commit. It returns columns of the locked row alone: PostgreSQL reads those
-# anew after a wait for the lock, but a subquery would still see the members from before it.
+# The group's row lock, taken by counting one more commit: commits of one group follow each other, and a transaction's
+# offsets are counted in at one moment. It is taken after the heads of partitions, never before.
+# It returns columns of the locked row alone: PostgreSQL reads those anew after a wait for the lock, but a subquery
+# would still see the members from before it.
 _COUNT: Final = (
     update(groups)
     .where(groups.c.group_id == bindparam("of_group_id"))
@@ -44,17 +46,12 @@ _COUNT: Final = (
         groups.c.last_update_ms,
     )
 )
-_INSERT_GROUP: Final = (
-    upsert(groups)
-    .values(generation=0, commit_number=0, last_update_ms=server_now_ms())
-    .on_conflict_do_nothing(index_elements=[groups.c.group_id])
-)
 _GENERATION: Final = select(groups.c.generation).where(groups.c.group_id == bindparam("of_group_id"))
 _MEMBERS: Final = select(
     group_members.c.member_id,
     group_members.c.group_instance_id,
     group_members.c.generation,
-    # What the others have need not be read.
+    # What other members own need not be read.
     case((group_members.c.member_id == bindparam("of_member_id"), group_members.c.subscription)),
 ).where(group_members.c.group_id == bindparam("of_group_id"))
 _OFFSET_COLUMNS: Final = (
@@ -69,9 +66,9 @@ _OFFSET_COLUMNS: Final = (
 
 
 def _of_partition(table: Table, columns: Iterable[str]) -> Insert:
-    """Return an INSERT of one row whose partition there is; of one that was deleted it inserts nothing."""
+    """Return an INSERT of one row if its partition exists; it inserts nothing for a deleted one."""
     values = [bindparam(f"new_{name}", type_=table.c[name].type) for name in columns]
-    # By itself, not as a statement before: whoever made the topic anew has another partition of the same name.
+    # In one statement, without a look before: a topic made anew has another partition of the same name.
     source = select(*values).where(partitions.c.partition_id == bindparam("new_partition_id"))
     return upsert(table).from_select(list(columns), source)
 
@@ -103,7 +100,7 @@ _PEND: Final = _INSERT_PENDING.on_conflict_do_update(
 _THESE_PENDING: Final = (pending_group_offsets.c.group_id == bindparam("of_group_id")) & (
     pending_group_offsets.c.producer_id == bindparam("of_producer_id")
 )
-# What was pending becomes committed, unless a plain commit came after it: the later word holds.
+# What was pending becomes committed, unless a plain commit came after it: the later commit holds.
 _COUNT_IN_SOURCE: Final = upsert(group_offsets).from_select(
     [
         "group_id",
@@ -182,8 +179,8 @@ def commit_offsets(
 
     Raises:
         InvalidGroupId, InvalidRequest, OffsetMetadataTooLarge: the group or an offset is not of the documented form.
-        IllegalGeneration, UnknownMember, FencedInstance: see `member_commits.check_member_commit`.
-        UnknownTopicOrPartition: a partition is not there (any more): the caller has to roll back.
+        IllegalGeneration, UnknownMember, FencedInstance: see `commit_rules.check_member_commit`.
+        UnknownTopicOrPartition: a partition does not exist (any more): the caller has to roll back.
     """
     _check_request(connection, committer, offsets)
     lock = _lock_for_commit(connection, committer, offsets, is_transactional=producer != NO_PRODUCER)
@@ -197,11 +194,11 @@ def add_pending_offsets(
     offsets: Mapping[int, OffsetAndMetadata],
     producer: ProducerIdentity,
 ) -> None:
-    """Let the open transaction of `producer` hold offsets, which count once it commits (TxnOffsetCommit).
+    """Let the open transaction of `producer` hold offsets, which take effect when it commits (TxnOffsetCommit).
 
     Raises:
         InvalidGroupId, InvalidRequest, OffsetMetadataTooLarge: the group or an offset is not of the documented form.
-        IllegalGeneration, UnknownMember, FencedInstance: see `member_commits.check_member_commit`.
+        IllegalGeneration, UnknownMember, FencedInstance: see `commit_rules.check_member_commit`.
     """
     _check_request(connection, committer, offsets)
     lock = _lock_for_commit(connection, committer, offsets, is_transactional=True)
@@ -210,7 +207,7 @@ def add_pending_offsets(
 
 
 def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], producer_id: int, *, commit: bool) -> None:
-    """Count in, or drop, the offsets that a transaction holds; nothing is left to do if it was done before.
+    """Commit, or drop, the offsets that a transaction holds; doing it again changes nothing.
 
     Raises:
         NotCoordinator: the group lives in another database, of which the caller does not know.
@@ -218,20 +215,15 @@ def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], pro
     for group_id in sorted(group_ids):
         these = {"of_group_id": group_id, "of_producer_id": producer_id}
         if not lock_group(connection, group_id):
-            # Whoever opened the first database while it was alone would take the offsets elsewhere for finished.
+            # A store opened while its database was alone would take offsets in another database for finished.
             check_lives_here(connection, group_id)
         if commit:
             connection.execute(_COUNT_IN, these)
         connection.execute(_DROP_PENDING, these)
 
 
-def lock_group(connection: Connection, group_id: str) -> bool:
-    """Let whoever commits offsets of the group wait until the database transaction ends; False if there is none."""
-    return connection.execute(_LOCK, {"of_group_id": group_id}).one_or_none() is not None
-
-
 def read_offsets(connection: Connection, group_id: str, partition_ids: Iterable[int]) -> CommittedOffsets:
-    """Return what the group has committed in these partitions, and where an open transaction holds offsets."""
+    """Return what the group has committed in these partitions, and in which an open transaction holds offsets."""
     offsets: dict[int, OffsetAndMetadata] = {}
     unstable: set[int] = set()
     for some in chunks(list(partition_ids)):
@@ -268,14 +260,16 @@ def check_committer(connection: Connection, committer: GroupMembership) -> None:
     if generation is None:
         check_commit(None, committer, is_transactional=True)
         return
-    check_member_commit(generation, _read_members(connection, committer), committer, (), is_transactional=True)
+    check_member_commit(
+        GroupView(generation, _read_members(connection, committer)), committer, (), is_transactional=True
+    )
 
 
 def check_partitions(connection: Connection, partition_ids: Collection[int]) -> None:
-    """Return if these partitions are there.
+    """Return if these partitions exist.
 
     Raises:
-        UnknownTopicOrPartition: one is not (any more).
+        UnknownTopicOrPartition: one does not exist (any more).
     """
     for some in chunks(sorted(partition_ids)):
         found = connection.execute(_PARTITIONS, {"partition_ids": some}).scalars()
@@ -299,11 +293,11 @@ def _check_request(
             or not isinstance(offset.offset, int)
             or not 0 <= offset.offset <= OFFSET_MAX
         ):
-            raise InvalidRequest(f"a committed offset is a number from 0 to {OFFSET_MAX}, not {offset.offset!r}")
+            raise InvalidRequest(f"a committed offset has to be a number from 0 to {OFFSET_MAX}, not {offset.offset!r}")
         if type(offset.leader_epoch) is not int or not -1 <= offset.leader_epoch <= LEADER_EPOCH_MAX:
-            raise InvalidRequest(f"a leader epoch is a number from -1 to {LEADER_EPOCH_MAX}")
+            raise InvalidRequest(f"a leader epoch has to be a number from -1 to {LEADER_EPOCH_MAX}")
         if offset.metadata is not None and not (isinstance(offset.metadata, str) and is_storable_text(offset.metadata)):
-            raise InvalidRequest("the metadata of an offset is text without NUL and half surrogate pairs")
+            raise InvalidRequest("the metadata of an offset has to be text without NUL or half of a surrogate pair")
     if any(offset.metadata for offset in offsets.values()):
         # The setting is only asked for when there is something to measure.
         check_offsets(list(offsets.values()), read_store_settings(connection)["offset.metadata.max.bytes"])
@@ -312,17 +306,17 @@ def _check_request(
 def _lock_for_commit(
     connection: Connection, committer: GroupMembership, partition_ids: Collection[int], *, is_transactional: bool
 ) -> _LockedGroup:
-    """Lock the group, made if it is not there, count one more commit, and check the committer."""
+    """Lock the group, creating it if necessary, count one more commit, and check the committer."""
     of = {"of_group_id": committer.group_id}
     row = connection.execute(_COUNT, of).one_or_none()
     if row is None:
         check_commit(None, committer, is_transactional=is_transactional)
-        check_lives_here(connection, committer.group_id)
-        connection.execute(_INSERT_GROUP, {"group_id": committer.group_id})
+        ensure_group(connection, committer.group_id)
         row = connection.execute(_COUNT, of).one()
-    # A group's first member moves it to generation 1: what only simple consumers use is not asked for members.
+    # A group's first member moves it to generation 1: before, there are no members to read.
     members = _read_members(connection, committer) if row.generation > 0 else []
-    check = partial(check_member_commit, row.generation, members, committer, is_transactional=is_transactional)
+    group = GroupView(row.generation, members)
+    check = partial(check_member_commit, group, committer, is_transactional=is_transactional)
     try:
         check(partition_ids)
     except IllegalGeneration:
@@ -336,11 +330,11 @@ def _lock_for_commit(
 def _owned_anew(
     connection: Connection, members: Iterable[CommittingMember], committer: GroupMembership, ids: Collection[int]
 ) -> set[int]:
-    """Return those of the partitions that the member owns under their names: their topics were made anew since."""
-    own = next((member.subscription for member in members if member.member_id == committer.member_id), None)
-    if own is None:
+    """Return those of the partitions that the member owns by name: their topics were made anew since."""
+    subscription = next((member.subscription for member in members if member.member_id == committer.member_id), None)
+    if subscription is None:
         return set()
-    owned: Mapping[str, list[int]] = json.loads(own).get("owned", {})
+    owned: Mapping[str, list[int]] = json.loads(subscription).get("owned", {})
     rows = [row for some in chunks(sorted(ids)) for row in connection.execute(_NAMES, {"partition_ids": some})]
     return {partition_id for partition_id, name, number in rows if number in owned.get(name, ())}
 
@@ -354,7 +348,7 @@ def _write(connection: Connection, statement: Executable, rows: list[dict[str, A
     written = connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
     if written != len(rows):
         check_partitions(connection, {row["new_partition_id"] for row in rows})
-        # It was deleted, and its deletion was committed, between the two statements, or the driver cannot count.
+        # It was deleted between the two statements, or the driver cannot count.
         raise _deleted(rows[0]["new_partition_id"])
 
 

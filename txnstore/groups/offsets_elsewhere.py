@@ -19,8 +19,8 @@ from txnstore.db.schema import MINUTE_MS, offset_producers, pending_group_offset
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch
-from txnstore.groups.group_rows import ensure_group
-from txnstore.groups.offsets import add_pending_offsets, finish_pending_offsets, lock_group
+from txnstore.groups.offsets import add_pending_offsets, finish_pending_offsets
+from txnstore.groups.rows import ensure_group, lock_group
 from txnstore.log.append import UnannouncedProducerError
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 

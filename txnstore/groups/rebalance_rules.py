@@ -1,9 +1,9 @@
-"""This file is the rules of rebalancing, pure: what joining, reporting and going do to a group, and who gets what when.
+"""The rules of rebalancing, pure: what joining, reporting and leaving do to a group, and who gets what when.
 
-The group has a target: its partitions dealt out to the members it has, each deal a generation.  The members come to
-it one by one: who owns more than his share is told to give it back, and what is free goes to the one who is to have
-it.  `GroupMember.owned` only grows when a partition is given out, which is when no other member owns it, and only
-shrinks when its member says so or is removed; so no partition ever has two owners.
+Each generation of a group is a target: an assignment of all its partitions to its members.  The members reach it one
+by one: whoever owns more than its assignment is told to give it back, and what is free goes to the member that it is
+assigned to.  `MemberState.owned` only grows by partitions that no other member owns, and only shrinks when its member
+reports that or is removed; so no partition ever has two owners.
 """
 
 from __future__ import annotations
@@ -14,44 +14,52 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from txnstore.errors import FencedInstance, IllegalGeneration, InconsistentGroupProtocol, UnknownMember
-from txnstore.groups.assignors import ASSIGNORS
-from txnstore.groups.group_image import (
+from txnstore.groups.assignors import ASSIGNORS, Subscriber, in_order, subscribed_partitions
+from txnstore.groups.group import (
     NO_PARTITIONS,
-    Answer,
     AnswerStatus,
     Group,
-    GroupMember,
+    GroupMove,
+    GroupState,
+    MemberAnswer,
     MemberDetails,
+    MemberState,
     Partitions,
     Report,
+    check_move,
 )
-from txnstore.groups.group_states import GroupMove, GroupState, check_move
-from txnstore.groups.subscribers import Subscriber, in_order, subscribed_partitions
 from txnstore.model import TopicPartition
 
-#: How much of a group id or the like an error's text repeats.
+#: How many characters of a group id, for example, an error's text repeats.
 _SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The group as it shall be, and what the member is told."""
+    """The group after a request, and what the member is told."""
 
     group: Group
-    answer: Answer
+    answer: MemberAnswer
 
 
 # --- the requests ----------------------------------------------------------------------------------------------------
 
 
 def join(
-    group: Group | None, report: Report, details: MemberDetails, partition_counts: Mapping[str, int], *, has_lost: bool
+    group: Group | None,
+    report: Report,
+    details: MemberDetails,
+    partition_counts: Mapping[str, int],
+    *,
+    members_expired: bool,
 ) -> Reply:
-    """Let a consumer into the group, or let a member change its subscription; `has_lost`: members have just expired.
+    """Let a consumer into the group, or let a member change its subscription.
+
+    `members_expired`: others have just been removed because they were silent.
 
     Raises:
         InconsistentGroupProtocol: it supports none of the assignors that the others have in common.
-        UnknownMember, FencedInstance, IllegalGeneration: it takes itself for a member and is none any more.
+        UnknownMember, FencedInstance, IllegalGeneration: it reports as a member and is no longer one.
     """
     before = state_of(group)
     present = group or Group(report.membership.group_id)
@@ -61,7 +69,7 @@ def join(
     if former is not None and former.member_id == report.membership.member_id:
         member = replace(former, details=details)
     else:
-        member = GroupMember(
+        member = MemberState(
             report.membership.member_id,
             report.membership.group_instance_id,
             details,
@@ -69,50 +77,45 @@ def join(
         )
     entered = _with(present, others, member)
     is_same = former is not None and _wants(former) == _wants(member)
-    if has_lost or not is_same or not is_covered(entered, partition_counts):
-        entered = deal(entered, partition_counts)
-        check_move(before, GroupMove.DEAL, state_of(entered))
+    if members_expired or not is_same or not is_covered(entered, partition_counts):
+        entered = _rebalance(before, entered, partition_counts)
     elif member.member_id != getattr(former, "member_id", None):
         check_move(before, GroupMove.TAKE_OVER, state_of(entered))
     return _reply(entered, report)
 
 
 def heartbeat(
-    group: Group | None, report: Report, partition_counts: Mapping[str, int], *, has_lost: bool = False
+    group: Group | None, report: Report, partition_counts: Mapping[str, int], *, members_expired: bool = False
 ) -> Reply:
-    """Take a member's report and tell it what it may have now; `has_lost`: members have just expired.
+    """Take a member's report and answer what it may own now; `members_expired` as for `join`.
 
     Raises:
-        UnknownMember, FencedInstance, IllegalGeneration: it is not a member any more, or a newer request of it came
+        UnknownMember, FencedInstance, IllegalGeneration: it is no longer a member, or a newer request of it came
             first.
     """
     if group is None:
         raise UnknownMember(f"there is no group {report.membership.group_id[:_SHOWN]!r}")
     check_member(group, report)
-    if has_lost or not is_covered(group, partition_counts):
-        before = state_of(group)
-        group = deal(group, partition_counts)
-        check_move(before, GroupMove.DEAL, state_of(group))
+    if members_expired or not is_covered(group, partition_counts):
+        group = _rebalance(state_of(group), group, partition_counts)
     return _reply(group, report)
 
 
 def remove(group: Group, member_ids: Collection[str], partition_counts: Mapping[str, int]) -> Group:
-    """Remove members, and deal out among the others what these had."""
-    left = [member for member in group.members.values() if member.member_id not in member_ids]
-    dealt = deal(replace(group, members={member.member_id: member for member in left}), partition_counts)
-    check_move(state_of(group), GroupMove.DEAL, state_of(dealt))
-    return dealt
+    """Remove members, and assign what they had to the others."""
+    remaining = {name: member for name, member in group.members.items() if name not in member_ids}
+    return _rebalance(state_of(group), replace(group, members=remaining), partition_counts)
 
 
 # --- who may ask -----------------------------------------------------------------------------------------------------
 
 
-def check_member(group: Group, report: Report) -> GroupMember:
+def check_member(group: Group, report: Report) -> MemberState:
     """Return the member that reports.
 
     Raises:
         FencedInstance: another member has its group.instance.id now (KIP-345).
-        UnknownMember: the group has no such member: it left, or was silent for longer than its session timeout.
+        UnknownMember: the group does not have the member: it left, or was silent for longer than its session timeout.
         IllegalGeneration: the group was never in that generation, or a later request of the member came first.
     """
     who = report.membership
@@ -133,11 +136,11 @@ def check_member(group: Group, report: Report) -> GroupMember:
     return member
 
 
-def check_assignors(names: Collection[str], others: Iterable[GroupMember]) -> None:
+def check_assignors(names: Collection[str], others: Iterable[MemberState]) -> None:
     """Return if a member with these assignors can be in a group with the others.
 
     Raises:
-        InconsistentGroupProtocol: there is no assignor that all support.
+        InconsistentGroupProtocol: no assignor is supported by all of them.
     """
     common = ASSIGNORS.keys() & set(names)
     for other in others:
@@ -149,8 +152,8 @@ def check_assignors(names: Collection[str], others: Iterable[GroupMember]) -> No
         )
 
 
-def _former_self(group: Group, report: Report) -> GroupMember | None:
-    """Return the row that the joining consumer takes over: its own, or that of its former life under a lasting name."""
+def _former_self(group: Group, report: Report) -> MemberState | None:
+    """Return the member whose place the joining consumer takes: itself, or its predecessor as a static member."""
     who = report.membership
     if report.joins_anew:
         static = None if who.group_instance_id is None else group.static_member(who.group_instance_id)
@@ -161,11 +164,17 @@ def _former_self(group: Group, report: Report) -> GroupMember | None:
     return check_member(group, report)
 
 
-# --- dealing out -----------------------------------------------------------------------------------------------------
+# --- rebalancing -----------------------------------------------------------------------------------------------------
 
 
-def deal(group: Group, partition_counts: Mapping[str, int]) -> Group:
-    """Return the group in its next generation, its partitions dealt out by the assignor that the members agree on."""
+def _rebalance(before: GroupState, group: Group, partition_counts: Mapping[str, int]) -> Group:
+    """Return the group, which was in the state `before`, in its next generation, its partitions assigned anew."""
+    rebalanced = _assigned_anew(group, partition_counts)
+    check_move(before, GroupMove.REBALANCE, state_of(rebalanced))
+    return rebalanced
+
+
+def _assigned_anew(group: Group, partition_counts: Mapping[str, int]) -> Group:
     members = [group.members[member.member_id] for member in in_order(_subscribers(group))]
     if not members:
         return replace(group, generation=group.generation + 1, assignor=None)
@@ -179,8 +188,8 @@ def deal(group: Group, partition_counts: Mapping[str, int]) -> Group:
     )
 
 
-def choose_assignor(members: Collection[GroupMember]) -> str:
-    """Return the assignor that most members like best among those that all support; the first member breaks ties."""
+def choose_assignor(members: Collection[MemberState]) -> str:
+    """Return the assignor that most members prefer among those that all support; the first member breaks ties."""
     common = ASSIGNORS.keys() & frozenset.intersection(*(frozenset(member.details.assignors) for member in members))
     choices = [next(name for name in member.details.assignors if name in common) for member in members]
     votes = Counter(choices)
@@ -188,13 +197,13 @@ def choose_assignor(members: Collection[GroupMember]) -> str:
 
 
 def is_covered(group: Group, partition_counts: Mapping[str, int]) -> bool:
-    """Return whether what is dealt out is what there is: False once a topic has grown, is new, or is gone."""
-    dealt = frozenset[TopicPartition]().union(*(member.assignment for member in group.members.values()))
-    return dealt == frozenset(subscribed_partitions(_subscribers(group), partition_counts))
+    """Return whether exactly the existing partitions are assigned: False once a topic has grown, is new, or is gone."""
+    assigned = frozenset[TopicPartition]().union(*(member.assignment for member in group.members.values()))
+    return assigned == frozenset(subscribed_partitions(_subscribers(group), partition_counts))
 
 
 def state_of(group: Group | None) -> GroupState:
-    """Return the group's state."""
+    """Return the state of the group; None is a group that does not exist."""
     if group is None:
         return GroupState.DEAD
     members = group.members.values()
@@ -207,7 +216,7 @@ def state_of(group: Group | None) -> GroupState:
     return GroupState.STABLE
 
 
-def _must_give_back(group: Group, member: GroupMember) -> bool:
+def _must_give_back(group: Group, member: MemberState) -> bool:
     if _is_cooperative(group):
         return not member.owned <= member.assignment
     return member.generation != group.generation and bool(member.owned)
@@ -217,11 +226,11 @@ def _is_cooperative(group: Group) -> bool:
     return group.assignor is not None and ASSIGNORS[group.assignor].is_cooperative
 
 
-def _wants(member: GroupMember) -> tuple[frozenset[str], tuple[str, ...]]:
+def _wants(member: MemberState) -> tuple[frozenset[str], tuple[str, ...]]:
     return member.details.topics, member.details.assignors
 
 
-def _with(group: Group, others: Iterable[GroupMember], member: GroupMember) -> Group:
+def _with(group: Group, others: Iterable[MemberState], member: MemberState) -> Group:
     return replace(group, members={each.member_id: each for each in (*others, member)})
 
 
@@ -233,14 +242,14 @@ def _subscribers(group: Group) -> list[Subscriber]:
             member.member_id,
             member.details.topics,
             member.group_instance_id,
-            # What it owns, and what was on its way to it: nobody has to give that back again.
+            # What it owns, and what is on its way to it: no member has to give that back again.
             member.owned | (member.assignment - owned_by_all),
         )
         for member in members
     ]
 
 
-# --- giving out and taking back --------------------------------------------------------------------------------------
+# --- answering a report ----------------------------------------------------------------------------------------------
 
 
 def _reply(group: Group, report: Report) -> Reply:
@@ -250,18 +259,18 @@ def _reply(group: Group, report: Report) -> Reply:
     owned_by_others = frozenset[TopicPartition]().union(*(other.owned for other in others))
     decide = _answer_cooperative if _is_cooperative(group) else _answer_eager
     status, partitions, revoke = decide(group, member, report, owned_by_others)
-    # Who has nothing begins afresh in this generation; others confirm it with their next report.
+    # A member that owns nothing begins afresh in this generation; others confirm it with their next report.
     confirmed = group.generation if not report.owned else max(member.generation, report.membership.generation)
     reported = replace(
         member,
         generation=confirmed,
         step=report.step,
-        # What has to be given back is still its own; what it claims without having been given it never was.
+        # It still owns what it has to give back, but nothing that it claims without ever having been given it.
         owned=partitions | (revoke & member.owned),
     )
     after = _with(group, others, reported)
     check_move(before, GroupMove.REPORT, state_of(after))
-    answer = Answer(
+    answer = MemberAnswer(
         status=status,
         membership=replace(report.membership, generation=group.generation),
         step=report.step,
@@ -277,8 +286,8 @@ def _reply(group: Group, report: Report) -> Reply:
 _Decision = tuple[AnswerStatus, Partitions, Partitions]
 
 
-def _answer_cooperative(group: Group, member: GroupMember, report: Report, owned_by_others: Partitions) -> _Decision:
-    """Leave it what stays its own; take the rest back first, then give it what is free."""
+def _answer_cooperative(group: Group, member: MemberState, report: Report, owned_by_others: Partitions) -> _Decision:
+    """Let it keep what stays its own; take the rest back first, then give it what is free."""
     kept = report.owned & member.owned & member.assignment
     revoke = report.owned - kept
     if revoke:
@@ -288,8 +297,8 @@ def _answer_cooperative(group: Group, member: GroupMember, report: Report, owned
     return status, partitions, NO_PARTITIONS
 
 
-def _answer_eager(group: Group, member: GroupMember, report: Report, owned_by_others: Partitions) -> _Decision:
-    """Take everything back after each deal; then give it all of its share at once, when all of it is free."""
+def _answer_eager(group: Group, member: MemberState, report: Report, owned_by_others: Partitions) -> _Decision:
+    """Take everything back after each rebalance; then give it its assignment at once, when all of it is free."""
     if not report.owned:
         if member.assignment & owned_by_others:
             return AnswerStatus.WAIT, NO_PARTITIONS, NO_PARTITIONS

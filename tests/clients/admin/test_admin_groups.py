@@ -25,7 +25,7 @@ from txnstore.db.server_time import server_now_ms
 from txnstore.db.store import open_store
 from txnstore.errors import IllegalGeneration, UnknownMember
 from txnstore.groups import coordinator
-from txnstore.groups.group_image import MemberDetails, Report
+from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.testing.invariants import assert_sound
@@ -52,7 +52,8 @@ class Groups(LogWriter):
         given = {"t": [0, 1]} if assignment is None else assignment
         topics = [name for name in subscription if not name.startswith("^")]
         owned_ids = [self.partition_id(topic, number) for topic in given.keys() & {"t"} for number in given[topic]]
-        stored = {"subscribed": subscription, "topics": topics, "owned": given, "owned_ids": owned_ids}
+        stored = {"subscribed": subscription, "topics": topics, "assignors": ["range"], "owned": given, "step": 0}
+        stored["owned_ids"] = owned_ids
         member = GroupMembership(group_id, 1, f"{group_id}-1", instance)
         group = upsert(groups).values(group_id=group_id, generation=1, assignor="range", commit_number=0)
         group = group.values(last_update_ms=server_now_ms()).on_conflict_do_update(

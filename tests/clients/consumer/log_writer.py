@@ -9,7 +9,7 @@ from collections.abc import Callable
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import Message
 from txnstore.db.store import Store
-from txnstore.groups.listing import ListedGroup, ListedMember, find_group
+from txnstore.groups.administration import ListedGroup, ListedMember, find_group
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.topics import Topic, create_topic, get_topic, grow_topic

@@ -20,7 +20,7 @@ from tests.clients.steps import read_to_end, values
 from txnstore import OFFSET_INVALID, KafkaError, KafkaException
 from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.clients.membership.requests import GroupRequests
-from txnstore.groups.group_image import AnswerStatus
+from txnstore.groups.group import AnswerStatus
 from txnstore.testing.manual_clock import ManualClock
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)

@@ -23,9 +23,9 @@ from txnstore.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
-from txnstore.groups import administration, listing
+from txnstore.groups import administration
+from txnstore.groups.administration import ListedOffsets
 from txnstore.groups.commit_rules import check_group_id
-from txnstore.groups.listing import ListedOffsets
 from txnstore.log.topics import find_topics
 from txnstore.model import OffsetAndMetadata
 
@@ -107,7 +107,7 @@ def find(
     wanted = request.topic_partitions
 
     def work(connection: Connection) -> tuple[ListedOffsets, set[TopicPartition]]:
-        committed = listing.list_offsets(connection, group_id)
+        committed = administration.list_offsets(connection, group_id)
         return committed, set(_known(connection, wanted or ()))
 
     committed, known = at_coordinator(

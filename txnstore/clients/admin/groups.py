@@ -20,10 +20,10 @@ from txnstore.clients.model.metadata import (
 )
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.store import Store
-from txnstore.groups import administration, listing
+from txnstore.groups import administration
+from txnstore.groups.administration import ListedGroup, ListedMember
 from txnstore.groups.commit_rules import check_group_id
-from txnstore.groups.group_states import GroupState
-from txnstore.groups.listing import ListedGroup, ListedMember
+from txnstore.groups.group import GroupState
 
 _Kind = TypeVar("_Kind", bound=enum.Enum)
 
@@ -209,7 +209,7 @@ def find(
     found = [
         group
         for coordinator in all_stores(store)
-        for group in coordinator.read(listing.list_groups, retry_timeout_ms=retry_ms)
+        for group in coordinator.read(administration.list_groups, retry_timeout_ms=retry_ms)
     ]
     groups = [group.without_expired() for group in found]
     listings = [
@@ -228,7 +228,7 @@ def describe(store: Store, call: Call[str, ConsumerGroupDescription], group_id: 
 
 def _describe(coordinator: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
     group = coordinator.read(
-        lambda connection: listing.find_group(connection, group_id), retry_timeout_ms=call.retry_ms(coordinator)
+        lambda connection: administration.find_group(connection, group_id), retry_timeout_ms=call.retry_ms(coordinator)
     )
     node = broker_node(coordinator)
     if group is None:
@@ -255,13 +255,15 @@ def list_metadata(store: Store, group_id: str | None) -> list[GroupMetadata]:
     """Return the groups, or the one of this id if there is one, as librdkafka's oldest call shows them."""
     if group_id is None:
         found = [
-            (coordinator, group) for coordinator in all_stores(store) for group in coordinator.read(listing.list_groups)
+            (coordinator, group)
+            for coordinator in all_stores(store)
+            for group in coordinator.read(administration.list_groups)
         ]
         return [_metadata(coordinator, group.without_expired()) for coordinator, group in found]
     check_group_id(group_id)
 
     def find_one(coordinator: Store) -> list[GroupMetadata]:
-        group = coordinator.read(lambda connection: listing.find_group(connection, group_id))
+        group = coordinator.read(lambda connection: administration.find_group(connection, group_id))
         return [] if group is None else [_metadata(coordinator, group.without_expired())]
 
     return at_coordinator(store, group_id, find_one)

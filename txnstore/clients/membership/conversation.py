@@ -23,7 +23,7 @@ from txnstore.clients.membership.state import (
 from txnstore.clients.membership.topics import SubscribedTopics
 from txnstore.clients.model.errors import KafkaError
 from txnstore.errors import FencedInstance, IllegalGeneration, UnknownMember
-from txnstore.groups.group_image import Answer
+from txnstore.groups.group import MemberAnswer
 
 #: A heartbeat that failed is not waited for that long: the place is at stake.
 HEARTBEAT_PAUSE_SECONDS: Final = 0.5
@@ -196,7 +196,7 @@ class GroupConversation(GroupState):
             # Whoever waits may have records that were held back.
             self._lock.notify_all()
 
-    def _answered(self, answer: Answer, sent_at: float, request: Request) -> None:
+    def _answered(self, answer: MemberAnswer, sent_at: float, request: Request) -> None:
         self._renewed(sent_at)
         if self.stage is Stage.MEMBER and self._place.take_in(request, answer):
             self._inbox.put(AnswerEvent(self._place.life))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from txnstore.groups.group_image import Answer, AnswerStatus, Report
+from txnstore.groups.group import AnswerStatus, MemberAnswer, Report
 from txnstore.model import NO_GENERATION, GroupMembership, TopicPartition
 
 Partitions = frozenset[TopicPartition]
@@ -61,7 +61,7 @@ class MemberProtocol:
         """Whether the application is being told, or the group has yet to hear of what came of it."""
         self.has_missed_news = False
         """Whether there may be a newer answer than the one that the application was told of."""
-        self._answer: Answer | None = None
+        self._answer: MemberAnswer | None = None
         self._assigned_generation = NO_GENERATION
 
     def begin_life(self) -> None:
@@ -101,7 +101,7 @@ class MemberProtocol:
         """Forget the answer that waits: another request is about to be made."""
         self._answer = None
 
-    def take_in(self, request: Request, answer: Answer) -> bool:
+    def take_in(self, request: Request, answer: MemberAnswer) -> bool:
         """Keep the answer to the newest request; return whether the application has to be told of it from now on."""
         if self.is_acting or request.acts != self._acts:
             self.has_missed_news = True
@@ -154,7 +154,7 @@ class MemberProtocol:
         self._acts += 1
         return change
 
-    def _concerns_application(self, answer: Answer) -> bool:
+    def _concerns_application(self, answer: MemberAnswer) -> bool:
         return (
             answer.status is AnswerStatus.REVOKE
             or answer.membership.generation != self.seat.generation
@@ -162,7 +162,7 @@ class MemberProtocol:
             or self._is_told_anew(answer)
         )
 
-    def _is_told_anew(self, answer: Answer) -> bool:
+    def _is_told_anew(self, answer: MemberAnswer) -> bool:
         """Return whether the application hears of it even if nothing is new: once in each generation."""
         is_told = answer.is_cooperative or answer.status is AnswerStatus.OWN
         return is_told and self._assigned_generation != answer.membership.generation

@@ -14,7 +14,7 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.store import Store
 from txnstore.groups import coordinator
 from txnstore.groups.commit_rules import is_storable_text
-from txnstore.groups.group_image import Answer, MemberDetails, Report
+from txnstore.groups.group import MemberAnswer, MemberDetails, Report
 from txnstore.model import NO_GENERATION, GroupMembership
 
 Answered = TypeVar("Answered")
@@ -60,7 +60,7 @@ class GroupRequests:
         if not cluster.is_alone:
             cluster.reconcile(cluster.coordinator_of(self._options.group_id).database_id)
 
-    def join(self, topics: Sequence[str], found: SubscribedTopics, report: Report) -> Answer:
+    def join(self, topics: Sequence[str], found: SubscribedTopics, report: Report) -> MemberAnswer:
         """Enter the group, or tell it of another subscription."""
         details = MemberDetails(
             client_id=self._options.client_id,
@@ -79,7 +79,7 @@ class GroupRequests:
             )
         )
 
-    def heartbeat(self, report: Report, *, wakes_readers: bool) -> Answer:
+    def heartbeat(self, report: Report, *, wakes_readers: bool) -> MemberAnswer:
         """Say what the member owns and hear what it may have; with `wakes_readers` the other members hear of it.
 
         They hear of a new generation in any case: this member may have found another one expired.

@@ -1,4 +1,4 @@
-"""This file is a group's rows: read into a `Group` under the group's lock, and the difference written back."""
+"""The rows of a group: its lock, the rows read into a `Group`, and what has changed written back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.row_counts import must_hit, must_hit_each
 from txnstore.db.schema import group_members, groups, partitions, topics
 from txnstore.db.server_time import server_now_ms
-from txnstore.groups.group_image import Group, GroupMember, MemberDetails, Partitions
+from txnstore.groups.group import Group, MemberDetails, MemberState, Partitions
 from txnstore.model import TopicPartition
 
 _OF_GROUP: Final = group_members.c.group_id == bindparam("of_group_id")
@@ -36,12 +36,8 @@ _SAVE_GROUP: Final = (
     .where(groups.c.group_id == bindparam("of_group_id"))
     .values(generation=bindparam("new_generation"), assignor=bindparam("new_assignor"), last_update_ms=server_now_ms())
 )
-_MEMBERS: Final = (
-    select(group_members, (group_members.c.deadline_ms <= server_now_ms()).label("is_expired"))
-    .where(_OF_GROUP)
-    .order_by(group_members.c.member_id)
-)
-# In one statement: whoever renews his deadline meanwhile is either found renewed, or finds his row gone.
+_MEMBERS: Final = select(group_members).where(_OF_GROUP).order_by(group_members.c.member_id)
+# In one statement: a member that renews its deadline meanwhile is either found renewed or finds its row gone.
 _REMOVE_EXPIRED: Final = (
     delete(group_members)
     .where(_OF_GROUP, group_members.c.deadline_ms <= server_now_ms(), group_members.c.member_id != bindparam("spared"))
@@ -70,8 +66,8 @@ _CATALOGUE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Catalogue:
-    """The partitions that there are of some topics."""
+class KnownPartitions:
+    """The existing partitions of some topics."""
 
     partition_ids: Mapping[str, tuple[int, ...]]
     """By topic, in the order of their numbers."""
@@ -82,7 +78,7 @@ class Catalogue:
         return {name: len(ids) for name, ids in self.partition_ids.items()}
 
     def ids(self, some: Partitions) -> list[int]:
-        """Return the ids of those of the partitions that there are."""
+        """Return the ids of those of the partitions that exist."""
         return sorted(
             ids[partition.partition]
             for partition in some
@@ -90,16 +86,8 @@ class Catalogue:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """How a member stands with the clock."""
-
-    deadline_ms: int
-    is_expired: bool
-
-
 def ensure_group(connection: Connection, group_id: str) -> None:
-    """Make the group's row if it is not there.
+    """Create the group's row if it does not exist.
 
     Raises:
         NotCoordinator: the group lives in another database.
@@ -109,33 +97,27 @@ def ensure_group(connection: Connection, group_id: str) -> None:
 
 
 def remove_expired(connection: Connection, group_id: str, spared_member_id: str = "") -> list[str]:
-    """Remove the members that were silent for too long, but for the one that is speaking; return who they were."""
+    """Remove the members that were silent for too long, except the one that is speaking; return their ids."""
     return list(connection.execute(_REMOVE_EXPIRED, {"of_group_id": group_id, "spared": spared_member_id}).scalars())
 
 
 def lock_group(connection: Connection, group_id: str) -> bool:
-    """Lock the group's row until the database transaction ends; False if there is none."""
+    """Lock the group's row until the database transaction ends; False if the group does not exist."""
     return connection.execute(_LOCK, {"of_group_id": group_id}).one_or_none() is not None
 
 
 def read_group(connection: Connection, group_id: str) -> Group | None:
-    """Return the group as its rows are now; None if it has none."""
+    """Return the group as its rows are now; None if it does not exist."""
     row = connection.execute(_READ, {"of_group_id": group_id}).one_or_none()
     if row is None:
         return None
-    members = (_member(row) for row in connection.execute(_MEMBERS, {"of_group_id": group_id}))
+    members = (read_member(row) for row in connection.execute(_MEMBERS, {"of_group_id": group_id}))
     return Group(group_id, row.generation, row.assignor, {member.member_id: member for member in members})
 
 
-def read_leases(connection: Connection, group_id: str) -> dict[str, Lease]:
-    """Return by member id how long the members have left."""
-    return {
-        row.member_id: Lease(row.deadline_ms, bool(row.is_expired))
-        for row in connection.execute(_MEMBERS, {"of_group_id": group_id})
-    }
-
-
-def read_catalogue(connection: Connection, members: Iterable[GroupMember], more: Collection[str] = ()) -> Catalogue:
+def read_known_partitions(
+    connection: Connection, members: Iterable[MemberState], more: Collection[str] = ()
+) -> KnownPartitions:
     """Return the partitions of all topics that the members want or have, and of `more`."""
     names = set(more)
     for member in members:
@@ -145,13 +127,13 @@ def read_catalogue(connection: Connection, members: Iterable[GroupMember], more:
     if names:
         for name, partition_id in connection.execute(_CATALOGUE, {"names": sorted(names)}):
             found.setdefault(name, []).append(partition_id)
-    return Catalogue({name: tuple(ids) for name, ids in found.items()})
+    return KnownPartitions({name: tuple(ids) for name, ids in found.items()})
 
 
 def save_group(
-    connection: Connection, before: Group | None, after: Group, catalogue: Catalogue, *, speaker: str = ""
+    connection: Connection, before: Group | None, after: Group, known: KnownPartitions, *, speaker: str = ""
 ) -> None:
-    """Write what has changed, and move on the deadline of the member that is speaking."""
+    """Write what has changed, and extend the deadline of the member that is speaking."""
     group_id = after.group_id
     if before is None or (before.generation, before.assignor) != (after.generation, after.assignor):
         must_hit(
@@ -165,10 +147,10 @@ def save_group(
         must_hit_each(connection, _REMOVE, gone)
     changed = [member for name, member in after.members.items() if name in former and former[name] != member]
     if changed:
-        must_hit_each(connection, _SAVE, [_changes(group_id, member, catalogue) for member in changed])
+        must_hit_each(connection, _SAVE, [_changes(group_id, member, known) for member in changed])
     for name, member in after.members.items():
         if name not in former:
-            connection.execute(_ADD, _row(group_id, member, catalogue))
+            connection.execute(_ADD, _row(group_id, member, known))
     if speaker in former:
         must_hit(connection, _RENEW, {"of_group_id": group_id, "of_member_id": speaker})
 
@@ -176,7 +158,8 @@ def save_group(
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def _member(row: Any) -> GroupMember:
+def read_member(row: Any) -> MemberState:
+    """Return the member that a row of `group_members` holds."""
     stored = json.loads(row.subscription)
     details = MemberDetails(
         row.client_id,
@@ -185,7 +168,7 @@ def _member(row: Any) -> GroupMember:
         frozenset(stored["topics"]),
         tuple(stored["assignors"]),
     )
-    return GroupMember(
+    return MemberState(
         row.member_id,
         row.group_instance_id,
         details,
@@ -207,14 +190,14 @@ def _by_topic(some: Partitions) -> dict[str, list[int]]:
     return found
 
 
-def _stored(member: GroupMember, catalogue: Catalogue) -> dict[str, Any]:
+def _stored(member: MemberState, known: KnownPartitions) -> dict[str, Any]:
     subscription = {
         "subscribed": member.details.subscription,
         "topics": sorted(member.details.topics),
         "assignors": member.details.assignors,
         "owned": _by_topic(member.owned),
-        # Commits come with ids: they are checked without a look at the catalogue.
-        "owned_ids": catalogue.ids(member.owned),
+        # Commits come with ids: they are checked without reading the topics.
+        "owned_ids": known.ids(member.owned),
         "step": member.step,
     }
     return {
@@ -226,16 +209,16 @@ def _stored(member: GroupMember, catalogue: Catalogue) -> dict[str, Any]:
     }
 
 
-def _changes(group_id: str, member: GroupMember, catalogue: Catalogue) -> dict[str, Any]:
-    changes = {f"new_{name}": value for name, value in _stored(member, catalogue).items()}
+def _changes(group_id: str, member: MemberState, known: KnownPartitions) -> dict[str, Any]:
+    changes = {f"new_{name}": value for name, value in _stored(member, known).items()}
     return {"of_group_id": group_id, "of_member_id": member.member_id, **changes}
 
 
-def _row(group_id: str, member: GroupMember, catalogue: Catalogue) -> dict[str, Any]:
+def _row(group_id: str, member: MemberState, known: KnownPartitions) -> dict[str, Any]:
     return {
         "group_id": group_id,
         "member_id": member.member_id,
         "group_instance_id": member.group_instance_id,
         "lease_ms": member.details.session_timeout_ms,
-        **_stored(member, catalogue),
+        **_stored(member, known),
     }
