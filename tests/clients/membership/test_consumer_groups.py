@@ -64,7 +64,7 @@ def raised(call, *arguments, **named):
 
 def crash(consumer):
     """Let nobody speak for the consumer any more, as if its process had been killed."""
-    assert consumer._core.group_thread.close(PATIENCE_SECONDS)
+    assert consumer._core.group.close(PATIENCE_SECONDS)
     assert consumer._core.fetcher.close(PATIENCE_SECONDS)
 
 

@@ -17,7 +17,7 @@ from tests.clients.membership.steps import (
     revoked,
 )
 from txnstore import KafkaError, KafkaException
-from txnstore.clients.membership.member import GroupMember
+from txnstore.clients.membership.member import ConsumerMember
 from txnstore.testing.manual_clock import ManualClock
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
@@ -139,7 +139,7 @@ def test_what_on_lost_raises_comes_out_of_poll_and_the_member_joins_anew(expired
 
 def test_closing_a_member_that_was_expired_and_has_not_heard_of_it_disturbs_nobody(expired, crew, monkeypatch):
     # One that hears of it comes back at once, and closing that one is a departure like any other.
-    monkeypatch.setattr(GroupMember, "look_for_news", lambda member: None)
+    monkeypatch.setattr(ConsumerMember, "look_for_news", lambda member: None)
     a, b = expired()
     crew.until([b], lambda: len(b.records) == 4 * RECORDS)
     a.close()

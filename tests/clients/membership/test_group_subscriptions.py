@@ -348,7 +348,7 @@ def test_who_is_about_to_leave_keeps_his_place_and_tells_nothing_of_what_he_had_
         a.consumer.unsubscribe()
         work, _ = core.group.next_work()
     # A join would be refused by itself, at once and again and again until the next poll.
-    assert work == core.group._beat
+    assert work == core.group._heartbeat
     crew.until([a], lambda: a.moves[-1] == revoked(0, 1, 2, 3))
     eventually(lambda: log.members() == [])
 

@@ -10,7 +10,7 @@ from txnstore import model
 from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.records import public_partition
 from txnstore.clients.brokers import all_stores, at_coordinator, broker_metadata, broker_node
-from txnstore.clients.membership.kafka_bytes import assignment_bytes, subscription_bytes
+from txnstore.clients.membership.metadata import assignment_bytes, subscription_bytes
 from txnstore.clients.model.metadata import (
     ConsumerGroupState,
     ConsumerGroupType,

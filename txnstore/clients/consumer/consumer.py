@@ -39,7 +39,6 @@ from txnstore.clients.consumer.events import (
 )
 from txnstore.clients.consumer.subscription import AssignedPartition
 from txnstore.clients.membership.metadata import format_group_metadata
-from txnstore.clients.membership.state import Stage
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
@@ -129,7 +128,7 @@ class Consumer:
         core = self._core
         # The short way, for it is taken for each record: nothing is created, called or asked that can be left out.
         with core.lock:
-            if (core.group.stage is Stage.OUT or core.group.polled()) and not core.inbox.events:
+            if (not core.group.is_subscribed or core.group.polled()) and not core.inbox.events:
                 message = core.subscription.next_message()
                 if message is not None:
                     if core.subscription.wants_more:
@@ -295,7 +294,6 @@ class Consumer:
         listener = Listener(*map(callbacks.weakly, ("on_assign", "on_revoke", "on_lost")))
         with self._core.arrived:
             self._core.group.subscribe(names, listener)
-            self._core.group_thread.start()
             self._core.fetcher.start()
 
     def unsubscribe(self) -> None:
@@ -703,7 +701,7 @@ class Consumer:
             self._closed = True
             core.arrived.notify_all()
             core.fetcher.stop()
-            core.group_thread.stop()
+            core.group.stop()
         try:
             core.finish_work(deadline)
         except BaseException as error:

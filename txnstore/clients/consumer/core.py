@@ -34,9 +34,8 @@ from txnstore.clients.consumer.events import (
 from txnstore.clients.consumer.fetcher import Fetcher
 from txnstore.clients.consumer.reader import PartitionLookups
 from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
-from txnstore.clients.membership.member import GroupMember
+from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
-from txnstore.clients.membership.thread import GroupThread
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
@@ -72,7 +71,6 @@ class ConsumerCore:
         """Guards all of the consumer's state."""
         self.arrived = threading.Condition(lock)
         """Notified when there is something for the application."""
-        stirred = threading.Condition(lock)
         name = f"txnstore-consumer-{options.group_id[:40]}"
         # Short tries: what waits for the database looks between them whether it is still wanted.
         self.connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
@@ -89,16 +87,17 @@ class ConsumerCore:
             # A broker that is asked for no bytes at all answers at once.
             eof_wait_seconds=options.fetch_wait_seconds if options.fetch_min_bytes else 0.0,
         )
-        self.group = GroupMember(
+        self.group = ConsumerMember(
+            f"{name}-group",
             lock=self.arrived,
-            stirred=stirred,
+            work_due=threading.Condition(lock),
             inbox=self.inbox,
             worker=self.worker,
             requests=GroupRequests(self.connection, self.directory, options),
             options=options,
             on_error=self.report_background_error,
+            logger=self.logger,
         )
-        self.group_thread = GroupThread(f"{name}-group", stirred=stirred, member=self.group, logger=self.logger)
         self.commits = OffsetCommits(
             lock=self.arrived,
             subscription=self.subscription,
@@ -371,9 +370,9 @@ class ConsumerCore:
     def close(self, deadline: float) -> bool:
         """End the threads and the connection until `deadline`; return whether they have ended."""
         try:
-            self.group_thread.stop()
+            self.group.stop()
             fetcher_ended = self.fetcher.close(deadline - time.monotonic())
-            group_ended = self.group_thread.close(deadline - time.monotonic())
+            group_ended = self.group.close(deadline - time.monotonic())
         finally:
             try:
                 worker_ended = self.worker.close(deadline - time.monotonic())

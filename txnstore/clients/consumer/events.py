@@ -87,7 +87,7 @@ class RebalanceEvent:
     kind: RebalanceKind
     partitions: tuple[tuple[str, int], ...]
     listener: Listener
-    life: int
+    incarnation: int
     """Which of the consumer's member ids it belongs to."""
 
     def topic_partitions(self) -> list[TopicPartition]:
@@ -99,7 +99,7 @@ class RebalanceEvent:
 class AnswerEvent:
     """The group has answered; what has to be done is decided when the event is served."""
 
-    life: int
+    incarnation: int
     """Which of the consumer's member ids was answered."""
 
 

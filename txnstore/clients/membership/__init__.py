@@ -1,1 +1,1 @@
-"""The membership: what a consumer and its group say to each other, on a thread of its own."""
+"""The membership of a consumer: what it and its group tell each other, on a thread of its own."""

@@ -1,4 +1,4 @@
-"""This file is how long a member of a group may still take its partitions for its own, by its own clock."""
+"""The lease of a member: how long it may still treat its partitions as its own, by its own clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 
 def _awake_and_asleep_seconds() -> Callable[[], float]:
-    """Return the clock that goes on while the machine sleeps, where there is one: the group's does too."""
+    """Return a clock that goes on while the machine sleeps, where there is one: the group's clock does too."""
     boot_time = getattr(time, "CLOCK_BOOTTIME", None)
     if boot_time is None:
         return time.monotonic
@@ -28,15 +28,15 @@ class Lease:
     """
 
     def __init__(self, duration_seconds: float) -> None:
-        """Begin without one."""
+        """Begin without a lease."""
         self.duration_seconds = duration_seconds
         self.ends_at = math.inf
-        """From when on the group may have given the partitions to somebody else, by `lease_seconds`."""
+        """From when on the group may have given the partitions to another member, by `lease_seconds`."""
 
     def renew(self, sent_at: float) -> None:
-        """Count from `sent_at` on, when a request was sent that the group has answered since."""
+        """Count from `sent_at`, when a request was sent that the group has answered since."""
         self.ends_at = sent_at + self.duration_seconds
 
     def drop(self) -> None:
-        """Have none: there is nothing to lose."""
+        """Have no lease: there is nothing to lose."""
         self.ends_at = math.inf

@@ -1,27 +1,130 @@
-"""This file is a consumer's life in its group: joining, being given partitions, giving them back, and leaving.
+"""The consumer as a member of its group: joining, being given partitions, giving them back, leaving, and its thread.
 
 It keeps to the protocol that `txnstore.groups.coordinator` describes.  Requests are made one after the other by the
-group's own thread (`next_work`), so that a member which is busy keeps its place.  An answer waits for the next poll(),
-where the application has its say (`take_answer`, then `served`); until that is done later answers are dropped, for
-they know nothing of it.  What was taken back is told to the group only behind all commits that were submitted before:
-by the worker, which runs them in order.
+member's own thread (`next_work`), so that it keeps its place in the group while the application is busy.  An answer
+waits for the next poll(), where the application is told of it (`take_answer`, then `served`); until that is done later
+answers are dropped, for they do not take it into account.  What was given back is reported to the group only after all
+commits that were submitted before: by the worker, which runs them in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import enum
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from threading import Condition
+from typing import Final
 
-from txnstore.clients.consumer.events import AnswerEvent, Listener, RebalanceEvent, RebalanceKind
-from txnstore.clients.membership.conversation import LOST_PLACE, GroupConversation
-from txnstore.clients.membership.lease import lease_seconds
-from txnstore.clients.membership.state import HAS_PLACE, Stage
+from txnstore.clients.backoff import Backoff
+from txnstore.clients.consumer.arguments import ConsumerOptions
+from txnstore.clients.consumer.events import (
+    AnswerEvent,
+    Inbox,
+    Listener,
+    MessageEvent,
+    RebalanceEvent,
+    RebalanceKind,
+    error_message,
+    unknown_topic,
+)
+from txnstore.clients.membership.lease import Lease, lease_seconds
+from txnstore.clients.membership.protocol import MemberProtocol, MemberRequest
+from txnstore.clients.membership.requests import GroupRequests, SubscribedTopics
 from txnstore.clients.model.errors import KafkaError, KafkaException
-from txnstore.errors import TxnStoreError
+from txnstore.clients.worker import Worker
+from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
+from txnstore.groups.group import MemberAnswer
 from txnstore.model import NO_GENERATION, GroupMembership, TopicPartition
 
+#: A request that failed is repeated after a pause, which grows from the first to the second of these.
+PAUSE_FIRST_SECONDS: Final = 0.2
+PAUSE_LAST_SECONDS: Final = 10.0
+#: A heartbeat that failed is repeated sooner: the place in the group is at stake.
+HEARTBEAT_PAUSE_SECONDS: Final = 0.5
+#: A member that waits for partitions of others asks this often; mostly it is woken before.
+ASK_AGAIN_SECONDS: Final = 0.075
+#: How often a subscribed topic that does not exist is looked for.
+LOOK_FOR_TOPICS_SECONDS: Final = 1.0
+#: A settled member renews its lease after this part of it, and only looks for news in between: a look disturbs nobody,
+#: where a write wakes every reader of an SQLite file.
+RENEW_AFTER: Final = 1 / 3
+#: After a defect of ours the thread goes on, but not in a hot loop.
+DEFECT_PAUSE_SECONDS: Final = 1.0
 
-class GroupMember(GroupConversation):
-    """One consumer as a member of its group; guarded by the consumer's lock."""
+#: The errors that say that the consumer is not the member that it reports as.
+NOT_THE_MEMBER: Final = (UnknownMember, FencedInstance, IllegalGeneration)
+
+
+class MemberStage(enum.Enum):
+    """Where a consumer stands in its group."""
+
+    OUT = "not subscribed"
+    JOINING = "on its way into the group"
+    MEMBER = "in the group"
+    LEAVING = "the application has yet to give its partitions back, then it is out"
+    LAPSED = "out of the group because the application did not poll; the next poll() joins again"
+    FENCED = "out of the group for good: another consumer has its group.instance.id"
+
+
+#: The stages in which a consumer is to stay in its group, or to come into it.
+WANTS_IN: Final = frozenset({MemberStage.JOINING, MemberStage.MEMBER})
+#: The stages in which a consumer has a place in the group that it must keep.
+HAS_PLACE: Final = frozenset({MemberStage.MEMBER, MemberStage.LEAVING})
+
+
+class ConsumerMember:
+    """One consumer in its group, or outside; guarded by the consumer's lock."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        lock: Condition,
+        work_due: Condition,
+        inbox: Inbox,
+        worker: Worker,
+        requests: GroupRequests,
+        options: ConsumerOptions,
+        on_error: Callable[[BaseException], None],
+        logger: logging.Logger,
+    ) -> None:
+        """Begin outside of the group; `work_due`, of the same lock, wakes the thread, which will have this name."""
+        self._lock = lock
+        self._work_due = work_due
+        self._inbox = inbox
+        self._worker = worker
+        self._requests = requests
+        self._options = options
+        self._on_error = on_error
+        self._logger = logger
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._is_closing = False
+        self._stage = MemberStage.OUT
+        self._topics: tuple[str, ...] = ()
+        self._subscription_number = 0
+        self._listener = Listener()
+        self._former_listener: Listener | None = None
+        """The one of the subscription under which the partitions were given, if there is a newer subscription."""
+        self._membership: GroupMembership | None = None
+        """Who the consumer is in commits: what it was told last, also after it has lost its place."""
+        self._protocol = MemberProtocol(requests.new_identity)
+        self._lease = Lease(options.session_timeout_ms / 1000)
+        self._has_to_join = False
+        self._has_news = False
+        self._wakes_others = False
+        self._next_request_at = 0.0
+        self._renew_at = 0.0
+        self._backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS)
+        self._is_leaving_under_way = False
+        self._found: SubscribedTopics | None = None
+        self._refreshed_at = 0.0
+        self._polled_at = 0.0
+        self.waiting = 0
+        """How many calls of the application are waiting for records: while one waits, it counts as polling."""
 
     # --- what the application asks -----------------------------------------------------------------------------------
 
@@ -37,17 +140,22 @@ class GroupMember(GroupConversation):
     def member_id(self) -> str | None:
         """The consumer's id in the group, while it has one."""
         with self._lock:
-            return self._place.seat.member_id if self.stage in HAS_PLACE else None
+            return self._protocol.identity.member_id if self._stage in HAS_PLACE else None
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether the consumer is in the group or on its way."""
-        return self.stage is not Stage.OUT
+        """Whether the consumer is in the group, on its way, or to come back."""
+        return self._stage is not MemberStage.OUT
+
+    @property
+    def may_deliver(self) -> bool:
+        """Whether the records at hand are the consumer's: not once the group may have given them to others."""
+        return lease_seconds() < self._lease.ends_at
 
     def polled(self) -> bool:
         """Note that the application asks for records; return `may_deliver`. The lock is held."""
         self._polled_at = now = lease_seconds()
-        if self.stage is Stage.LAPSED:
+        if self._stage is MemberStage.LAPSED:
             self._enter()
         return now < self._lease.ends_at
 
@@ -58,36 +166,37 @@ class GroupMember(GroupConversation):
             KafkaException: `_FATAL`: another consumer has this one's group.instance.id.
         """
         with self._lock:
-            if self.stage is Stage.FENCED:
+            if self._stage is MemberStage.FENCED:
                 raise KafkaException(KafkaError(KafkaError._FATAL, self._fenced_text(), fatal=True))
             self._topics = tuple(topics)
             self._subscription_number += 1
-            if self._place.owned and self._former_listener is None:
+            if self._protocol.owned and self._former_listener is None:
                 self._former_listener = self._listener
             self._listener = listener
             self._found = None
             self._polled_at = lease_seconds()
-            if self.stage is Stage.LEAVING:
-                return
-            if self.stage is Stage.MEMBER:
-                self._place.drop_answer()
+            if self._stage is MemberStage.MEMBER:
+                self._protocol.drop_answer()
                 self._join_again()
-            else:
+            elif self._stage is not MemberStage.LEAVING:
                 self._enter()
+            if self._thread is None and not self._is_closing:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
 
     def unsubscribe(self) -> None:
         """Give everything back at the next poll(), then leave."""
         with self._lock:
-            if self.stage is Stage.OUT:
+            if self._stage is MemberStage.OUT:
                 return
             self._topics = ()
-            self._place.drop_answer()
-            if self.stage is Stage.LEAVING:
+            self._protocol.drop_answer()
+            if self._stage is MemberStage.LEAVING:
                 return
-            kept = self._place.owned - self._place.going
-            if self.stage is Stage.MEMBER and kept:
-                self.stage = Stage.LEAVING
-                self._put(RebalanceKind.REVOKE, kept)
+            kept = self._protocol.owned - self._protocol.revoked
+            if self._stage is MemberStage.MEMBER and kept:
+                self._stage = MemberStage.LEAVING
+                self._inbox.put(self._event(RebalanceKind.REVOKE, kept))
             else:
                 self._leave()
 
@@ -100,30 +209,31 @@ class GroupMember(GroupConversation):
     def noticed(self, error: TxnStoreError, membership: GroupMembership) -> None:
         """Ask the group how things stand: it has refused a commit of `membership`."""
         with self._lock:
-            if isinstance(error, LOST_PLACE) and self.stage is Stage.MEMBER and membership == self._membership:
-                self.request_heartbeat()
+            is_current = self._stage is MemberStage.MEMBER and membership == self._membership
+            if is_current and isinstance(error, NOT_THE_MEMBER):
+                self._request_heartbeat()
 
     # --- what the application is told; on its thread -----------------------------------------------------------------
 
     def take_answer(self, event: AnswerEvent) -> RebalanceEvent | None:
-        """Take over what the group has answered; return what the application has to do with it, if anything."""
+        """Adopt what the group has answered; return what the application has to do about it, if anything."""
         with self._lock:
-            if event.life != self._place.life or self.stage is not Stage.MEMBER:
+            if event.incarnation != self._protocol.incarnation or self._stage is not MemberStage.MEMBER:
                 # What was lost since, or is to be given back, is told first.
                 return None
             if not self.may_deliver:
                 # Too late to believe it.
-                self._place.drop_answer()
-                self.request_heartbeat()
+                self._protocol.drop_answer()
+                self._request_heartbeat()
                 return None
-            if not self._place.has_answer:
+            if not self._protocol.has_answer:
                 return None
-            former_generation = self._place.seat.generation
-            change = self._place.act()
-            self._membership = self._place.seat
+            former_generation = self._protocol.identity.generation
+            change = self._protocol.accept()
+            self._membership = self._protocol.identity
             if change is None:
-                is_new = former_generation != self._place.seat.generation
-                self._plan(at_once=self._place.has_missed_news or (is_new and not self._place.is_settled))
+                is_new = former_generation != self._protocol.identity.generation
+                self._plan(at_once=self._protocol.has_missed_news or (is_new and not self._protocol.is_settled))
                 return None
             if change.is_revocation:
                 return self._event(RebalanceKind.REVOKE, change.partitions)
@@ -133,35 +243,371 @@ class GroupMember(GroupConversation):
     def served(self, event: RebalanceEvent) -> None:
         """Go on after the application was told of the event and has done what it had to do."""
         with self._lock:
-            if event.life != self._place.life:
+            if event.incarnation != self._protocol.incarnation:
                 return
             if event.kind is RebalanceKind.ASSIGN:
-                self._place.acted()
-                changed = bool(event.partitions) and not self._place.is_settled
-                self._plan(at_once=self._place.has_missed_news or changed)
+                self._protocol.complete()
+                has_changed = bool(event.partitions) and not self._protocol.is_settled
+                self._plan(at_once=self._protocol.has_missed_news or has_changed)
             elif event.kind is RebalanceKind.REVOKE:
-                self._given_back(event)
+                self._protocol.give_back(_partitions(event))
+                if self._is_done_leaving():
+                    self._leave()
+                else:
+                    # Behind the commits, on the worker: the next owner of the partitions begins where this one ended.
+                    self._submit(lambda: self._release(event))
 
-    def _given_back(self, event: RebalanceEvent) -> None:
-        # Behind the commits, on the worker: whoever gets the partitions begins where this consumer ended.
-        self._place.give_back(_partitions(event))
-        if self.stage is Stage.LEAVING and not self._topics and self._place.owned <= self._place.going:
-            self._leave()
-        else:
-            self._submit(lambda: self._release(event))
+    def _is_done_leaving(self) -> bool:
+        is_unsubscribed = self._stage is MemberStage.LEAVING and not self._topics
+        return is_unsubscribed and self._protocol.owned <= self._protocol.revoked
 
     def _release(self, event: RebalanceEvent) -> None:
         """Let the group have what the application gave back; on the worker."""
         with self._lock:
-            if event.life != self._place.life:
+            if event.incarnation != self._protocol.incarnation:
                 return
-            self._place.release(_partitions(event))
-            if self.stage is Stage.LEAVING and self._topics and not self._place.owned:
-                # Subscribed anew since.
-                self.stage = Stage.MEMBER
+            self._protocol.release(_partitions(event))
+            if self._stage is MemberStage.LEAVING and self._topics and not self._protocol.owned:
+                # The application has subscribed again since.
+                self._stage = MemberStage.MEMBER
                 self._has_to_join = True
             self._wakes_others = True
-            self.request_heartbeat()
+            self._request_heartbeat()
+
+    # --- the thread, which starts with the first subscription ---------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let the thread end as soon as it can."""
+        with self._lock:
+            self._is_closing = True
+            self._work_due.notify_all()
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Let the thread end, and wait for it; return whether it has ended."""
+        self.stop()
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(max(0, timeout_seconds))
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_closing:
+                    return
+                work, wait_seconds = self.next_work()
+                if work is None:
+                    self._work_due.wait(min(wait_seconds, threading.TIMEOUT_MAX))
+                    continue
+            try:
+                work()
+            except Exception:
+                # Requests handle their own errors; a thread that died would lose the place in the group silently.
+                self._logger.exception("keeping the place in the group failed")
+                with self._lock:
+                    if not self._is_closing:
+                        self._work_due.wait(DEFECT_PAUSE_SECONDS)
+
+    def next_work(self) -> tuple[Callable[[], None] | None, float]:  # noqa: PLR0911 - a case for each reason to act
+        """Return what the thread has to do now, or None and in how many seconds there may be something.
+
+        The lock is held; the work is done without it.
+        """
+        now = lease_seconds()
+        if self._stage is MemberStage.JOINING:
+            if self._is_leaving_under_way:
+                return None, math.inf
+            return (self._join, 0.0) if now >= self._next_request_at else (None, self._next_request_at - now)
+        if self._stage not in HAS_PLACE:
+            return None, math.inf
+        lapses_at = self._polled_at + self._options.max_poll_seconds
+        if now > lapses_at and not self.waiting:
+            self._lapse(now)
+            return None, 0.0
+        if now >= self._next_request_at or self._has_news:
+            # A member that is about to leave only keeps its place until then: its subscription does not matter.
+            joins = self._has_to_join and self._stage is MemberStage.MEMBER
+            return (self._join if joins else self._heartbeat), 0.0
+        refresh_at = self._refresh_at()
+        if now >= refresh_at:
+            return self._refresh, 0.0
+        # While the application waits its deadline moves on; so it is checked again after at most that long.
+        lapse_seconds = self._options.max_poll_seconds if self.waiting else lapses_at - now
+        return None, min(self._next_request_at - now, refresh_at - now, lapse_seconds) + 0.001
+
+    def _refresh_at(self) -> float:
+        if self._stage is not MemberStage.MEMBER or self._has_to_join or self._found is None:
+            return math.inf
+        if self._found.missing:
+            return self._refreshed_at + LOOK_FOR_TOPICS_SECONDS
+        interval_ms = self._options.metadata_refresh_ms
+        return self._refreshed_at + interval_ms / 1000 if interval_ms > 0 else math.inf
+
+    # --- news from others; on the thread that is woken by their commits -----------------------------------------------
+
+    @property
+    def listens(self) -> bool:
+        """Whether the consumer wants to hear of rebalances that others set off."""
+        return self._stage in WANTS_IN
+
+    def look_for_news(self) -> None:
+        """Find out whether the group has rebalanced."""
+        with self._lock:
+            identity = self._protocol.identity
+            if self._stage is not MemberStage.MEMBER:
+                return
+            if self._protocol.waits_for_application:
+                self._protocol.has_missed_news = True
+                return
+            if not self._protocol.is_settled:
+                # It has something to ask for, and may get it now.
+                self._request_heartbeat()
+                return
+        if self._requests.has_news(identity):
+            with self._lock:
+                if self._stage is MemberStage.MEMBER:
+                    self._request_heartbeat()
+
+    # --- requests; on the member's thread, without the lock -----------------------------------------------------------
+
+    def _join(self) -> None:
+        with self._lock:
+            number, topics = self._subscription_number, self._topics
+            self._has_news = False
+        try:
+            found = self._requests.find(topics)
+        except Exception as error:  # noqa: BLE001 - the application is told, and it is tried again
+            self._failed(error)
+            return
+        with self._lock:
+            if self._stage not in WANTS_IN:
+                return
+            request = self._protocol.request()
+        sent_at = lease_seconds()
+        try:
+            answer = self._requests.join(topics, found, request.report)
+        except Exception as error:  # noqa: BLE001 - the application is told, and it is tried again
+            self._refused(error, request)
+            return
+        with self._lock:
+            has_left = request.incarnation != self._protocol.incarnation
+            if not has_left:
+                if self._stage is MemberStage.JOINING:
+                    self._stage = MemberStage.MEMBER
+                if number == self._subscription_number:
+                    self._has_to_join = False
+                    self._refreshed_at = lease_seconds()
+                    self._report_missing(found)
+                self._answered(answer, sent_at, request)
+        if has_left and request.report.membership.group_instance_id is None:
+            self._leave_group(request.report.membership)
+
+    def _heartbeat(self) -> None:
+        with self._lock:
+            if self._stage not in HAS_PLACE:
+                return
+            is_quiet = self._protocol.may_renew and not self._has_news
+            may_only_look = is_quiet and lease_seconds() < self._renew_at
+            request = self._protocol.request()
+            wakes_others, self._wakes_others = self._wakes_others, False
+            self._has_news = False
+        sent_at = lease_seconds()
+        answer, is_renewed = None, False
+        try:
+            if may_only_look:
+                is_quiet = not self._requests.has_news(request.report.membership)
+            elif is_quiet:
+                is_quiet = is_renewed = self._requests.renew(request.report.membership)
+            if not is_quiet:
+                answer = self._requests.heartbeat(request.report, wakes_readers=wakes_others)
+        except Exception as error:  # noqa: BLE001 - the application is told, and the next one is sent in its time
+            with self._lock:
+                self._wakes_others |= wakes_others
+            self._refused(error, request)
+            return
+        with self._lock:
+            if request.incarnation != self._protocol.incarnation:
+                return
+            if answer is not None:
+                self._answered(answer, sent_at, request)
+                return
+            if is_renewed:
+                self._renewed(sent_at)
+            self._plan(at_once=False)
+
+    def _refresh(self) -> None:
+        """Tell the group if the subscription matches other topics than it was told, or other partitions."""
+        with self._lock:
+            number, topics = self._subscription_number, self._topics
+        try:
+            found = self._requests.find(topics)
+        except Exception as error:  # noqa: BLE001 - the application is told, and the topics are read again in a while
+            self._on_error(error)
+            found = None
+        with self._lock:
+            self._refreshed_at = lease_seconds()
+            if found is None or number != self._subscription_number or self._stage is not MemberStage.MEMBER:
+                return
+            before = self._found
+            self._report_missing(found)
+            if before is None or before.names != found.names:
+                self._join_again()
+            elif before.partitions != found.partitions:
+                self._request_heartbeat()
+
+    def _leave_group(self, membership: GroupMembership) -> None:
+        try:
+            self._requests.leave(membership)
+        except Exception as error:  # noqa: BLE001 - its session ends by itself
+            self._on_error(error)
+        finally:
+            with self._lock:
+                self._is_leaving_under_way = False
+                self._work_due.notify_all()
+
+    # --- answers and failures -----------------------------------------------------------------------------------------
+
+    def _answered(self, answer: MemberAnswer, sent_at: float, request: MemberRequest) -> None:
+        self._renewed(sent_at)
+        if self._stage is MemberStage.MEMBER and self._protocol.receive(request, answer):
+            self._inbox.put(AnswerEvent(self._protocol.incarnation))
+        # An answer that was dropped may have had news.
+        self._plan(at_once=self._protocol.has_missed_news and not self._protocol.is_changing)
+
+    def _renewed(self, sent_at: float) -> None:
+        was_over = not self.may_deliver
+        self._lease.renew(sent_at)
+        self._renew_at = sent_at + max(self._options.heartbeat_seconds, self._lease.duration_seconds * RENEW_AFTER)
+        self._backoff.succeeded()
+        if was_over:
+            # Records may have been held back from a call that waits.
+            self._lock.notify_all()
+
+    def _refused(self, error: Exception, request: MemberRequest) -> None:
+        if not isinstance(error, NOT_THE_MEMBER):
+            self._failed(error)
+            return
+        with self._lock:
+            if request.incarnation != self._protocol.incarnation:
+                return
+            if isinstance(error, FencedInstance):
+                self._report(KafkaError(error.code, self._fenced_text(), fatal=True))
+                self._lose(MemberStage.FENCED)
+            elif self._stage is MemberStage.LEAVING and not self._topics:
+                # It only had to leave, and it is out.
+                self._lose(MemberStage.OUT)
+            else:
+                self._lose(MemberStage.JOINING)
+                self._enter()
+
+    def _failed(self, error: Exception) -> None:
+        """Try again after a while."""
+        self._on_error(error)
+        with self._lock:
+            pause_seconds = self._backoff.back_off()
+            if self._stage in HAS_PLACE:
+                pause_seconds = min(pause_seconds, HEARTBEAT_PAUSE_SECONDS, self._options.heartbeat_seconds)
+            self._next_request_at = lease_seconds() + pause_seconds
+
+    # --- transitions; the lock is held -------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Join, as a new member."""
+        self._stage = MemberStage.JOINING
+        self._begin_anew()
+        self._next_request_at = 0.0
+        self._backoff.succeeded()
+        self._work_due.notify_all()
+
+    def _join_again(self) -> None:
+        """Tell the group what the consumer is subscribed to now."""
+        self._has_to_join = True
+        self._request_heartbeat()
+
+    def _leave(self) -> None:
+        identity = self._protocol.identity if self._stage in HAS_PLACE else None
+        self._stage = MemberStage.OUT
+        self._begin_anew()
+        # A consumer that manages its partitions itself commits without a name.
+        self._membership = None
+        self._depart(identity)
+
+    def _lapse(self, now: float) -> None:
+        identity = self._protocol.identity
+        interval_ms = int(self._options.max_poll_seconds * 1000)
+        late_ms = int((now - self._polled_at) * 1000) - interval_ms
+        text = f"Application maximum poll interval ({interval_ms}ms) exceeded by {late_ms}ms"
+        # The error comes from the poll that is too late, the loss with the one after it: as librdkafka does.
+        self._report(KafkaError(KafkaError._MAX_POLL_EXCEEDED, text))
+        self._lose(MemberStage.LAPSED)
+        self._depart(identity)
+
+    def _lose(self, stage: MemberStage) -> None:
+        """Own no partitions any more: they are another member's, or will be."""
+        kept = self._protocol.owned - self._protocol.revoked
+        if kept and self._stage is not MemberStage.LEAVING:
+            self._inbox.put(self._event(RebalanceKind.LOST, kept))
+        self._stage = stage
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._protocol.begin_anew()
+        self._has_to_join = False
+        self._has_news = False
+        self._wakes_others = False
+        self._former_listener = None
+        self._lease.drop()
+
+    def _depart(self, identity: GroupMembership | None) -> None:
+        """Tell the group that the member is gone; a static one stays in it until its session ends (KIP-345)."""
+        if identity is not None and identity.group_instance_id is None:
+            self._is_leaving_under_way = self._submit(lambda: self._leave_group(identity))
+
+    def _plan(self, *, at_once: bool) -> None:
+        """Set when the next request is due."""
+        if at_once:
+            self._request_heartbeat()
+            return
+        interval_seconds = self._options.heartbeat_seconds
+        if self._protocol.waits_for_others:
+            interval_seconds = min(ASK_AGAIN_SECONDS, interval_seconds)
+        self._next_request_at = lease_seconds() + interval_seconds
+
+    def _request_heartbeat(self) -> None:
+        """Have the next request made at once."""
+        self._has_news = True
+        self._work_due.notify_all()
+
+    def _submit(self, work: Callable[[], None]) -> bool:
+        # A worker that takes no more work belongs to a consumer that has been closed.
+        with contextlib.suppress(RuntimeError):
+            self._worker.submit(work)
+            return True
+        return False
+
+    # --- what goes to the inbox ---------------------------------------------------------------------------------------
+
+    def _event(self, kind: RebalanceKind, partitions: Iterable[TopicPartition]) -> RebalanceEvent:
+        keys = tuple((partition.topic, partition.partition) for partition in sorted(partitions))
+        is_former = kind is not RebalanceKind.ASSIGN and self._former_listener is not None
+        listener = self._former_listener if is_former and self._former_listener else self._listener
+        return RebalanceEvent(kind, keys, listener, self._protocol.incarnation)
+
+    def _report(self, error: KafkaError) -> None:
+        self._inbox.put(MessageEvent(error_message(error)))
+
+    def _report_missing(self, found: SubscribedTopics) -> None:
+        reported = frozenset[str]() if self._found is None else self._found.missing
+        for name in sorted(found.missing - reported):
+            self._inbox.put(MessageEvent(error_message(unknown_topic(name), name, 0)))
+        self._found = found
+
+    def _fenced_text(self) -> str:
+        return (
+            f"another consumer has joined group {self._options.group_id!r} under the group.instance.id"
+            f" {self._options.group_instance_id!r}: give each consumer one of its own, and make a new consumer"
+        )
 
 
 def _partitions(event: RebalanceEvent) -> frozenset[TopicPartition]:

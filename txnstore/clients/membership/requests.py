@@ -1,17 +1,19 @@
-"""This file is what a member asks of its group: each request is one database transaction, on a thread of its own."""
+"""The requests of a member to its group, each one database transaction, and what its subscription matches."""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from txnstore.clients.backoff import write_repeatable
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
-from txnstore.clients.membership.topics import SubscribedTopics, read_subscribed_topics
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.store import Store
+from txnstore.errors import InvalidTopic, UnknownTopicOrPartition
 from txnstore.groups import coordinator
 from txnstore.groups.commit_rules import is_storable_text
 from txnstore.groups.group import MemberAnswer, MemberDetails, Report
@@ -19,24 +21,34 @@ from txnstore.model import NO_GENERATION, GroupMembership
 
 Answered = TypeVar("Answered")
 
-#: How long a request to the group may take; the next one comes anyway.
+#: How long a request to the group may take; the next one comes in any case.
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
-#: A look for news is one of many.
+#: How long a look for news may take: it is one of many.
 LOOK_TIMEOUT_MS: Final = 200
 
 
+@dataclass(frozen=True, slots=True)
+class SubscribedTopics:
+    """What a subscription matches: existing partitions, in order, and topics that do not exist."""
+
+    partitions: tuple[tuple[str, int], ...]
+    missing: frozenset[str]
+    names: frozenset[str]
+    """All topics, including those that do not exist: their partitions count as soon as there are any."""
+
+
 class GroupRequests:
-    """The requests of one consumer; all of them may raise TxnStoreError, and repeating one does no harm."""
+    """The requests of one consumer; each may raise TxnStoreError, and repeating one does no harm."""
 
     def __init__(self, connection: StoreConnection, directory: TopicDirectory, options: ConsumerOptions) -> None:
-        """Ask with these settings."""
+        """Make requests for the consumer with these options."""
         self._connection = connection
         self._directory = directory
         self._options = options
         self._found: tuple[tuple[str, int], ...] = ()
 
-    def new_seat(self) -> GroupMembership:
-        """Return a membership that nobody had before, to join with."""
+    def new_identity(self) -> GroupMembership:
+        """Return a membership that no consumer had before, to join with."""
         member_id = f"{self._options.client_id}-{uuid.uuid4()}"
         return GroupMembership(
             self._options.group_id,
@@ -47,25 +59,36 @@ class GroupRequests:
         )
 
     def find(self, topics: Sequence[str]) -> SubscribedTopics:
-        """Return the partitions that the subscription comes to now."""
-        found = read_subscribed_topics(self._directory, topics, creates_topics=self._options.creates_topics)
-        if found.partitions != self._found:
+        """Return what the topics and patterns (`^...`) of a subscription match now."""
+        names = {name for name in topics if not name.startswith("^")}
+        matched: set[str] = set()
+        for pattern in topics:
+            if pattern.startswith("^"):
+                matched.update(self._directory.match(pattern))
+        existing = dict(self._directory.refresh(names | matched))
+        for name in names - existing.keys() if self._options.creates_topics else ():
+            with contextlib.suppress(UnknownTopicOrPartition, InvalidTopic):
+                existing[name] = self._directory.ensure(name)
+        partitions = tuple(
+            (name, number) for name in sorted(existing) for number in range(len(existing[name].partition_ids))
+        )
+        if partitions != self._found:
             self._bring_copies()
-            self._found = found.partitions
-        return found
+            self._found = partitions
+        return SubscribedTopics(partitions, frozenset(names - existing.keys()), frozenset(names | existing.keys()))
 
     def _bring_copies(self) -> None:
-        """See to it that the group deals out what the controller knows: its database may not have heard of it yet."""
+        """Let the group assign what the controller knows: the group's database may not have heard of it yet."""
         cluster = self._connection.cluster()
         if not cluster.is_alone:
             cluster.reconcile(cluster.coordinator_of(self._options.group_id).database_id)
 
     def join(self, topics: Sequence[str], found: SubscribedTopics, report: Report) -> MemberAnswer:
-        """Enter the group, or tell it of another subscription."""
+        """Enter the group, or tell it of a changed subscription."""
         details = MemberDetails(
             client_id=self._options.client_id,
             session_timeout_ms=self._options.session_timeout_ms,
-            # What no database stores is no topic's name and matches none.
+            # Text that no database stores names no topic.
             subscription=tuple(filter(is_storable_text, topics)),
             topics=frozenset(filter(is_storable_text, found.names)),
             assignors=self._options.assignors,
@@ -80,7 +103,7 @@ class GroupRequests:
         )
 
     def heartbeat(self, report: Report, *, wakes_readers: bool) -> MemberAnswer:
-        """Say what the member owns and hear what it may have; with `wakes_readers` the other members hear of it.
+        """Report what the member owns and return what it may own; with `wakes_readers` the other members hear of it.
 
         They hear of a new generation in any case: this member may have found another one expired.
         """
@@ -96,7 +119,7 @@ class GroupRequests:
         return answer
 
     def renew(self, membership: GroupMembership) -> bool:
-        """Say that the member is alive; False, and nothing was said: there is news."""
+        """Tell the group that the member is alive; False if nothing was told because there is news."""
         return write_repeatable(
             self._store(),
             lambda connection: coordinator.renew(connection, membership),
@@ -110,7 +133,7 @@ class GroupRequests:
         )
 
     def leave(self, membership: GroupMembership) -> None:
-        """Be the group's member no more."""
+        """Leave the group."""
         write_repeatable(
             self._store(),
             lambda connection: coordinator.leave(connection, membership),
