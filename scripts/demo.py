@@ -36,8 +36,7 @@ from txnstore import KafkaException
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.url import parse_url
 from txnstore.errors import TxnStoreError
-from txnstore.spark.java import NoJavaError
-from txnstore.spark.local_spark import local_environment
+from txnstore.spark.local_spark import NoJavaError, local_environment
 
 EMITTED: Final = "refunds-emitted"
 AUDIT: Final = "refund-audit"

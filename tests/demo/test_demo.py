@@ -22,7 +22,7 @@ from scripts.demo_produce import Input
 from scripts.demo_totals import Refunds, read_topic
 from txnstore import Producer
 from txnstore.admin import AdminClient, NewTopic
-from txnstore.spark.java import NoJavaError, find_java
+from txnstore.spark.local_spark import NoJavaError, find_java
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 280

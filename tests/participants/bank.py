@@ -15,8 +15,8 @@ from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic
 from txnstore.model import IsolationLevel, ProducerIdentity, Record
+from txnstore.participants.branch_rules import PREFIX
 from txnstore.participants.branches import Branches
-from txnstore.participants.gids import PREFIX
 from txnstore.participants.recovery import RecoveredBranches, raise_failed, recover_branches
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer, connection_string

@@ -18,7 +18,7 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.participants import branches
-from txnstore.participants.gids import gid_prefix, new_gid
+from txnstore.participants.branch_rules import gid_prefix, new_gid
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from txnstore.spark.java import NoJavaError
-from txnstore.spark.local_spark import local_environment, local_session
+from txnstore.spark.local_spark import NoJavaError, local_environment, local_session
 
 
 @pytest.fixture(scope="session")

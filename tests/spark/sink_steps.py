@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
-from txnstore.spark import sink_task
+from txnstore.spark import sink_writer
 from txnstore.spark.data_source import TxnStoreDataSource
 from txnstore.spark.sink_writer import batch_writer, stream_writer
 
@@ -119,7 +119,7 @@ class _Stepped:
         context = TaskContext.get()
         batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0) if context else 0
         steps.come_by("before-write", batch_id)
-        sink_task.APPEND_ROWS = _ROWS
+        sink_writer.APPEND_ROWS = _ROWS
         message = self._inner.write(_interrupted(iterator, steps, batch_id))
         steps.come_by("after-write", batch_id)
         return message

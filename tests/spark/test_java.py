@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from txnstore.spark import java
-from txnstore.spark.java import NoJavaError, find_java
+from txnstore.spark import local_spark
+from txnstore.spark.local_spark import NoJavaError, find_java
 
 #: What the programs that stand for Javas are asked, and say where Java says it.
 PROGRAM = """#!/bin/sh
@@ -36,7 +36,7 @@ def make_java(tmp_path):
 def _no_java(monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr(java, "find_spec", lambda name: None)
+    monkeypatch.setattr(local_spark, "find_spec", lambda name: None)
 
 
 def test_java_home_comes_before_the_path(make_java, monkeypatch, tmp_path):

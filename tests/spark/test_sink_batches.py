@@ -20,9 +20,8 @@ from txnstore.log.compression import Codec
 from txnstore.log.partitioners import PARTITIONERS
 from txnstore.log.topics import Topic
 from txnstore.model import ProducerIdentity
-from txnstore.spark.sink_batches import BatchLimits, BatchMaker
-from txnstore.spark.sink_columns import SinkColumns
-from txnstore.spark.sink_partitions import PartitionOfRows
+from txnstore.spark.sink_batches import BatchLimits, BatchMaker, PartitionOfRows
+from txnstore.spark.sink_options import SinkColumns
 
 NOW_MS = 1_700_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

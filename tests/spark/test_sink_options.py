@@ -11,8 +11,7 @@ from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import InvalidConfiguration, TxnStoreError, UnsupportedCompression
 from txnstore.log.compression import Codec
 from txnstore.spark import sink_options as subject
-from txnstore.spark.sink_columns import SinkColumns, find_columns
-from txnstore.spark.sink_options import sink_options
+from txnstore.spark.sink_options import SinkColumns, find_columns, sink_options
 from txnstore.spark.sink_writer import batch_writer, stream_writer
 
 URL = "postgresql://user:hunter2@localhost/db"

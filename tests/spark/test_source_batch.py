@@ -14,12 +14,12 @@ from tests.spark.source_log import SourceLog, consume_all
 from txnstore.errors import InvalidConfiguration, OffsetOutOfRange, SchemaOutdated
 from txnstore.log.compression import Codec
 from txnstore.model import ControlType, IsolationLevel, Record
-from txnstore.spark import source_reading
+from txnstore.spark import source_ranges
 from txnstore.spark.data_source import TxnStoreDataSource
-from txnstore.spark.source_batch import TxnStoreReader
+from txnstore.spark.options import store_at
+from txnstore.spark.source_batches import source_schema
 from txnstore.spark.source_options import read_source_options
-from txnstore.spark.source_schema import source_schema
-from txnstore.spark.stores import store_at
+from txnstore.spark.source_readers import TxnStoreReader
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_tasks_read_what_the_plain_reader_does(shared_store, isolation, actions,
     given_ = {"minPartitions": None if min_partitions is None else str(min_partitions), "includeHeaders": "true"}
     read = reader(log, isolation__level=isolation, failOnDataLoss="true", **given_)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_reading, "PAGE_RECORDS_MAX", page_records)
+        patch.setattr(source_ranges, "PAGE_RECORDS_MAX", page_records)
         found = rows_of(read)
     assert [
         (row["partition"], row["offset"], row["timestamp"], row["key"], row["value"], row["headers"]) for row in found

@@ -19,9 +19,7 @@ from txnstore.log.columns import DamagedColumn, pack_integers
 from txnstore.log.compression import Codec
 from txnstore.model import Record, TopicPartition
 from txnstore.spark import source_batches
-from txnstore.spark.source_arrays import byte_strings, integers
-from txnstore.spark.source_batches import TIMESTAMP_MS_MAX, ArrowReader
-from txnstore.spark.source_schema import source_schema
+from txnstore.spark.source_batches import TIMESTAMP_MS_MAX, ArrowReader, byte_strings, integers, source_schema
 
 SCHEMA = source_schema(include_headers=True)
 PARTITION = TopicPartition("settlements", 3)

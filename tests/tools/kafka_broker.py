@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.tools.kafka_jars import NoKafkaError, fetch_jars
-from txnstore.spark.java import NoJavaError, find_java
+from txnstore.spark.local_spark import NoJavaError, find_java
 from txnstore.testing.private_cluster import LOCALHOST, free_port
 
 _LAUNCHER: Final = Path(__file__).with_name("kafka_launcher.py")

@@ -16,8 +16,7 @@ from txnstore.cli.terminal import TRY_AGAIN_LATER, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
-from txnstore.maintenance.branch_duties import branch_duties
-from txnstore.maintenance.duties import DUTIES, Duty
+from txnstore.maintenance.duties import DUTIES, Duty, branch_duties
 from txnstore.maintenance.loop import Maintenance
 
 _log = logging.getLogger(__name__)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from txnstore.db.store import Store
+from txnstore.db.url import parse_url
+from txnstore.errors import InvalidUrl
 from txnstore.groups import expiration
 from txnstore.log.cluster_topics import bring_up_to_date
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.outbox.sequencer import drain_outbox
-from txnstore.participants.recovery import recover_in_cluster
+from txnstore.participants.recovery import raise_failed, recover_branches, recover_in_cluster
 from txnstore.transactions import recovery
 from txnstore.transactions.recovery import FOUND_MAX
 
@@ -66,3 +69,25 @@ DUTIES: Final = (
     ),
     Duty("databases given the newest topics", ABORT_INTERVAL, bring_up_to_date),
 )
+
+
+def branch_duties(participants: Sequence[str]) -> tuple[Duty, ...]:
+    """Return a duty for each participating database, at its URL; nothing is connected to yet.
+
+    Raises:
+        InvalidUrl: one is no URL of a PostgreSQL database.
+    """
+    duties = []
+    for participant in participants:
+        url = parse_url(participant)
+        if url.kind != "postgresql":
+            raise InvalidUrl(f"{url} is no PostgreSQL database: no other kind votes on transactions")
+        label = f"{url.url.host or 'localhost'}:{url.url.port or 5432}/{url.url.database}"
+        duties.append(Duty(f"branches ended in {label}", ABORT_INTERVAL, partial(_end_branches, participant)))
+    return tuple(duties)
+
+
+def _end_branches(participant: str, store: Store) -> int:
+    recovered = recover_branches(store, participant)
+    raise_failed(recovered)
+    return recovered.ended_count

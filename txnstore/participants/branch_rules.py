@@ -1,11 +1,30 @@
-"""This file is the rules of a branch, pure tables: how it moves, how it ends, and what recovery does about it."""
+"""The rules of a branch, pure tables: what it is called, how it moves, how it ends, and what recovery does about it.
+
+Every role of a server may list all gids.  So one holds a fixed prefix, the identity of the store that coordinates it,
+and a random number; neither a transactional id nor a tenant.
+"""
 
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
+
+#: Foreign gids do not begin with it.
+PREFIX: Final = "txnstore_"
+_RANDOM_BYTES: Final = 16
+
+
+def gid_prefix(store_uuid: str) -> str:
+    """Return what the gids of a store begin with, and those of no other."""
+    return f"{PREFIX}{store_uuid.replace('-', '')}_"
+
+
+def new_gid(store_uuid: str) -> str:
+    """Return a gid that nobody has used: 74 characters; PostgreSQL takes up to 199."""
+    return gid_prefix(store_uuid) + secrets.token_hex(_RANDOM_BYTES)
 
 
 class BranchState(enum.Enum):
@@ -31,6 +50,7 @@ class BranchState(enum.Enum):
 
 
 _B = BranchState
+
 
 #: By state: the states that it may be entered from.
 ENTERED_FROM: Final[Mapping[BranchState, frozenset[BranchState]]] = MappingProxyType(
@@ -132,6 +152,7 @@ class Cure(enum.Enum):
 
 
 _S = Standing
+
 
 #: By what the home knows: what is done if the branch is (not prepared, prepared) in its database.
 CURES: Final[Mapping[Standing, tuple[Cure, Cure]]] = MappingProxyType(

@@ -38,8 +38,7 @@ from txnstore.db.postgresql.exchange import Answer, AnswerKind, exchange
 from txnstore.db.store import Store
 from txnstore.errors import BranchUnfinished, TransactionAbortable, TxnStoreError
 from txnstore.model import ProducerIdentity
-from txnstore.participants.branch_rules import BranchState, End, check_move, end_of
-from txnstore.participants.gids import new_gid
+from txnstore.participants.branch_rules import BranchState, End, check_move, end_of, new_gid
 from txnstore.transactions.branch_rows import (
     RegisteredBranch,
     branches_by_gid,

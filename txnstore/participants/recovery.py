@@ -30,8 +30,7 @@ from txnstore.db.postgresql.exchange import Answer, AnswerKind
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.errors import BranchUnfinished, InvalidRequest, PermissionDenied, TxnStoreError
-from txnstore.participants.branch_rules import CURES, Cure, Standing
-from txnstore.participants.gids import gid_prefix
+from txnstore.participants.branch_rules import CURES, Cure, Standing, gid_prefix
 from txnstore.transactions import rows
 from txnstore.transactions.branch_rows import (
     RegisteredBranch,

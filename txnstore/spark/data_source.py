@@ -1,4 +1,4 @@
-"""This file is the data source `txnstore`, as Spark finds it: spark.read.format("txnstore") and its siblings."""
+"""The data source `txnstore`, as Spark finds it: spark.read.format("txnstore") and its siblings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from txnstore.spark.options import boolean, check_names
+from txnstore.spark.source_batches import check_schema, source_schema
 from txnstore.spark.source_options import read_source_options
-from txnstore.spark.source_schema import check_schema, source_schema
 
 
 class TxnStoreDataSource(DataSource):
@@ -43,7 +43,7 @@ class TxnStoreDataSource(DataSource):
         Raises:
             InvalidConfiguration: an option or a column is not one of the source's.
         """
-        from txnstore.spark.source_batch import TxnStoreReader
+        from txnstore.spark.source_readers import TxnStoreReader
 
         options = read_source_options(self.options, streaming=False)
         check_schema(schema, include_headers=options.include_headers)
@@ -55,7 +55,7 @@ class TxnStoreDataSource(DataSource):
         Raises:
             InvalidConfiguration: an option or a column is not one of the source's.
         """
-        from txnstore.spark.source_stream import TxnStoreStreamReader
+        from txnstore.spark.source_readers import TxnStoreStreamReader
 
         options = read_source_options(self.options, streaming=True)
         check_schema(schema, include_headers=options.include_headers)

@@ -1,7 +1,10 @@
-"""This file is the options of the sink: what Spark gave, checked while the query is planned, and frozen.
+"""What a sink is given: its options and the columns of the DataFrame, checked while the query is planned.
 
-The producer's keys have the values and defaults that a producer gives them.  It is picklable, for it goes to the
-executors, and no text made of it shows a password.
+The producer's keys have the values and defaults that a producer gives them.  The options are picklable, for they go to
+the executors, and no text made of them shows a password.
+
+The columns are those of Spark's Kafka sink, and `timestamp` besides.  As there, other columns are left out; but one
+whose name is nearly that of a missing column is refused, for it is a misspelling.
 """
 
 from __future__ import annotations
@@ -9,16 +12,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
 from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import InvalidConfiguration, InvalidRequest, InvalidTopic, UnsupportedCompression
 from txnstore.log.compression import Codec, require_codec
 from txnstore.log.topics import check_topic_name
-from txnstore.spark.options import Side, read_options
+from txnstore.spark.options import Side, StoreAddress, read_options, store_address
 from txnstore.spark.sink_coordination import TIMEOUT_MS_DEFAULT
-from txnstore.spark.stores import StoreAddress, store_address
 from txnstore.transactions.coordinator import TRANSACTIONAL_ID_LENGTH_MAX, check_transactional_id
 
 #: What the sink takes of a producer's keys, by the producer's own rules.
@@ -36,6 +53,17 @@ _PRODUCER_KEYS: Final = (
 _APP_ID_LENGTH_MAX: Final = TRANSACTIONAL_ID_LENGTH_MAX - 100
 _VERSION_MAX: Final = 2**63 - 1
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,19}")
+#: The types that each column may have, by its name, and how the documentation spells them.
+_TYPES: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = MappingProxyType(
+    {
+        "key": ((StringType, BinaryType), "string or binary"),
+        "value": ((StringType, BinaryType), "string or binary"),
+        "topic": ((StringType,), "string"),
+        "partition": ((IntegerType, ShortType, ByteType, LongType), "int"),
+        "headers": ((ArrayType,), "array<struct<key:string,value:binary>>"),
+        "timestamp": ((TimestampType,), "timestamp"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +175,70 @@ def _application(values: Mapping[str, str], *, is_stream: bool) -> tuple[str | N
     if not _WHOLE_NUMBER.fullmatch(version.strip()) or int(version) > _VERSION_MAX:
         raise InvalidConfiguration(f"txnVersion is a whole number from 0 to {_VERSION_MAX}, not {version[:80]!r}")
     return app_id, int(version)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkColumns:
+    """Where each column stands in the DataFrame; None: it has none of this name."""
+
+    value: int
+    key: int | None = None
+    topic: int | None = None
+    partition: int | None = None
+    headers: int | None = None
+    timestamp: int | None = None
+
+
+def find_columns(schema: StructType, *, topic: str | None) -> SinkColumns:
+    """Return where the sink's columns are; `topic` is the option of this name.
+
+    Names are compared without regard to case, as Spark does.
+
+    Raises:
+        InvalidConfiguration: there is no value, no topic, a column is there twice, is not of its type or seems to be
+            misspelt.
+    """
+    places: dict[str, int] = {}
+    others = []
+    for place, field in enumerate(schema.fields):
+        name = field.name.lower()
+        if name not in _TYPES:
+            others.append(field.name)
+            continue
+        if name in places:
+            raise InvalidConfiguration(f"the DataFrame has two columns {name!r}; the sink takes one")
+        _check_type(name, field.dataType)
+        places[name] = place
+    missing = _TYPES.keys() - places.keys()
+    for other in others:
+        near = get_close_matches(other.lower(), sorted(missing), n=1, cutoff=0.8)
+        if near:
+            raise InvalidConfiguration(
+                f"the sink has no column {other[:80]!r} (did you mean {near[0]!r}?); rename the column, or leave it out"
+            )
+    if "value" in missing:
+        raise InvalidConfiguration(
+            "the DataFrame has no column 'value'; the sink takes the columns"
+            " value, and key, topic, partition, headers and timestamp if they are there"
+        )
+    if "topic" in missing and topic is None:
+        raise InvalidConfiguration(
+            "there is neither an option 'topic' nor a column 'topic': say where the records are to go"
+        )
+    return SinkColumns(**places)
+
+
+def _check_type(name: str, type_: DataType) -> None:
+    types, spelt = _TYPES[name]
+    if not isinstance(type_, types) or (isinstance(type_, ArrayType) and not _are_headers(type_)):
+        raise InvalidConfiguration(f"the column {name!r} is {type_.simpleString()[:80]}, but the sink takes {spelt}")
+
+
+def _are_headers(array: ArrayType) -> bool:
+    header = array.elementType
+    return (
+        isinstance(header, StructType)
+        and header.names == ["key", "value"]
+        and isinstance(header["key"].dataType, StringType)
+        and isinstance(header["value"].dataType, BinaryType)
+    )

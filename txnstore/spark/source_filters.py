@@ -1,4 +1,4 @@
-"""This file is the filters of a query that the source applies itself, so that what they drop is not even read.
+"""The filters of a query that the source applies itself, so that what they drop is not even read.
 
 Conditions on topic, partition and offset are the source's from then on.  Those on the timestamp only say from where on
 to read: timestamps of a partition need not ascend, so Spark goes on checking each record.

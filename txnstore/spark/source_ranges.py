@@ -1,12 +1,33 @@
-"""This file is what one task reads: ranges of offsets, split so that there is work for several tasks."""
+"""What one task reads: a range of offsets, page after page, each page in a database transaction of its own.
+
+No database transaction is open while Spark takes the records: it takes them as slowly as it likes.  Where records that
+a query has to read are gone, that is an error or a warning, as the query chose (`DataLoss`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Final
 
-from txnstore.model import TopicPartition
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+from sqlalchemy import Connection
+
+from txnstore.db.store import Store
+from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
+from txnstore.log.bounds import Bounds, read_bounds
+from txnstore.log.fetch import Page, fetch
+from txnstore.model import IsolationLevel, TopicPartition
+from txnstore.spark.source_batches import ArrowReader
+
+_logger: Final = logging.getLogger("txnstore")
+#: How much a task has in memory at a time; at least one batch.
+PAGE_RECORDS_MAX: Final = 50_000
+PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +99,124 @@ def admit(
         shares[partition] -= taken
         excess -= taken
     return {partition: starts[partition] + share for partition, share in shares.items()}
+
+
+class RangePartition(InputPartition):
+    """One range of offsets, for one task."""
+
+    def __init__(self, wanted: OffsetRange) -> None:
+        """Keep the range; Spark pickles it."""
+        super().__init__(wanted)
+        self.wanted = wanted
+
+    def __repr__(self) -> str:
+        """Return the range, as Spark's logs show it."""
+        return f"{self.wanted.partition} {self.wanted.start_offset}..{self.wanted.end_offset}"
+
+
+class DataLoss:
+    """Reports what is lost in the way that the query chose: `failOnDataLoss`."""
+
+    def __init__(self, *, fails: bool) -> None:
+        """Raise if `fails`, else warn."""
+        self._fails = fails
+
+    def report(self, what: str, instead: str) -> None:
+        """Say what is lost, and what a query that can live with it does instead.
+
+        Raises:
+            OffsetOutOfRange: the query cannot.
+        """
+        if self._fails:
+            raise OffsetOutOfRange(f"{what}. With failOnDataLoss=false the query {instead}, and loses what is gone")
+        _logger.warning("%s; the query %s (failOnDataLoss=false)", what, instead)
+
+    def begin_within(self, partition: TopicPartition, offset: int, bounds: Bounds) -> int:
+        """Return where reading from `offset` on can begin: there, or where the log starts.
+
+        Raises:
+            OffsetOutOfRange: what lies there is gone, or never was, and the query fails on it.
+        """
+        if offset < bounds.log_start_offset:
+            self.report(
+                f"the records of {partition} from offset {offset} to {bounds.log_start_offset - 1} are gone: retention"
+                " or delete_records took them before they were read",
+                f"goes on at offset {bounds.log_start_offset}",
+            )
+            return bounds.log_start_offset
+        if offset > bounds.high_watermark:
+            self.report(
+                f"{partition} was to be read from offset {offset} on, but its log ends at {bounds.high_watermark}: was"
+                " its topic deleted and made anew, or the database restored?",
+                f"begins at offset {bounds.log_start_offset}",
+            )
+            return bounds.log_start_offset
+        return offset
+
+
+@dataclass(frozen=True, slots=True)
+class RangeReader:
+    """Reads ranges at one isolation level, as Arrow record batches with the columns of `schema`."""
+
+    store: Store
+    schema: StructType
+    isolation: IsolationLevel
+    loss: DataLoss
+    first_timestamp_ms: int = 0
+    """Batches whose records are all older may be left out."""
+
+    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Return the records of the range, in order; all that there are, or an error, or a warning.
+
+        Raises:
+            OffsetOutOfRange: records of the range are gone, and the query fails on that.
+            TxnStoreError: a batch is damaged, or the database cannot be asked.
+        """
+        arrow = ArrowReader(self.schema, wanted.partition)
+        position = wanted.start_offset
+        while position < wanted.end_offset:
+            try:
+                page, position = self._page(wanted, position)
+            except UnknownTopicOrPartition:
+                self.loss.report(
+                    f"{wanted.partition} is gone, with the records from offset {position} on: its topic was deleted",
+                    "goes on without it",
+                )
+                return
+            if position >= wanted.end_offset:
+                return
+            if page is None or page.next_offset <= position:
+                self.loss.report(
+                    f"{wanted.partition} was to be read up to offset {wanted.end_offset}, but now it ends at"
+                    f" {position} or before: was the database restored?",
+                    "goes on without the rest",
+                )
+                return
+            batches = [batch for batch in page.batches if batch.max_timestamp_ms >= self.first_timestamp_ms]
+            yield from arrow.read(batches, position, wanted.end_offset)
+            position = page.next_offset
+
+    def _page(self, wanted: OffsetRange, position: int) -> tuple[Page | None, int]:
+        """Return the page and where it begins: later than asked if what lay there is gone and the query goes on.
+
+        There is none if the log has become shorter than it was when the range was planned.
+        """
+
+        def work(connection: Connection) -> tuple[Page | None, int]:
+            bounds = read_bounds(connection, [wanted.partition_id])[wanted.partition_id]
+            if position > bounds.high_watermark:
+                return None, position
+            begin = self.loss.begin_within(wanted.partition, position, bounds)
+            if begin >= wanted.end_offset:
+                return None, begin
+            pages = fetch(
+                connection,
+                {wanted.partition_id: begin},
+                isolation=self.isolation,
+                records_max=PAGE_RECORDS_MAX,
+                bytes_max=PAGE_BYTES_MAX,
+                end_offsets={wanted.partition_id: wanted.end_offset},
+            )
+            return pages[wanted.partition_id], begin
+
+        return self.store.read(work)

@@ -21,8 +21,17 @@ from txnstore.groups.offsets import read_offsets, read_stable_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.topics import find_topics, list_topics
 from txnstore.model import TopicPartition
-from txnstore.spark.source_json import EARLIEST, LATEST
-from txnstore.spark.source_options import AtOffsets, AtTime, AtTimes, Edge, Limit, Selection, SourceOptions
+from txnstore.spark.source_options import (
+    EARLIEST,
+    LATEST,
+    AtOffsets,
+    AtTime,
+    AtTimes,
+    Edge,
+    Limit,
+    Selection,
+    SourceOptions,
+)
 
 _Result = TypeVar("_Result")
 

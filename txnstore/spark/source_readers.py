@@ -1,19 +1,30 @@
-"""This file is a stream: Spark asks how far there is something to read, writes that down, and has it read.
+"""The source as Spark calls it: a batch read, and a stream.
 
-A batch is read between two offsets that are in Spark's checkpoint before it runs, so whoever runs it again, after
-whatever died, reads the same records: all ends lie below the last stable offset, where nothing changes any more.
+A batch read fixes its ranges when Spark plans it, so a task that is repeated reads the same.
+
+For a stream, Spark asks how far there is something to read, writes that down, and has it read.  A batch is read between
+two offsets that are in Spark's checkpoint before it runs, so whoever runs it again, after whatever died, reads the same
+records: all ends lie below the last stable offset, where nothing changes any more.
+
+The checkpoint's offsets are the JSON of Spark's Kafka source, {"topic": {"0": 23}}, so that they can be given to
+startingOffsets.  Beside the topics there may be "$from": where this batch begins in partitions that it is the first one
+to read, or in which it has to go on elsewhere than the batch before it ended.  Spark asks a Python source for its first
+offset again after a restart and forgets the answer; what it does keep, before a batch runs, is the batch's end.  So the
+beginning travels there, and a batch that is run again begins where it began the first time, whatever has happened to
+the log meanwhile.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -24,17 +35,170 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
+from txnstore.errors import InvalidConfiguration
+from txnstore.log.bounds import offset_for_time
 from txnstore.log.topics import find_topics
 from txnstore.model import TopicPartition
+from txnstore.spark.options import store_at
 from txnstore.spark.sink_coordination import SinkInput, note_inputs
-from txnstore.spark.source_loss import DataLoss
-from txnstore.spark.source_offsets import FROM, INITIAL, StreamOffset, begins_of, ends_of, stream_offset
-from txnstore.spark.source_options import SourceOptions
-from txnstore.spark.source_partition import RangePartition
-from txnstore.spark.source_ranges import OffsetRange, admit, split
-from txnstore.spark.source_reading import RangeReader
-from txnstore.spark.source_snapshot import Snapshot, once_stable, read_snapshot, resolve_start
-from txnstore.spark.stores import store_at
+from txnstore.spark.source_filters import FilterPush, SourceFilters
+from txnstore.spark.source_options import AtOffsets, SourceOptions
+from txnstore.spark.source_ranges import DataLoss, OffsetRange, RangePartition, RangeReader, admit, split
+from txnstore.spark.source_snapshot import Snapshot, once_stable, read_snapshot, resolve_end, resolve_start
+
+#: No topic can be called so.
+FROM: Final = "$from"
+Offsets = Mapping[TopicPartition, int]
+#: What goes into the checkpoint; JSON.
+StreamOffset = dict[str, Any]
+#: Before the first batch.  It says nothing, so it is the same whenever Spark asks for it.
+INITIAL: Final[StreamOffset] = {}
+
+
+def stream_offset(ends: Offsets, begins: Offsets | None = None) -> StreamOffset:
+    """Return the end of a batch: offsets by partition, and where it begins in those of `begins`.
+
+    Always the same text for the same offsets, whatever the order in which they come.
+    """
+    offset: StreamOffset = _by_topic(ends)
+    if begins is not None or not ends:
+        # Without a single partition it still is not INITIAL.
+        offset[FROM] = _by_topic(begins or {})
+    return offset
+
+
+def ends_of(offset: StreamOffset) -> dict[TopicPartition, int]:
+    """Return the end of each partition."""
+    return _by_partition({topic: numbers for topic, numbers in offset.items() if topic != FROM}, offset)
+
+
+def begins_of(start: StreamOffset, end: StreamOffset) -> dict[TopicPartition, int]:
+    """Return where the batch between two offsets begins in each partition that is still read at its end."""
+    ends = ends_of(end)
+    begins = {**ends_of(start), **_by_partition(end.get(FROM, {}), end)}
+    missing = ends.keys() - begins.keys()
+    if missing:
+        raise _unreadable(f"nothing says where {', '.join(sorted(map(str, missing))[:5])} begins")
+    return {partition: begins[partition] for partition in ends}
+
+
+def _by_topic(offsets: Offsets) -> dict[str, dict[str, int]]:
+    topics: dict[str, dict[str, int]] = {}
+    for partition in sorted(offsets):
+        topics.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
+    return topics
+
+
+def _by_partition(topics: Mapping[str, Any], whole: StreamOffset) -> dict[TopicPartition, int]:
+    try:
+        found = {
+            TopicPartition(topic, int(number)): offset
+            for topic, numbers in topics.items()
+            for number, offset in numbers.items()
+        }
+    except (AttributeError, ValueError, TypeError):
+        raise _unreadable(json.dumps(whole)[:200]) from None
+    if set(map(type, found.values())) - {int}:
+        raise _unreadable(json.dumps(whole)[:200])
+    return found
+
+
+def _unreadable(why: str) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"the query's checkpoint holds offsets that txnstore's source did not write ({why}); was it made by another"
+        " source? Use a checkpointLocation of its own"
+    )
+
+
+class TxnStoreReader(DataSourceReader):
+    """Reads a range of each partition, once."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Keep what is asked for; the database is asked by `partitions`."""
+        self._options = options
+        self._schema = schema
+        self._filters = SourceFilters()
+
+    @property
+    def pushFilters(self) -> Any:  # noqa: N802 - see source_filters
+        """What takes over filters of the query."""
+        return FilterPush(self._filters)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the ranges as they are now, all of one snapshot.
+
+        Raises:
+            InvalidConfiguration, UnknownTopicOrPartition: the options name what is not there.
+            OffsetOutOfRange: records that were asked for are gone, and the query fails on that.
+        """
+        options = self._options
+        ranges = once_stable(store_at(options.address), self._plan)
+        parts = split(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+        # For an empty list Spark would make a partition of its own.
+        return [RangePartition(part) for part in parts] or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the records of one range."""
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        options = self._options
+        return RangeReader(
+            store_at(options.address),
+            self._schema,
+            options.isolation,
+            DataLoss(fails=options.fail_on_data_loss),
+            self._filters.first_timestamp_ms,
+        ).read(partition.wanted)
+
+    def _plan(self, connection: Connection) -> list[OffsetRange]:
+        options = self._options
+        snapshot = read_snapshot(connection, options)
+        starts = resolve_start(connection, options, snapshot)
+        ends = resolve_end(connection, options, snapshot)
+        _check_order(options, starts, ends)
+        ranges = [
+            self._within_log(connection, snapshot, partition, starts[partition], ends[partition])
+            for partition in snapshot.bounds
+        ]
+        return [found for found in ranges if found is not None]
+
+    def _within_log(
+        self, connection: Connection, snapshot: Snapshot, partition: TopicPartition, start: int, end: int
+    ) -> OffsetRange | None:
+        """Return what is read of a partition, or None if nothing is; its log has all of it, or it is said what not."""
+        loss = DataLoss(fails=self._options.fail_on_data_loss)
+        bounds = snapshot.bounds[partition]
+        readable = snapshot.ends[partition]
+        if start >= end:
+            return None
+        wanted = self._filters.clip(OffsetRange(partition, bounds.partition_id, start, end))
+        if wanted is None:
+            return None
+        if end > readable:
+            loss.report(
+                f"{partition} was to be read up to offset {end}, but it can be read only up to {readable}",
+                f"reads up to {readable}",
+            )
+        start = loss.begin_within(partition, wanted.start_offset, bounds)
+        end = min(wanted.end_offset, readable)
+        if self._filters.first_timestamp_ms > 0:
+            found = offset_for_time(
+                connection, bounds.partition_id, self._filters.first_timestamp_ms, self._options.isolation
+            )
+            start = end if found is None else max(start, found.offset)
+        return OffsetRange(partition, bounds.partition_id, start, end) if start < end else None
+
+
+def _check_order(options: SourceOptions, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
+    """Refuse offsets that were written down the wrong way round; times may well come to that."""
+    if not (isinstance(options.start, AtOffsets) and isinstance(options.end, AtOffsets)):
+        return
+    for partition, start in starts.items():
+        if start > ends[partition]:
+            raise InvalidConfiguration(
+                f"{partition} begins at offset {start} (startingOffsets), behind its end at {ends[partition]}"
+                " (endingOffsets)"
+            )
 
 
 @dataclass(frozen=True, slots=True)
