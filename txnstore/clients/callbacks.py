@@ -6,6 +6,7 @@ held them, they would keep alive who owns the client, and a client that is dropp
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class ErrorReporter:
     def __init__(
         self,
         callback: Callable[[KafkaError], object] | None,
-        add_event: Callable[[Callable[[], object]], None],
+        add_event: Callable[[Callable[[], object]], object],
         is_alone: Callable[[], bool] = lambda: True,
     ) -> None:
         """Tell `callback`, if there is one; `add_event` lets a call wait until it is served.
@@ -62,6 +63,8 @@ class ErrorReporter:
         self._is_alone = is_alone
         self._add_event = add_event
         self._callback = callback
+        #: Several threads of a client may meet the same trouble at once.
+        self._lock = threading.Lock()
         self._said_seconds: dict[int, float] = {}
 
     def report(self, error: KafkaError) -> None:
@@ -78,10 +81,11 @@ class ErrorReporter:
     def _say(self, error: KafkaError) -> None:
         now_seconds = time.monotonic()
         callback = self._callback
-        last_seconds = self._said_seconds.get(error.code())
-        if callback is None or (last_seconds is not None and now_seconds - last_seconds < PERIOD_SECONDS):
-            return
-        self._said_seconds[error.code()] = now_seconds
+        with self._lock:
+            last_seconds = self._said_seconds.get(error.code())
+            if callback is None or (last_seconds is not None and now_seconds - last_seconds < PERIOD_SECONDS):
+                return
+            self._said_seconds[error.code()] = now_seconds
         self._add_event(lambda: callback(error))
 
 

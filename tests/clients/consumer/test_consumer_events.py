@@ -7,15 +7,17 @@ import threading
 
 import pytest
 
+from txnstore.clients import callbacks
 from txnstore.clients.consumer import events as consumer_events
 from txnstore.clients.consumer.events import (
+    CallbackEvent,
     CommitEvent,
-    ErrorEvent,
     Inbox,
     Listener,
     MessageEvent,
     RebalanceKind,
     error_message,
+    error_reporter,
 )
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.worker import Duties
@@ -35,16 +37,21 @@ def now(monkeypatch):
 
     now = Now()
     monkeypatch.setattr(consumer_events, "time", now)
+    monkeypatch.setattr(callbacks, "time", now)
     return now
 
 
-def inbox_of(*, has_error_callback=True):
-    return Inbox(threading.Condition(), logger=logging.getLogger("test"), has_error_callback=has_error_callback)
+def inbox_of():
+    return Inbox(threading.Condition())
+
+
+def reporter_of(inbox, callback, *, is_alone=False):
+    return error_reporter(inbox, callback, logging.getLogger("test"), lambda: is_alone)
 
 
 def test_events_come_in_their_order(now):
     inbox = inbox_of()
-    events = [CommitEvent(None, []), ErrorEvent(AWAY), MessageEvent(error_message(AWAY))]
+    events = [CommitEvent(None, []), CallbackEvent(print), MessageEvent(error_message(AWAY))]
     for event in events:
         inbox.put(event)
     assert [inbox.pop() for _ in range(4)] == [*events, None]
@@ -52,28 +59,41 @@ def test_events_come_in_their_order(now):
 
 def test_an_error_that_comes_again_and_again_is_said_once_a_second(now):
     inbox = inbox_of()
+    told: list[KafkaError] = []
+    reporter = reporter_of(inbox, told.append)
     for _ in range(100):
-        inbox.put_error(AWAY)
+        reporter.report(AWAY)
         now.seconds += 0.05
     assert len(inbox.events) == 5
-    inbox.put_error(KafkaError(KafkaError._TIMED_OUT))
+    reporter.report(KafkaError(KafkaError._TIMED_OUT))
     assert len(inbox.events) == 6
+    assert not told
+    while event := inbox.pop():
+        event.call()
+    assert [error.code() for error in told] == [KafkaError._TRANSPORT] * 5 + [KafkaError._TIMED_OUT]
 
 
 def test_a_message_that_is_no_record_comes_once_in_a_while(now):
     inbox = inbox_of()
     for _ in range(100):
-        inbox.put_message(error_message(AWAY))
+        inbox.put_error_message(AWAY)
         now.seconds += 0.5
     assert len(inbox.events) == 2
 
 
 def test_without_a_callback_errors_are_logged(now, caplog):
-    inbox = inbox_of(has_error_callback=False)
-    inbox.put_error(AWAY)
-    inbox.put_error(AWAY)
+    inbox = inbox_of()
+    reporter = reporter_of(inbox, None)
+    reporter.report(AWAY)
+    reporter.report(AWAY)
     assert not inbox.events
     assert [record.getMessage() for record in caplog.records] == ["_TRANSPORT: away"]
+
+
+def test_where_one_database_is_all_there_is_all_are_down(now, caplog):
+    reporter_of(inbox_of(), None, is_alone=True).report(AWAY)
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts == ["_TRANSPORT: away", "_ALL_BROKERS_DOWN: 1/1 brokers are down: away"]
 
 
 def test_what_is_lost_is_revoked_if_there_is_no_callback_for_it():

@@ -11,15 +11,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, SupportsFloat
+from typing import TYPE_CHECKING, Any, Final, SupportsFloat
 
-from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.consumer.events import prefixed
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.log.fetch import PAGE_BYTES_MAX, PAGE_RECORDS_MAX
 from txnstore.model import IsolationLevel
+
+if TYPE_CHECKING:
+    from txnstore.clients.configuration.configuration import Configuration
 
 _ISOLATION_LEVELS: Final = {
     "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,

@@ -27,14 +27,13 @@ from txnstore.clients.consumer.arguments import (
 from txnstore.clients.consumer.core import ConsumerCore
 from txnstore.clients.consumer.events import (
     AnswerEvent,
+    CallbackEvent,
     CommitEvent,
-    ErrorEvent,
     Listener,
     MessageEvent,
     RebalanceCallback,
     RebalanceEvent,
     RebalanceKind,
-    StatisticsEvent,
     prefixed,
 )
 from txnstore.clients.consumer.subscription import AssignedPartition
@@ -237,9 +236,7 @@ class Consumer:
             self._rebalance(event)
         elif isinstance(event, CommitEvent):
             self._call_back("on_commit", event.error, list(event.partitions))
-        elif isinstance(event, ErrorEvent):
-            self._call_back("error_cb", event.error)
-        elif isinstance(event, StatisticsEvent):
+        elif isinstance(event, CallbackEvent):
             event.call()
         return None
 

@@ -27,8 +27,7 @@ from txnstore.clients.consumer.events import (
     Inbox,
     RebalanceEvent,
     RebalanceKind,
-    StatisticsEvent,
-    error_message,
+    error_reporter,
     prefixed,
 )
 from txnstore.clients.consumer.fetcher import Fetcher
@@ -78,7 +77,10 @@ class ConsumerCore:
             self.connection, refresh_ms=options.metadata_refresh_ms, allow_create=options.creates_topics
         )
         self.worker = Worker(name)
-        self.inbox = Inbox(self.arrived, logger=self.logger, has_error_callback=callbacks["error_cb"] is not None)
+        self.inbox = Inbox(self.arrived)
+        self._error_reporter = error_reporter(
+            self.inbox, callbacks.weakly("error_cb"), self.logger, lambda: self.connection.is_alone
+        )
         self.subscription = Subscription(
             stores_offsets=options.stores_offsets,
             reports_eof=options.reports_eof,
@@ -236,14 +238,9 @@ class ConsumerCore:
         else:
             kafka_error = KafkaError(KafkaError._FAIL, f"an error within txnstore: {type(error).__name__}: {error}")
         if kafka_error.retriable() or getattr(error, "outcome_unknown", False):
-            self.inbox.put_error(kafka_error)
-            if kafka_error.code() == KafkaError._TRANSPORT and self.connection.is_alone:
-                # Programs for a cluster wait for the second: here one database is all there is.
-                self.inbox.put_error(
-                    KafkaError(KafkaError._ALL_BROKERS_DOWN, f"1/1 brokers are down: {kafka_error.str()}")
-                )
+            self._error_reporter.report(kafka_error)
         else:
-            self.inbox.put_message(error_message(kafka_error))
+            self.inbox.put_error_message(kafka_error)
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
@@ -293,7 +290,7 @@ class ConsumerCore:
             kind="consumer",
             interval_seconds=interval_seconds,
             callback=callbacks.weakly("stats_cb"),
-            add_event=lambda call: self.inbox.put(StatisticsEvent(call)),
+            add_event=self.inbox.put_call,
             collect=self._facts,
             connection=self.connection,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from threading import Condition
 from typing import Any, Final
 
+from txnstore.clients.callbacks import ErrorReporter
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import TIMESTAMP_NOT_AVAILABLE, Message
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -48,9 +49,7 @@ def prefixed(prefix: str, error: KafkaError) -> KafkaError:
     )
 
 
-#: An error that occurs again and again is reported at most this often.
-ERROR_INTERVAL_SECONDS: Final = 1.0
-#: As a message, which interrupts the application's records, it is reported less often.
+#: An error that occurs again and again interrupts the application's records at most this often.
 MESSAGE_INTERVAL_SECONDS: Final = 30.0
 
 RebalanceCallback = Callable[[Any, list[TopicPartition]], Any]
@@ -112,15 +111,8 @@ class CommitEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorEvent:
-    """The database cannot be reached, for example: for error_cb."""
-
-    error: KafkaError
-
-
-@dataclass(frozen=True, slots=True)
-class StatisticsEvent:
-    """Statistics are due: for stats_cb."""
+class CallbackEvent:
+    """There is an error or statistics to tell: `call` calls error_cb or stats_cb."""
 
     call: Callable[[], object]
 
@@ -132,20 +124,18 @@ class MessageEvent:
     message: Message
 
 
-Event = RebalanceEvent | AnswerEvent | CommitEvent | ErrorEvent | StatisticsEvent | MessageEvent
+Event = RebalanceEvent | AnswerEvent | CommitEvent | CallbackEvent | MessageEvent
 
 
 class Inbox:
     """The events of one consumer in their order; putting one wakes a poll() that waits."""
 
-    def __init__(self, arrived: Condition, *, logger: logging.Logger, has_error_callback: bool) -> None:
+    def __init__(self, arrived: Condition) -> None:
         """Notify `arrived`, whose lock guards the events."""
         self._arrived = arrived
-        self._logger = logger
-        self._has_error_callback = has_error_callback
         self.events: deque[Event] = deque()
         """The events that have not been served yet."""
-        self._reported_at: dict[tuple[int, bool], float] = {}
+        self._reported_at: dict[int, float] = {}
 
     def put(self, event: Event) -> None:
         """Add an event."""
@@ -158,26 +148,30 @@ class Inbox:
         with self._arrived:
             return self.events.popleft() if self.events else None
 
-    def put_error(self, error: KafkaError) -> None:
-        """Tell error_cb, or without one the log; an error that occurs again and again is told now and then."""
-        if not self._is_due(error, ERROR_INTERVAL_SECONDS, as_message=False):
-            return
-        if self._has_error_callback:
-            self.put(ErrorEvent(error))
-        else:
-            self._logger.warning("%s: %s", error.name(), error.str())
+    def put_call(self, call: Callable[[], object]) -> None:
+        """Add an event that is served by this call."""
+        self.put(CallbackEvent(call))
 
-    def put_message(self, message: Message) -> None:
-        """Let poll() return a message that is not about a partition; the same error again only after a while."""
-        error = message.error()
-        if error is not None and self._is_due(error, MESSAGE_INTERVAL_SECONDS, as_message=True):
-            self.put(MessageEvent(message))
-
-    def _is_due(self, error: KafkaError, interval_seconds: float, *, as_message: bool) -> bool:
-        key = (error.code(), as_message)
+    def put_error_message(self, error: KafkaError) -> None:
+        """Let poll() return an error that is not about a partition; the same again only after a while."""
         now = time.monotonic()
         with self._arrived:
-            if now - self._reported_at.get(key, -math.inf) < interval_seconds:
-                return False
-            self._reported_at[key] = now
-            return True
+            if now - self._reported_at.get(error.code(), -math.inf) >= MESSAGE_INTERVAL_SECONDS:
+                self._reported_at[error.code()] = now
+                self.put(MessageEvent(error_message(error)))
+
+
+def error_reporter(
+    inbox: Inbox,
+    callback: Callable[[KafkaError], object] | None,
+    logger: logging.Logger,
+    is_alone: Callable[[], bool],
+) -> ErrorReporter:
+    """Return what tells `callback` of passing trouble at the next poll(), or without one the log at once."""
+    if callback is not None:
+        return ErrorReporter(callback, inbox.put_call, is_alone)
+
+    def log(error: KafkaError) -> None:
+        logger.warning("%s: %s", error.name(), error.str())
+
+    return ErrorReporter(log, lambda call: call(), is_alone)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
+from txnstore.clients.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.reader import (
@@ -41,7 +42,7 @@ LOOK_AGAIN_FACTOR_MAX: Final = 4.0
 NEWS_INTERVAL_SECONDS: Final = 0.1
 #: A thread that has nothing to read, and listens only for its group, returns to its other work after this long.
 LISTEN_SECONDS_MAX: Final = 60.0
-#: After an error of the database it waits this long at first, and up to this long at last.
+#: After an error of the database a thread waits this long at first, and up to this long at last.
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 2.0
 
@@ -183,7 +184,7 @@ class FetchThread:
         self._waiter: Waiter | None = None
         self._read_at = 0.0
         self._look_again_factor = 1.0
-        self._pause_seconds = PAUSE_FIRST_SECONDS
+        self._backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS)
         self.held_back_since: float | None = None
         """Since when an open transaction keeps the reader from records; None: it does not."""
 
@@ -267,7 +268,7 @@ class FetchThread:
             self._apply(self._without_held(outcomes))
             if self._reader.outbox_waits:
                 self._outbox.move()
-        self._pause_seconds = PAUSE_FIRST_SECONDS
+        self._backoff.succeeded()
 
     def _is_wanted(self) -> Wanted | None:
         """Return which partitions it looks after; None: all of them."""
@@ -428,10 +429,9 @@ class FetchThread:
             self._fetcher.logger.error("reading in the background failed", exc_info=error)
         self._fetcher.on_error(error)
         with self._wanted:
-            deadline = time.monotonic() + self._pause_seconds
+            deadline = time.monotonic() + self._backoff.back_off()
             while not self._closing and (left := deadline - time.monotonic()) > 0:
                 self._wanted.wait(left)
-        self._pause_seconds = min(self._pause_seconds * 2, PAUSE_LAST_SECONDS)
 
     def _close_waiter(self) -> None:
         waiter, self._waiter = self._waiter, None
