@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.cluster.conftest import Bench, Producer, read, row_of
-from tests.tools.crash_points import CrashPoint, When
-from tests.tools.crashes import Crashed, crash_at, every_crash, every_second_crash, noting, steps_of
+from tests.tools.crashes import Crashed, CrashPoint, When, crash_at, every_crash, every_second_crash, noting, steps_of
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import InvalidProducerIdMapping
 from txnstore.groups.offsets import read_offsets

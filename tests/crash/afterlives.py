@@ -1,4 +1,4 @@
-"""This file is what may happen to a transaction after a crash; each way ends it, whole or not at all."""
+"""What may happen to a transaction after a crash; each way ends it, whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the round that every test of crashes makes: a call dies at each side of each of its steps.
+"""The round that every test of crashes makes: a call dies at each side of each of its steps.
 
 Each crash has a world of its own. What it leaves is compared with what the crashes before it have left, all rows of
 all tables: only a COMMIT leaves traces. What may happen next happens once to each state; to a world in a state that

@@ -1,4 +1,4 @@
-"""This file is what a producer does to its transaction, step by step: what was there before, and what crashes.
+"""What a producer does to its transaction, step by step: what was there before, and what crashes.
 
 A step is a function of a world and a store, and may be repeated as a producer repeats a call whose answer was lost.
 """

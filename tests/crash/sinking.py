@@ -1,4 +1,4 @@
-"""This file is what a query's tasks and driver do in a sink, step by step, for the tests in which one of them dies.
+"""What a query's tasks and driver do in a sink, step by step, for the tests in which one of them dies.
 
 A world has one batch of a query, which reads NEW_OFFSET records of each partition and writes FIRST; an attempt that
 nobody names has written as well.

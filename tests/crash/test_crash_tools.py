@@ -10,9 +10,9 @@ from sqlalchemy import func, select
 
 from tests.crash import children
 from tests.crash.worlds import Place
-from tests.tools.crash_points import When
 from tests.tools.crashes import (
     Crash,
+    When,
     crash_at,
     every_crash,
     every_second_crash,

@@ -8,8 +8,7 @@ from sqlalchemy import Connection
 
 from tests.crash.children import use_first
 from tests.crash.worlds import Progress
-from tests.tools.crash_points import CrashPoint, When, at_each_step
-from tests.tools.crashes import crash_at, every_crash, noting, steps_of
+from tests.tools.crashes import CrashPoint, When, at_each_step, crash_at, every_crash, noting, steps_of
 from tests.tools.killed_children import kill_at
 from txnstore.db.schema import metadata
 from txnstore.db.store import open_store

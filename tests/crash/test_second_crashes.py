@@ -18,8 +18,7 @@ from tests.crash.afterlives import (
 )
 from tests.crash.scenarios import FIRST, SECOND, SENT, SEPARATE_COMMIT, Scenario, recovers, sends
 from tests.crash.worlds import TIMEOUT_MS, Place, Step, World, look, state_of
-from tests.tools.crash_points import CrashPoint, When
-from tests.tools.crashes import every_second_crash, noting
+from tests.tools.crashes import CrashPoint, When, every_second_crash, noting
 from txnstore.db.store import Store
 from txnstore.testing.invariants import assert_sound
 

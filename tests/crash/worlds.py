@@ -1,4 +1,4 @@
-"""This file is the worlds of crashes: a transaction of its own for each crash, in a database that all of a test share.
+"""The worlds of crashes: a transaction of its own for each crash, in a database that all of a test share.
 
 A world has two partitions, a transactional id and a group. One transaction is over there already (it
 wrote OLD and committed offset 1); the next one, of `producer`, is what crashes are about. A fresh world is cheaper
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select, Table, select
 
-from tests.tools.crash_points import CrashPoint, When
+from tests.tools.crashes import CrashPoint, When
 from txnstore.db.schema import (
     finished_transactions,
     group_offsets,

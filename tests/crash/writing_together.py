@@ -1,4 +1,4 @@
-"""This file is what several writers of one transaction do, step by step, for the tests in which one of them dies.
+"""What several writers of one transaction do, step by step, for the tests in which one of them dies.
 
 The first writer of a world is the one that counts; the second one writes and never reports.
 """

@@ -12,8 +12,7 @@ import pytest
 
 from tests.tools.anomalies import find_anomalies
 from tests.tools.histories import Event, History, Kind
-from tests.tools.interleaved_actor import Finished
-from tests.tools.interleaving import Scenario
+from tests.tools.interleaving import Finished, Scenario
 from tests.tools.recording import RecordedProducer, RecordedReader, dump, read_to_end
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from tests.tools.crash_points import CrashPoint, When, at_each_step
-from tests.tools.crashes import Crash, _cut
+from tests.tools.crashes import Crash, CrashPoint, When, _cut, at_each_step
 from txnstore.db.postgresql import branches as postgresql_branches
 from txnstore.db.postgresql import exchange as postgresql_exchange
 from txnstore.db.postgresql.exchange import Answer, Statement

@@ -1,4 +1,4 @@
-"""This file is a member of a group that turns the records of one topic into those of another, exactly once.
+"""A member of a group that turns the records of one topic into those of another, exactly once.
 
 It is written as users of `confluent_kafka` write it, and so that rebalances fall into its transactions: a transaction
 spans several calls of consume(), and what is revoked meanwhile is committed first or, as often, given up.  Each output

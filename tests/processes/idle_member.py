@@ -1,4 +1,4 @@
-"""This file is a program that is a member of a group with nothing to do, and counts what it asks the database."""
+"""A program that is a member of a group with nothing to do, and counts what it asks the database."""
 
 from __future__ import annotations
 

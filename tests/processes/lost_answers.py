@@ -11,9 +11,7 @@ from unittest import mock
 from sqlalchemy import Engine, event
 
 from tests.processes.upkeep_ledger import Ledger
-from tests.tools.proxy import Proxy, upstream_of
-from tests.tools.proxy_faults import Effect, Fault
-from tests.tools.wire import contains_statement
+from tests.tools.proxy import Effect, Fault, Proxy, contains_statement, upstream_of
 from tests.tools.workload import Job
 from txnstore.log.sequences import find_duplicate
 

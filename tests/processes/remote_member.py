@@ -1,4 +1,4 @@
-"""This file is a program that is told over a pipe, call by call, what to do with a consumer and a producer.
+"""A program that is told over a pipe, call by call, what to do with a consumer and a producer.
 
 So a test knows what a process is at when it stops it.  Between two orders nothing but the client's own threads run.
 """

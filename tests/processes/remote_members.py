@@ -1,4 +1,4 @@
-"""This file is our end of the pipes to members that do what they are told."""
+"""Our end of the pipes to members that do what they are told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is a program that turns the records of one topic into those of another, exactly once, whatever befalls it.
+"""A program that turns the records of one topic into those of another, exactly once, whatever befalls it.
 
 It is written as users of `confluent_kafka` write it: with the public names alone, offsets in the transaction, and an
 answer to each of the three kinds of errors.

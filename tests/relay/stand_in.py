@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import txnstore
 import txnstore.admin
 from tests.relay.kafka_side import KafkaSide
-from tests.tools.crash_points import CrashPoint, When
-from tests.tools.crashes import Crash
+from tests.tools.crashes import Crash, CrashPoint, When
 from txnstore.relay.kafka_cluster import KafkaCluster
 
 #: What a relay asks of its producer, in the order of one turn.

@@ -10,8 +10,7 @@ from sqlalchemy import select
 from tests.relay.kafka_side import Sent
 from tests.relay.stand_in import CALLS, CrashingLibrary
 from tests.relay.store_side import begin, make_topic, numbered, put, read, ship
-from tests.tools.crash_points import When
-from tests.tools.crashes import Crash
+from tests.tools.crashes import Crash, When
 from txnstore.db.schema import partition_heads
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.store import open_store

@@ -1,4 +1,4 @@
-"""This file is the tests of PostgreSQL in a container; they need an engine that has the image."""
+"""Tests of PostgreSQL in a container; they need an engine that has the image."""
 
 from __future__ import annotations
 

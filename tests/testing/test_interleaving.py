@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from tests.tools.interleaved_actor import ActorStuckError
 from tests.tools.interleaving import (
+    ActorStuckError,
     Scenario,
     before_locks,
     before_statements,

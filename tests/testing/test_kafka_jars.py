@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.tools import kafka_jars, maven
+from tests.tools import kafka_jars
 from tests.tools.kafka_jars import Jar, NoKafkaError, fetch_jars
 from txnstore.testing.private_cluster import free_port
 
@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def repository(monkeypatch):
     monkeypatch.setattr(kafka_jars, "listed_jars", lambda: JARS)
-    monkeypatch.setattr(maven, "_PAUSE_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(kafka_jars, "_PAUSE_FIRST_SECONDS", 0.01)
     with Repository() as server:
         monkeypatch.setenv(kafka_jars.REPOSITORY_VARIABLE, server.url)
         thread = threading.Thread(target=server.serve_forever, args=[0.02])
@@ -132,7 +132,7 @@ def test_who_is_too_slow_is_given_up(repository, tmp_path):
 def test_who_is_not_there_is_asked_once_and_his_address_is_not_said(repository, tmp_path, monkeypatch, address):
     monkeypatch.setenv(kafka_jars.REPOSITORY_VARIABLE, f"http://{address.format(free_port())}")
     pauses: list[float] = []
-    monkeypatch.setattr("tests.tools.maven.sleep", pauses.append)
+    monkeypatch.setattr("tests.tools.kafka_jars.sleep", pauses.append)
     with pytest.raises(NoKafkaError, match="0 of 4 jars are here") as raised:
         fetch_jars(tmp_path)
     assert not pauses

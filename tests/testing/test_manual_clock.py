@@ -1,4 +1,4 @@
-"""This file is the tests of the clock that tests set by hand."""
+"""Tests of the clock that tests set by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the tests of the private PostgreSQL cluster: it dies as asked, comes back, and leaves nothing behind."""
+"""Tests of the private PostgreSQL cluster: it dies as asked, comes back, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the tests of the proxy: it breaks a connection exactly where it was told to, and nowhere else.
+"""Tests of the proxy: it breaks a connection exactly where it was told to, and nowhere else.
 
 What the server made of a transaction is asked of the server itself, on a connection that avoids the proxy.
 """

@@ -1,4 +1,4 @@
-"""This file is the tests of where the tests' PostgreSQL comes from, and of what is said about it."""
+"""Tests of where the tests' PostgreSQL comes from, and of what is said about it."""
 
 from __future__ import annotations
 

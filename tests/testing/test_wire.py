@@ -1,10 +1,10 @@
-"""This file is the tests of how the proxy reads PostgreSQL's protocol."""
+"""Tests of how the proxy reads PostgreSQL's protocol."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.tools.wire import (
+from tests.tools.proxy import (
     CANCEL,
     ENCRYPTION,
     STARTUP,

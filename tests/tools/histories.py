@@ -1,4 +1,4 @@
-"""This file is the history of what clients of a store did and saw: one event a line, and what can be told from all.
+"""The history of what clients of a store did and saw: one event a line, and what can be told from all.
 
 Each process appends its events to a file of its own, outside the database under test: an `invoke` before a call, and
 after it `ok`, `fail` (nothing was changed) or `info` (unknown).  A process that is killed leaves an `invoke` alone.

@@ -1,4 +1,4 @@
-"""This file is a real Kafka of the tests' own: one broker in KRaft mode, killed at will, gone at the end."""
+"""A real Kafka of the tests' own: one broker in KRaft mode, killed at will, gone at the end."""
 
 from __future__ import annotations
 

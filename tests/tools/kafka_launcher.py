@@ -1,4 +1,4 @@
-"""This file is the program that becomes a Kafka broker: it is run by its path and imports nothing of ours.
+"""The program that becomes a Kafka broker: it is run by its path and imports nothing of ours.
 
 It asks the kernel to kill the broker when the process that wanted it is gone, in whatever way (on Linux).
 """

@@ -1,4 +1,4 @@
-"""This file is crashes that are none of ours to soften: a child process is killed (SIGKILL) at one step after another.
+"""Crashes that no code of ours can soften: a child process is killed (SIGKILL) at one step after another.
 
     for killed in every_kill(lambda: url, produce_two_records):
         with open_store(url) as store:
@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy import Connection
 
-from tests.tools.crash_points import CrashPoint, When, at_each_step
+from tests.tools.crashes import CrashPoint, When, at_each_step
 
 Argument = TypeVar("Argument")
 Subject = TypeVar("Subject")

@@ -1,4 +1,4 @@
-"""This file is clients that write down what they do: producers and readers of a store whose calls make a history.
+"""Clients that write down what they do: producers and readers of a store whose calls make a history.
 
 They call the log and the coordinator as real clients do and keep to one rule: the `invoke` is written before the
 call, the answer after it, and each reaches the operating system before the next step.

@@ -1,4 +1,4 @@
-"""This file is a disk that fails under SQLite when a test says so: SQLite's own files, with some calls replaced.
+"""A disk that fails under SQLite when a test says so: SQLite's own files, with some calls replaced.
 
     with FailingDisk.install() as disk:
         with open_store(url) as store:

@@ -1,4 +1,4 @@
-"""This file is processes that work on one store until they are killed, and go on in their next life where they were.
+"""Processes that work on one store until they are killed, and go on in their next life where they were.
 
 All that a writer knows of its past is its own history: the lines that its earlier lives wrote before and after each
 call.  From them it does what a real client does: it sends the batch again whose answer is missing, or it becomes the

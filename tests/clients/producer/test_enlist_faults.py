@@ -17,8 +17,7 @@ from tests.clients.membership.steps import TP
 from tests.clients.producer import enlist_children
 from tests.clients.producer.enlist_children import TOPIC, TRANSACTIONAL_ID
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
-from tests.tools.crash_points import When
-from tests.tools.crashes import every_crash
+from tests.tools.crashes import When, every_crash
 from tests.tools.killed_children import kill_at
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, Producer
