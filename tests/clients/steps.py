@@ -10,6 +10,7 @@ import pytest
 
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.transactions.recovery import abort_timed_out
 from txnstore.transactions.rows import read_row
@@ -62,9 +63,9 @@ def create_topic(url: str, name: str, partition_count: int = 1, **settings: str)
     return name
 
 
-def time_out(store: Store, transactional_id: str = "anna") -> None:
+def time_out(store: Store, transactional_id: str = "anna", cluster: Cluster | None = None) -> None:
     """See to it that the transaction is aborted whose time is up; a client that has met it may have done so before."""
-    abort_timed_out(store)
+    abort_timed_out(store, cluster)
     row = store.read(lambda connection: read_row(connection, transactional_id)).row
     assert row is not None
     assert row.fence_reason is FenceReason.TIMEOUT

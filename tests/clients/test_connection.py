@@ -44,7 +44,7 @@ def test_nothing_is_opened_before_the_first_use(connection, monkeypatch):
 def test_the_first_use_opens_and_the_others_get_the_same(connection):
     store = connection.store()
     assert connection.store() is store
-    assert connection.opened is store
+    assert connection.opened is connection.cluster()
     assert store.store_uuid
 
 
@@ -76,7 +76,7 @@ def test_after_a_failure_the_next_call_tries_again(tmp_path):
             connection.store()
         assert connection.opened is None
     folder.mkdir()
-    assert connection.store() is connection.opened
+    assert connection.cluster() is connection.opened
     connection.close()
 
 

@@ -44,7 +44,7 @@ class ClusterWriter(LogWriter):
     def transaction(self, timeout_ms=60_000):
         transactional_id = f"writer-{next(_numbers)}"
         writer = ClusterWriter(self.cluster)
-        writer.coordinator = TransactionCoordinator(self.cluster.coordinator_of(transactional_id))
+        writer.coordinator = TransactionCoordinator(self.cluster.coordinator_of(transactional_id), self.cluster)
         return OpenTransaction(writer, transactional_id, timeout_ms)
 
     def group(self, group_id="readers"):

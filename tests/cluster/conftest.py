@@ -81,7 +81,7 @@ class Producer:
 
     @property
     def coordinator(self) -> TransactionCoordinator:
-        return TransactionCoordinator(self.cluster.coordinator_of(self.transactional_id))
+        return TransactionCoordinator(self.cluster.coordinator_of(self.transactional_id), self.cluster)
 
     def start(self, *arguments: Any, **options: Any) -> Producer:
         self.become(self.coordinator.init_producer_id(self.transactional_id, *arguments, **options).identity)
@@ -182,7 +182,7 @@ class Bench:
     @contextmanager
     def down(self, database_id: int) -> Iterator[None]:
         """Let a member be away for this client."""
-        with down(self.cluster.own(database_id)):
+        with down(self.cluster, self.cluster.own(database_id)):
             yield
 
 
@@ -202,22 +202,19 @@ def row_of(cluster: Cluster, transactional_id: str) -> TransactionMetadata:
 
 
 @contextmanager
-def down(store: Store) -> Iterator[None]:
+def down(cluster: Cluster, store: Store) -> Iterator[None]:
     """Let a database be away: everything on the store fails as if it could not be reached."""
 
     def refuse(*_: object) -> None:
-        label = "" if store.home is None else store.home.label
-        raise StoreUnavailable(f"the database {label!r}: it is away")
+        raise StoreUnavailable(f"the database {store.label or ''!r}: it is away")
 
     store._attempt = refuse  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         del store._attempt
-        cluster = store.cluster
-        if cluster is not None:
-            # As if the pause were over.
-            cluster.members._pauses.clear()
+        # As if the pause were over.
+        cluster.members._pauses.clear()
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_everything_else_is_delivered_and_the_rest_when_it_is_back(bench: Bench,
             with pytest.raises(OutcomeUnknown):
                 twin.coordinator.end_transaction(name, began, commit=commit)
             with pytest.raises(StoreUnavailable):
-                complete_decided(bench.cluster.own(1), name)
+                complete_decided(bench.cluster.own(1), name, bench.cluster)
         assert bench.row(name).state is decided
         # The next transaction of this id waits; others do not.
         next_one = twin.twin()
@@ -68,10 +68,10 @@ def test_everything_else_is_delivered_and_the_rest_when_it_is_back(bench: Bench,
         with pytest.raises(StoreUnavailable, match="second"):
             other.send(bench.partition_at(2), b"other")
         bench.clock.advance(60_001)
-        assert abort_timed_out(bench.cluster.own(1)) == (other.transactional_id,)
+        assert abort_timed_out(bench.cluster.own(1), bench.cluster) == (other.transactional_id,)
     # It is back.
     assert bench.read(bench.partition_at(2)) == []
-    assert set(complete_all_decided(bench.cluster.own(1))) == {name, other.transactional_id}
+    assert set(complete_all_decided(bench.cluster.own(1), bench.cluster)) == {name, other.transactional_id}
     assert bench.read(bench.partition_at(2)) == ([b"a"] if commit else [])
     assert bench.committed(groups[2]) == ({1: 2} if commit else {})
     again = twin.coordinator.end_transaction(name, began, commit=commit)
@@ -128,13 +128,13 @@ def test_recovery_does_not_wait_once_for_each_transaction(sqlite_bench: Bench, m
             return refuse(*arguments)
 
         store._attempt = counted  # type: ignore[method-assign, assignment]
-        assert len(abort_timed_out(bench.cluster.own(1))) == 6
+        assert len(abort_timed_out(bench.cluster.own(1), bench.cluster)) == 6
         assert len(tries) == 1, "the others find it in its pause"
         with pytest.raises(StoreUnavailable):
-            complete_all_decided(bench.cluster.own(1))
+            complete_all_decided(bench.cluster.own(1), bench.cluster)
         assert all(len(bench.markers(bench.partition_at(3))) == 6 for _ in producers)
     bench.cluster.members._pauses.clear()
-    assert len(complete_all_decided(bench.cluster.own(1))) == 6
+    assert len(complete_all_decided(bench.cluster.own(1), bench.cluster)) == 6
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
@@ -169,7 +169,7 @@ def let_many_wait(bench: Bench, count: int) -> None:
     bench.clock.advance(60_001)
     with bench.down(2):
         with pytest.raises(StoreUnavailable, match="second"):
-            recover(bench.cluster.own(1))
+            recover(bench.cluster.own(1), bench.cluster)
         assert bench.row(later.transactional_id).state is S.COMPLETE_COMMIT
         assert bench.read(bench.partition_at(3)) == [b"later"]
         # Nor do they keep open what is to be aborted.
@@ -179,7 +179,7 @@ def let_many_wait(bench: Bench, count: int) -> None:
 def test_a_page_of_transactions_that_wait_for_a_database_keeps_no_other_one_waiting(bench: Bench, monkeypatch):
     monkeypatch.setattr(recovery, "_DECIDED", recovery._DECIDED.limit(3))
     let_many_wait(bench, 7)
-    assert len(complete_all_decided(bench.cluster.own(1))) == 8
+    assert len(complete_all_decided(bench.cluster.own(1), bench.cluster)) == 8
     assert bench.read(bench.partition_at(2)) == [b"waiting"]
 
 
@@ -202,7 +202,7 @@ def test_the_controller_away_keeps_nobody_from_what_lives_elsewhere(bench: Bench
         producer.added.clear()
         with pytest.raises(StoreUnavailable, match="first"):
             producer.send(bench.partition_at(3), b"c")
-    recover(bench.cluster.own(2))
+    recover(bench.cluster.own(2), bench.cluster)
     assert_cluster_sound(bench.cluster, at_rest=False)
 
 
@@ -239,7 +239,7 @@ def test_a_server_killed_in_the_middle_is_caught_up(two_servers):
         wait_until_it_answers(cluster)
     with open_cluster(urls) as cluster:
         for store in cluster.stores():
-            recover(store)
+            recover(store, cluster)
         assert read(cluster, here) == [b"a"]
         assert read(cluster, there) == [b"a"]
         assert row_of(cluster, names[0]).state is S.COMPLETE_COMMIT

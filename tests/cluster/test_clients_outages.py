@@ -65,7 +65,9 @@ class Outage:
 
     def __init__(self, place, *clients):
         self._place = place
-        self._downs = [down(connection_of(client).cluster().own(2)) for client in clients]
+        self._downs = [
+            down(connection_of(client).cluster(), connection_of(client).cluster().own(2)) for client in clients
+        ]
 
     def __enter__(self):
         if self._place.take_away is not None:
@@ -306,7 +308,10 @@ def test_the_controller_is_missed_only_by_what_asks_it(make, sqlite_site, place)
     consumer = make(Consumer, group_id=coordinator_name("group", 2), topic_metadata_refresh_interval_ms=50)
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in (FIRST, SECOND)])
     read(consumer, 2)
-    with down(connection_of(producer).cluster().own(1)), down(connection_of(consumer).cluster().own(1)):
+    with (
+        down(connection_of(producer).cluster(), connection_of(producer).cluster().own(1)),
+        down(connection_of(consumer).cluster(), connection_of(consumer).cluster().own(1)),
+    ):
         for number in range(5):
             time.sleep(0.06)
             producer.produce(topic, b"%d" % number, partition=FIRST, on_delivery=reports)

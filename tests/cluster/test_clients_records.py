@@ -256,7 +256,7 @@ def test_a_transaction_that_timed_out_is_aborted_everywhere_and_its_producer_goe
     assert producer.flush(PATIENCE_SECONDS) == 0
     site.clock.advance(10_001)
     with site.open() as cluster:
-        time_out(cluster.coordinator_of("anna"))
+        time_out(cluster.coordinator_of("anna"), cluster=cluster)
     with pytest.raises(KafkaException) as caught:
         producer.commit_transaction(PATIENCE_SECONDS)
     assert caught.value.args[0].txn_requires_abort()

@@ -84,7 +84,7 @@ def test_what_a_coordinator_left_prepared_in_each_database_is_ended_by_the_maint
 ):
     site, name = postgresql_site, name_at(postgresql_site, home)
     with site.open() as cluster:
-        coordinator = TransactionCoordinator(cluster.coordinator_of(name))
+        coordinator = TransactionCoordinator(cluster.coordinator_of(name), cluster)
         producer = coordinator.init_producer_id(name).identity
         branches = Branches(cluster.coordinator_of(name), name)
         for ledger in ledgers:

@@ -166,8 +166,8 @@ def test_the_maintenance_brings_a_database_up_to_date(sqlite_bench: Bench):
     bench = sqlite_bench
     with bench.down(2):
         create_topic(bench.cluster, "more", partition_count=3)
-    assert [bring_up_to_date(bench.cluster.own(number)) for number in (1, 2, 3)] == [0, 1, 0]
-    assert bring_up_to_date(bench.cluster.own(2)) == 0
+    assert [bring_up_to_date(bench.cluster.own(number), bench.cluster) for number in (1, 2, 3)] == [0, 1, 0]
+    assert bring_up_to_date(bench.cluster.own(2), bench.cluster) == 0
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 

@@ -58,7 +58,7 @@ class Victims:
         """Come so late that what is open is aborted."""
         self.bench.clock.advance(60_001)
         for store in self.helper.stores():
-            recover(store)
+            recover(store, self.helper)
 
     def check(self, world: World, decided: TransactionState, place: object) -> bool:
         """Return whether it is committed, which must be so everywhere or nowhere."""
@@ -186,7 +186,7 @@ def test_a_second_crash_in_the_recovery_leaves_nothing_that_the_next_one_does_no
 
     def recover_there(_: World) -> None:
         victims.bench.clock.advance(60_001)
-        recover(victims.helper.own(1))
+        recover(victims.helper.own(1), victims.helper)
 
     for crash in every_second_crash(victims.make, victims.run, recover_there, is_first=is_first):
         pairs += 1

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from tests.cluster.conftest import Bench, Site
+from txnstore.db.cluster.cluster import Locality
 from txnstore.errors import InvalidProducerEpoch, OutcomeUnknown, TxnStoreError
 from txnstore.groups.offsets_elsewhere import add_offsets_from_elsewhere, finish_offsets_from_elsewhere
 from txnstore.log.cluster_topics import create_topic
@@ -35,17 +36,17 @@ def test_a_helper_of_the_last_transaction_strikes_nothing_off_the_next(sqlite_be
     left = store.read(lambda connection: completion._read_undelivered(connection, producer.transactional_id))
     assert not isinstance(left, ProducerIdentity)
     # The helper falls asleep here; others complete the transaction, and the next one is decided.
-    completion.complete_decided(store, producer.transactional_id)
+    completion.complete_decided(store, producer.transactional_id, bench.cluster)
     decide_while_away()
     late = Delivered({number})
-    store.write(lambda connection: completion._strike_off(store, left, late, connection))
+    store.write(lambda connection: completion._strike_off(Locality.of(store, bench.cluster), left, late, connection))
     assert bench.queued(producer.transactional_id) == {number}
     assert bench.row(producer.transactional_id).state is S.PREPARE_COMMIT
     # Nor does its whole delivery do anything.
     complete_delivered(store, bench.cluster, left)
     assert bench.read(number) == [b"a"]
     assert len(bench.markers(number)) == 1
-    completion.complete_decided(store, producer.transactional_id)
+    completion.complete_decided(store, producer.transactional_id, bench.cluster)
     assert bench.read(number) == [b"a", b"a"]
     assert_cluster_sound(bench.cluster, at_rest=True)
 
@@ -60,7 +61,7 @@ def test_a_marker_of_the_last_transaction_does_not_end_the_next(sqlite_bench: Be
         twin.end(commit=True)
     left = store.read(lambda connection: completion._read_undelivered(connection, producer.transactional_id))
     assert not isinstance(left, ProducerIdentity)
-    producer.become(completion.complete_decided(store, producer.transactional_id))
+    producer.become(completion.complete_decided(store, producer.transactional_id, bench.cluster))
     producer.send(number, b"open")
     assert complete_delivered(store, bench.cluster, left) == producer.identity
     assert bench.read(number) == [b"a"]

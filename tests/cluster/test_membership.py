@@ -111,7 +111,7 @@ def test_producer_ids_are_of_a_range_for_each_database(sqlite_site: Site):
     with sqlite_site.open() as cluster:
         given = []
         for number in (1, 2, 3):
-            coordinator = TransactionCoordinator(cluster.own(number))
+            coordinator = TransactionCoordinator(cluster.own(number), cluster)
             given.append(coordinator.init_producer_id(None).identity.producer_id)
             assert cluster.coordinator_of_producer(given[-1]).database_id == number
         assert given == [0, 1 << 40, 2 << 40]
@@ -120,7 +120,7 @@ def test_producer_ids_are_of_a_range_for_each_database(sqlite_site: Site):
 def test_a_cluster_of_one_is_asked_nothing_more(sqlite_site: Site):
     with sqlite_site.open(sqlite_site.urls[0]) as cluster:
         assert cluster.is_alone
-        assert cluster.controller.home is None
+        assert cluster.controller.label is None
         assert cluster.coordinator_of("x") is cluster.coordinator_of("y") is cluster.controller
         assert cluster.store_of_partition(7) is cluster.coordinator_of_producer(1) is cluster.controller
         assert cluster.by_leader([5, 4]) == {1: [5, 4]}
@@ -293,7 +293,7 @@ def test_the_pause_has_an_upper_bound(sqlite_site: Site):
     with sqlite_site.open() as cluster:
         store = cluster.own(2)
         cluster.members._monotonic_seconds = lambda: seconds[0]
-        with down(store):
+        with down(cluster, store):
             for _ in range(12):
                 with pytest.raises(StoreUnavailable):
                     cluster.write_at(2, lambda _: None)
@@ -388,12 +388,12 @@ def test_who_has_not_heard_of_the_second_database_gives_no_name_a_second_home(si
         away = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 2)
         here = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 1)
         with pytest.raises(NotCoordinator, match=r"second.*nothing was changed"):
-            TransactionCoordinator(stale.controller).init_producer_id(away)
+            TransactionCoordinator(stale.controller, stale).init_producer_id(away)
         with pytest.raises(NotCoordinator):
             stale.controller.write(
                 lambda connection: commit_offsets(connection, GroupMembership(away), {1: OffsetAndMetadata(1)})
             )
-        TransactionCoordinator(stale.controller).init_producer_id(here)
+        TransactionCoordinator(stale.controller, stale).init_producer_id(here)
         # It looks again, and knows what it lacks.
         stale.refresh()
         with pytest.raises(MissingMember):
@@ -415,12 +415,12 @@ def test_who_has_no_url_of_the_second_database_decides_and_others_deliver(site: 
         def found():
             return cluster.own(2).read(lambda connection: read_offsets(connection, group_id, [1]))
 
-        assert abort_by_administrator(stale.controller, name)
+        assert abort_by_administrator(stale.controller, name, cluster=stale)
         assert len(stale.databases) > 1
         with pytest.raises(ConcurrentTransactions, match="no URL of the list leads there"):
-            TransactionCoordinator(stale.controller).init_producer_id(name)
+            TransactionCoordinator(stale.controller, stale).init_producer_id(name)
         assert found().unstable
-        assert recover(cluster.controller).completed == (name,)
+        assert recover(cluster.controller, cluster).completed == (name,)
         assert not found().unstable
         assert not found().offsets
         assert_cluster_sound(cluster, at_rest=True)
@@ -428,36 +428,36 @@ def test_who_has_no_url_of_the_second_database_decides_and_others_deliver(site: 
 
 def expire(site: Site, stale: Cluster, producer: Producer) -> None:
     site.clock.advance(60_001)
-    assert abort_timed_out(stale.controller) == (producer.transactional_id,)
+    assert abort_timed_out(stale.controller, stale) == (producer.transactional_id,)
 
 
 def meet_expired(site: Site, stale: Cluster, producer: Producer) -> None:
     site.clock.advance(60_001)
-    assert abort_overdue(stale.controller) is None
+    assert abort_overdue(stale.controller, stale) is None
 
 
 def commit_late(site: Site, stale: Cluster, producer: Producer) -> None:
     site.clock.advance(60_001)
     with pytest.raises(TransactionAbortable):
-        TransactionCoordinator(stale.controller).end_transaction(
+        TransactionCoordinator(stale.controller, stale).end_transaction(
             producer.transactional_id, producer.identity, commit=True
         )
 
 
 def abort_in_partition(site: Site, stale: Cluster, producer: Producer) -> None:
     here = next(number for number, home in stale.leaders_of(producer.sequences).items() if home == 1)
-    abort_open_transaction(stale.controller, OpenInPartition(here, producer.identity))
+    abort_open_transaction(stale.controller, OpenInPartition(here, producer.identity), stale)
 
 
 def ask_for_outcome(site: Site, stale: Cluster, producer: Producer) -> None:
-    outcome = resolve_outcome(stale.controller, producer.transactional_id, producer.identity)
+    outcome = resolve_outcome(stale.controller, producer.transactional_id, producer.identity, stale)
     assert outcome is Outcome.ABORTED
 
 
 def complete(site: Site, stale: Cluster, producer: Producer) -> None:
-    with down(producer.cluster.own(2)), pytest.raises(OutcomeUnknown):
+    with down(producer.cluster, producer.cluster.own(2)), pytest.raises(OutcomeUnknown):
         producer.twin().end(commit=False)
-    assert recover(stale.controller).completed == (producer.transactional_id,)
+    assert recover(stale.controller, stale).completed == (producer.transactional_id,)
 
 
 ABORTS: dict[str, Callable[[Site, Cluster, Producer], object]] = {
@@ -466,14 +466,14 @@ ABORTS: dict[str, Callable[[Site, Cluster, Producer], object]] = {
     "a commit that comes too late": commit_late,
     "recovery of what is decided": complete,
     "an administrator": lambda site, stale, producer: abort_by_administrator(
-        stale.controller, producer.transactional_id
+        stale.controller, producer.transactional_id, cluster=stale
     ),
     "an administrator, by the partition": abort_in_partition,
-    "a new producer": lambda site, stale, producer: TransactionCoordinator(stale.controller).init_producer_id(
+    "a new producer": lambda site, stale, producer: TransactionCoordinator(stale.controller, stale).init_producer_id(
         producer.transactional_id
     ),
     "a question": ask_for_outcome,
-    "its own abort": lambda site, stale, producer: TransactionCoordinator(stale.controller).end_transaction(
+    "its own abort": lambda site, stale, producer: TransactionCoordinator(stale.controller, stale).end_transaction(
         producer.transactional_id, producer.identity, commit=False
     ),
 }

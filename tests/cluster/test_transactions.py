@@ -229,9 +229,9 @@ def test_what_comes_late_is_refused_in_every_database(bench: Bench, ended_by: st
         expected = TransactionAbortable
         if ended_by == "timeout":
             bench.clock.advance(60_001)
-            assert abort_timed_out(bench.cluster.own(1)) == (producer.transactional_id,)
+            assert abort_timed_out(bench.cluster.own(1), bench.cluster) == (producer.transactional_id,)
         else:
-            assert abort_by_administrator(bench.cluster.own(1), producer.transactional_id)
+            assert abort_by_administrator(bench.cluster.own(1), producer.transactional_id, cluster=bench.cluster)
     late.sequences[written] = 1
     for number in (written, added):
         before = bench.read(number, IsolationLevel.READ_UNCOMMITTED)
@@ -286,7 +286,7 @@ def test_an_outcome_that_is_asked_for_is_final_in_every_database(bench: Bench):
     producer.send(bench.partition_at(2), b"a")
     open_one = producer.identity
     store = bench.cluster.own(1)
-    assert resolve_outcome(store, producer.transactional_id, open_one) is Outcome.ABORTED
+    assert resolve_outcome(store, producer.transactional_id, open_one, bench.cluster) is Outcome.ABORTED
     assert bench.markers(bench.partition_at(2)) == [(0, open_one.epoch + 1)]
     with pytest.raises(ProducerFenced):
         producer.end(commit=True)
@@ -294,7 +294,7 @@ def test_an_outcome_that_is_asked_for_is_final_in_every_database(bench: Bench):
     producer.send(bench.partition_at(2), b"b")
     committed = producer.identity
     producer.end(commit=True)
-    assert resolve_outcome(store, producer.transactional_id, committed) is Outcome.COMMITTED
+    assert resolve_outcome(store, producer.transactional_id, committed, bench.cluster) is Outcome.COMMITTED
     assert bench.read(bench.partition_at(2)) == [b"b"]
 
 
@@ -305,9 +305,9 @@ def test_writers_write_to_every_database_and_count_only_if_named(bench: Bench):
     producer = bench.producer_at(1)
     store = bench.cluster.own(1)
     began = producer.identity
-    begin_transaction(store, producer.transactional_id, began)
-    counted = join_transaction(store, producer.transactional_id, began)
-    dropped = join_transaction(store, producer.transactional_id, began)
+    begin_transaction(store, producer.transactional_id, began, bench.cluster)
+    counted = join_transaction(store, producer.transactional_id, began, bench.cluster)
+    dropped = join_transaction(store, producer.transactional_id, began, bench.cluster)
 
     def batch(writer, number: int, value: bytes, sequence: int = 0) -> Append:
         return Append(
@@ -317,20 +317,20 @@ def test_writers_write_to_every_database_and_count_only_if_named(bench: Bench):
 
     partitions = [bench.partition_at(3), bench.partition_at(1), bench.partition_at(2)]
     batches = [batch(counted, number, b"counts") for number in partitions]
-    placed = append_as_writer(store, counted, batches, report=True)
+    placed = append_as_writer(store, counted, batches, bench.cluster, report=True)
     assert [place.partition_id for place in placed] == partitions
-    again = append_as_writer(store, counted, batches, report=True)
+    again = append_as_writer(store, counted, batches, bench.cluster, report=True)
     assert all(place.is_duplicate for place in again)
-    append_as_writer(store, dropped, [batch(dropped, number, b"does not") for number in partitions])
-    report_writer(store, dropped)
+    append_as_writer(store, dropped, [batch(dropped, number, b"does not") for number in partitions], bench.cluster)
+    report_writer(store, dropped, bench.cluster)
     for number in (bench.partition_at(2), bench.partition_at(2, 1)):
         with pytest.raises(InvalidTransactionState, match="has reported"):
-            append_as_writer(store, counted, [batch(counted, number, b"more", 1)])
+            append_as_writer(store, counted, [batch(counted, number, b"more", 1)], bench.cluster)
     ended = producer.end(commit=True, writers=[counted.writer_id])
     for number in partitions:
         assert bench.read(number) == [b"counts"]
     with pytest.raises(ProducerFenced, match="is over"):
-        append_as_writer(store, dropped, [batch(dropped, bench.partition_at(2), b"late", 1)])
+        append_as_writer(store, dropped, [batch(dropped, bench.partition_at(2), b"late", 1)], bench.cluster)
     assert ended.identity.epoch == began.epoch + 1
     assert_cluster_sound(bench.cluster, at_rest=True)
 
@@ -343,11 +343,11 @@ def test_an_open_transaction_is_aborted_as_a_whole_from_any_of_its_partitions(be
     for number in (1, 2, 3):
         producer.send(bench.partition_at(number), b"a")
     target = OpenInPartition(bench.partition_at(2), producer.identity)
-    abort_open_transaction(bench.cluster.own(2), target)
+    abort_open_transaction(bench.cluster.own(2), target, bench.cluster)
     for number in (1, 2, 3):
         assert bench.markers(bench.partition_at(number)) == [(0, producer.identity.epoch + 1)]
     with pytest.raises(InvalidTransactionState):
-        abort_open_transaction(bench.cluster.own(2), target)
+        abort_open_transaction(bench.cluster.own(2), target, bench.cluster)
     with pytest.raises(TransactionAbortable):
         producer.send(bench.partition_at(2), b"b")
     assert_cluster_sound(bench.cluster, at_rest=True)
@@ -366,7 +366,9 @@ def test_what_nobody_coordinates_hangs_and_what_is_coordinated_elsewhere_does_no
     with bench.down(1):
         # Its coordinator would know.
         assert hanging_in_cluster(bench.cluster, 900) == []
-    abort_open_transaction(bench.cluster.own(3), OpenInPartition(bench.partition_at(3), producer.identity))
+    abort_open_transaction(
+        bench.cluster.own(3), OpenInPartition(bench.partition_at(3), producer.identity), bench.cluster
+    )
 
 
 # --- late and twice --------------------------------------------------------------------------------------------------
@@ -469,7 +471,7 @@ def test_a_partition_deleted_between_decision_and_delivery_needs_no_marker(sqlit
     bench.cluster.publish()
     if not remembered:
         bench.cluster._leaders.clear()
-    complete_decided(bench.cluster.own(1), producer.transactional_id)
+    complete_decided(bench.cluster.own(1), producer.transactional_id, bench.cluster)
     assert bench.row(producer.transactional_id).state is S.COMPLETE_COMMIT
     assert_cluster_sound(bench.cluster, at_rest=True)
 
@@ -502,7 +504,7 @@ def test_many_recoveries_at_once_complete_each_transaction_once(bench: Bench):
         try:
             with bench.site.open() as cluster:
                 for store in cluster.stores():
-                    recover(store)
+                    recover(store, cluster)
         except BaseException as error:  # noqa: BLE001
             errors.append(error)
 
@@ -540,7 +542,7 @@ def test_a_long_row_of_transactions_stays_in_order(bench: Bench):
 def test_settings_of_the_store_hold_in_every_database(sqlite_bench: Bench):
     change_store_settings(sqlite_bench.cluster, {"transaction.max.timeout.ms": "1000"})
     for home in (1, 2, 3):
-        coordinator = TransactionCoordinator(sqlite_bench.cluster.own(home))
+        coordinator = TransactionCoordinator(sqlite_bench.cluster.own(home), sqlite_bench.cluster)
         with pytest.raises(Exception, match="this store allows 1 to 1000"):
             coordinator.init_producer_id(sqlite_bench.name_at(home), 1001)
 
@@ -550,7 +552,7 @@ def test_a_partition_knows_its_producers_of_all_databases(sqlite_bench: Bench):
     number = sqlite_bench.partition_at(1)
     for producer in producers:
         producer.send(number, b"a")
-        assert not abort_if_timed_out(producer.coordinator.store, producer.transactional_id)
+        assert not abort_if_timed_out(producer.coordinator.store, producer.transactional_id, producer.cluster)
     states = sqlite_bench.cluster.own(1).read(lambda connection: producers_of_partition(connection, number))
     assert [state.producer_id >> 40 for state in states] == [0, 1, 2]
     groups = select(transaction_groups.c.group_id)
@@ -569,13 +571,13 @@ def test_who_is_held_back_ends_what_another_database_coordinates(bench: Bench):
     abandoned.send_offsets(group_id, {held: 7})
     alive.send(held, b"alive")
     home = bench.cluster.own(3)
-    assert abort_overdue_in(home, [held]) == 1_001
+    assert abort_overdue_in(home, [held], bench.cluster) == 1_001
     bench.clock.advance(1_001)
     with bench.down(2):
-        assert abort_overdue_in(home, [held]) == AGAIN_MS
-    assert abort_overdue_in(home, [bench.partition_at(3, 1)]) is None
+        assert abort_overdue_in(home, [held], bench.cluster) == AGAIN_MS
+    assert abort_overdue_in(home, [bench.partition_at(3, 1)], bench.cluster) is None
     assert bench.row(abandoned.transactional_id).state is S.ONGOING
-    assert abort_overdue_in(home, [held]) == 60_000 - 1_000
+    assert abort_overdue_in(home, [held], bench.cluster) == 60_000 - 1_000
     assert bench.row(abandoned.transactional_id).state is S.COMPLETE_ABORT
     assert not bench.offsets(group_id, [held]).unstable
     alive.end(commit=True)

@@ -43,7 +43,7 @@ def begins_to_send_offsets(bench: Bench, producer: Producer) -> Callable[[], obj
 def begins_as_writer(bench: Bench, producer: Producer) -> Callable[[], object]:
     store = bench.cluster.coordinator_of(producer.transactional_id)
     producer.send(bench.partition_at(1), b"begun")
-    writer = join_transaction(store, producer.transactional_id, producer.identity)
+    writer = join_transaction(store, producer.transactional_id, producer.identity, bench.cluster)
     partition_id = bench.partition_at(2)
     remote = RemoteWriter(store, bench.cluster, writer, None)
     remote._verify([partition_id])

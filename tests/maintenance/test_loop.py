@@ -62,7 +62,7 @@ def run(shared_store, done):
         time.at_time = dict(at_time)
 
         def noted(name, do):
-            def note(_):
+            def note(*_):
                 done.append((name, time.elapsed_seconds()))
                 return do(time)
 
@@ -210,7 +210,7 @@ def test_stop_ends_the_loop_after_the_duty_that_runs(run, done):
 def test_a_loop_that_waits_ends_as_soon_as_it_is_told(shared_store):
     stop, waits = threading.Event(), threading.Event()
 
-    def signal(_):
+    def signal(*_):
         waits.set()
         return 0
 

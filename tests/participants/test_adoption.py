@@ -139,7 +139,7 @@ def test_everything_else_goes_on_without_adoption(original, clock, copied, txnst
         producer = coordinator.init_producer_id("t", 60_000).identity
         assert producer.epoch == 0
         assert copy.store_uuid == original.store_uuid
-        assert recover_in_cluster(copy) == 0
+        assert recover_in_cluster(copy, None) == 0
 
 
 def test_the_original_is_recognised_and_adopted_by_force_only(original, clock, txnstore_empty_url):

@@ -41,7 +41,14 @@ def _page(big: BigStore, connection: Connection) -> None:
 
 def _last_records(big: BigStore, connection: Connection) -> None:
     for count in (1, 5_000, 50_000):
-        read_positions(big.store, connection, big.topic, None, Start(StartKind.LAST, count), COMMITTED)
+        read_positions(
+            lambda ids, work: work(connection, list(ids)),
+            connection,
+            big.topic,
+            None,
+            Start(StartKind.LAST, count),
+            COMMITTED,
+        )
 
 
 def _timeline(big: BigStore, connection: Connection) -> None:

@@ -195,7 +195,7 @@ def _of_time(behind_ms: int, of: Callable[[BigStore], int], isolation: Isolation
 
 
 def _duty(duty: Duty, big: BigStore) -> Callable[[], object]:
-    return lambda: duty.do(big.store)
+    return lambda: duty.do(big.store, None)
 
 
 def _wait(answers: Mapping[Any, Any]) -> None:

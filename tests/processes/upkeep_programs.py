@@ -23,6 +23,7 @@ from tests.processes.group_transforming import Fenced, GroupPlan, TransformingMe
 from tests.processes.upkeep_ledger import COMMITTED, REFUSED, UNKNOWN, Ledger, read_ledgers
 from tests.tools.workload import Job, again
 from txnstore.admin import AdminClient, NewTopic
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store, open_store
 from txnstore.errors import ProducerFenced, TxnStoreError
 from txnstore.log.append import Append
@@ -607,8 +608,8 @@ def _opened(job: Job) -> Iterator[Store]:
 
 
 def _counted(duty: Duty, ledger: Ledger) -> Duty:
-    def do(store: Store) -> int:
-        count = duty.do(store)
+    def do(store: Store, cluster: Cluster | None) -> int:
+        count = duty.do(store, cluster)
         if count:
             ledger.note("did", duty=duty.name, count=count)
         return count

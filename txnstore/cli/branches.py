@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from txnstore.cli.options import Json, Schema, Url, examples, opened_cluster
+from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, show_json, show_rows, time_text
 from txnstore.cli.terminal import TRY_AGAIN_LATER, report, say
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -52,8 +52,10 @@ def recover(
     """End what is prepared in other databases as their transactions were decided; the exit code 75 says: not all."""
     if not participants:
         raise typer.BadParameter(f"which database? Give --participant, or set {PARTICIPANTS_VARIABLE}")
-    with opened_cluster(url, schema) as cluster:
-        found = [recover_branches(store, participant) for participant in participants for store in cluster.stores()]
+    with opened(url, schema) as cluster:
+        found = [
+            recover_branches(store, participant, cluster) for participant in participants for store in cluster.stores()
+        ]
     if as_json:
         show_json([_recovered(each) for each in found])
     for each in found:
@@ -70,7 +72,7 @@ def recover(
 
 def branches(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """List the shares of transactions in other databases that have not ended, or not been found to have."""
-    with opened_cluster(url, schema) as cluster:
+    with opened(url, schema) as cluster:
         found = [branch for store in cluster.stores() for branch in store.read(all_branches)]
     show_rows([_row(branch) for branch in found], _COLUMNS, as_json=as_json)
 

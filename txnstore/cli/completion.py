@@ -13,7 +13,6 @@ import typer
 from sqlalchemy import Connection, select
 
 from txnstore.cli.options import URL_VARIABLE
-from txnstore.clients.brokers import all_stores
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -48,7 +47,7 @@ def _names(context: typer.Context, incomplete: str, read: Callable[[Connection],
     schema = context.params.get("schema") or DEFAULT_SCHEMA
     try:
         with open_cluster(url or "", schema=schema, create=False, limits=_LIMITS) as cluster:
-            names = {name for store in all_stores(cluster.controller) for name in store.read(read)}
+            names = {name for store in cluster.stores() for name in store.read(read)}
             return sorted(name for name in names if name.startswith(incomplete))
     except Exception:  # noqa: BLE001 - whatever it is, the line that is being typed must stay whole
         return []

@@ -19,13 +19,13 @@ from txnstore.cli.produce import key_values
 from txnstore.cli.record_output import DEFAULT_FORMAT, DIRECTIVES, Print, UnknownDirective, print_json, printer
 from txnstore.cli.terminal import CommandFailed, hint
 from txnstore.cli.times import FORMS, parse_time
-from txnstore.clients.brokers import all_stores
+from txnstore.clients.brokers import reads_at_leaders
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.model import IsolationLevel
 from txnstore.transactions.recovery import abort_overdue
@@ -102,16 +102,17 @@ def consume(
         raise typer.BadParameter("a group deals out the partitions itself", param_hint="--partition")
     print_record = print_json if as_json else _printer(format_)
     level = IsolationLevel[isolation.name]
-    with opened(url, schema) as store:
+    with opened(url, schema) as cluster:
         where = start or Start(StartKind.END if follow else StartKind.BEGINNING)
 
         def look(connection: Connection) -> Positions:
-            return read_positions(store, connection, topic, partition, where, level)
+            read = reads_at_leaders(cluster, cluster.controller, connection)
+            return read_positions(read, connection, topic, partition, where, level)
 
-        positions = store.read(look)
+        positions = cluster.controller.read(look)
         if positions.held_back():
-            _end_overdue(store)
-            positions = store.read(look)
+            _end_overdue(cluster)
+            positions = cluster.controller.read(look)
     settings: dict[str, Any] = {"auto.offset.reset": "earliest" if group is not None else "error"}
     if not follow:
         # Whoever reads to the end does not wait there for more.
@@ -141,11 +142,11 @@ def consume(
             hint(line)
 
 
-def _end_overdue(store: Store) -> None:
+def _end_overdue(cluster: Cluster) -> None:
     """End transactions whose time is up: this reader is gone before anybody could tell it of their ends."""
-    for home in all_stores(store):
+    for store in cluster.stores():
         with contextlib.suppress(TxnStoreError):
-            while abort_overdue(home) == 0:
+            while abort_overdue(store, cluster) == 0:
                 pass
 
 

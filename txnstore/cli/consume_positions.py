@@ -10,9 +10,8 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, exists, not_, select
 
 from txnstore.cli.terminal import CommandFailed
-from txnstore.clients.brokers import reads_at_leaders
+from txnstore.clients.brokers import Reads
 from txnstore.db.schema import finished_transactions, record_batches
-from txnstore.db.store import Store
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.fetch import PAGE_BATCHES_MAX
 from txnstore.log.topics import get_topic
@@ -77,7 +76,7 @@ class Positions:
 
 
 def read_positions(  # noqa: PLR0917 - where, and what
-    store: Store,
+    read: Reads,
     connection: Connection,
     topic: str,
     numbers: Sequence[int] | None,
@@ -101,7 +100,7 @@ def read_positions(  # noqa: PLR0917 - where, and what
             for partition_id, bounds in read_bounds(opened, partition_ids).items()
         }
 
-    found_at = reads_at_leaders(store, connection)(list(names), look)
+    found_at = read(list(names), look)
     of = {number: found_at[partition_id][0] for number, partition_id in ids.items()}
     return Positions(
         topic,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from txnstore.cli.options import Json, Schema, Url, examples, opened_cluster
+from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, show_rows
 from txnstore.cli.terminal import say
 from txnstore.clients.brokers import broker_id_of
@@ -31,7 +31,7 @@ def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SC
 
     STATE says whether this command could reach it.
     """
-    with opened_cluster(url, schema) as cluster:
+    with opened(url, schema) as cluster:
         rows = [
             {
                 "broker": broker_id_of(member.database_id),
@@ -60,7 +60,7 @@ def add(
     What there is stays where it is.  Clients go on with the URLs that they have until something of theirs lives there;
     give them the new URL, behind the others, before that.
     """
-    with opened_cluster(url, schema) as cluster:
+    with opened(url, schema) as cluster:
         before = {member.database_id for member in cluster.databases}
         member = cluster.add_database(new_url)
         if member.database_id in before:

@@ -14,7 +14,7 @@ from txnstore.cli.output import json_text
 from txnstore.cli.record_output import as_json as json_bytes
 from txnstore.cli.record_output import headers_as_json
 from txnstore.cli.terminal import CommandFailed, printable
-from txnstore.clients.brokers import all_stores, at_leader_of
+from txnstore.clients.brokers import at_leader_of
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import record_batches, transaction_log
 from txnstore.db.store import Store
@@ -79,8 +79,8 @@ def log(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Print the log of a partition: its record batches, their records, and the markers that end transactions."""
-    with opened(url, schema) as controller:
-        store = at_leader_of(controller, topic, partition, lambda home: home)
+    with opened(url, schema) as cluster:
+        store = at_leader_of(cluster, topic, partition, lambda leader: leader)
         partition_id, bounds = store.read(lambda connection: _found(connection, topic, partition))
         if not as_json:
             _print(f"Dumping {topic}-{partition}")
@@ -195,8 +195,8 @@ def journal(
     """Print the journal of transactions: every change of their states, in order, of one database after the other."""
     if transactional_id is not None:
         check_transactional_id(transactional_id)
-    with opened(url, schema) as store:
-        for row in (row for home in all_stores(store) for row in _entries(home, transactional_id)):
+    with opened(url, schema) as cluster:
+        for row in (row for store in cluster.stores() for row in _entries(store, transactional_id)):
             facts = {
                 "producerId": row.producer_id,
                 "producerEpoch": row.producer_epoch,
@@ -328,8 +328,8 @@ def _print_all(  # noqa: PLR0917 - where, and what
     as_json: bool,
 ) -> None:
     """Print page after page, from a position on; each one says where the next begins, or that it is the last."""
-    with opened(url, schema) as controller:
-        store = at_leader_of(controller, topic, partition, lambda home: home)
+    with opened(url, schema) as cluster:
+        store = at_leader_of(cluster, topic, partition, lambda leader: leader)
         for facts in _facts_of_pages(store, page, position):
             if as_json:
                 _print_json(facts)

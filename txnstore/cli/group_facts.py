@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, bindparam, case, exists, func, not_, select
 
 from txnstore.clients.brokers import Reads, reads_at_leaders
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.groups.administration import ListedGroup, list_offsets
@@ -71,12 +72,12 @@ def group_facts(group: ListedGroup) -> dict[str, Any]:
     }
 
 
-def offset_rows(store: Store, connection: Connection, group: ListedGroup) -> list[dict[str, Any]]:
+def offset_rows(cluster: Cluster, store: Store, connection: Connection, group: ListedGroup) -> list[dict[str, Any]]:
     """Return a row for each partition that the group has committed for, or that a member has.
 
     `connection` is one to `store`, which coordinates the group; partitions are looked at where they live.
     """
-    read = reads_at_leaders(store, connection)
+    read = reads_at_leaders(cluster, store, connection)
     committed = list_offsets(connection, group.group_id)
     owners = {partition: member.member_id for member in group.members for partition in member.owned}
     wanted = sorted(committed.offsets.keys() | committed.unstable | owners.keys())

@@ -16,7 +16,8 @@ from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, list_text, show_facts, show_json, show_rows
 from txnstore.cli.terminal import CommandFailed, hint, say
 from txnstore.cli.times import FORMS, parse_time
-from txnstore.clients.brokers import all_stores, at_coordinator, reads_at_leaders
+from txnstore.clients.brokers import Reads, reads_at_leaders
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.errors import GroupIdNotFound
@@ -78,8 +79,8 @@ _Target = Callable[[Connection, Bounds, "int | None"], "int | None"]
 @app.command(name="list", epilog=examples("txnstore groups list", "txnstore groups list --json | jq -r '.[].group'"))
 def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """List the groups with their states and members."""
-    with opened(url, schema) as store:
-        found = [group for home in all_stores(store) for group in home.read(list_groups)]
+    with opened(url, schema) as cluster:
+        found = [group for store in cluster.stores() for group in store.read(list_groups)]
     rows = [group_facts(group) for group in sorted(found, key=lambda group: group.group_id)]
     show_rows(rows, _COLUMNS, as_json=as_json)
 
@@ -98,8 +99,8 @@ def describe(
     nothing at or past the last stable offset; OPEN those behind it, of transactions that may still abort.  PENDING:
     an open transaction holds an offset of the group.
     """
-    with opened(url, schema) as store:
-        found = _described_all(store, groups)
+    with opened(url, schema) as cluster:
+        found = _described_all(cluster, groups)
     if as_json:
         show_json(found)
         return
@@ -162,22 +163,21 @@ def reset_offsets(
     chosen = dict(_parsed_topic(text) for text in topics or ())
     check_group_id(group)
 
-    def plan(home: Store, connection: Connection) -> list[dict[str, Any]]:
-        return _plan(home, connection, group, chosen, target)
+    def plan(store: Store, connection: Connection) -> list[dict[str, Any]]:
+        return _plan(reads_at_leaders(cluster, store, connection), connection, group, chosen, target)
 
-    def change(home: Store, connection: Connection) -> list[dict[str, Any]]:
-        rows = _plan(home, connection, group, chosen, target)
+    def change(store: Store, connection: Connection) -> list[dict[str, Any]]:
+        rows = plan(store, connection)
         offsets = {row["partition_id"]: OffsetAndMetadata(row["new_offset"]) for row in rows}
         if offsets:
             alter_offsets(connection, group, offsets)
         return rows
 
-    with opened(url, schema) as store:
-        rows = at_coordinator(
-            store,
+    with opened(url, schema) as cluster:
+        rows = cluster.at_coordinator(
             group,
-            lambda home: (
-                home.write(partial(change, home), wakes_readers=True) if execute else home.read(partial(plan, home))
+            lambda store: (
+                store.write(partial(change, store), wakes_readers=True) if execute else store.read(partial(plan, store))
             ),
         )
     shown = [{name: value for name, value in row.items() if name != "partition_id"} for row in rows]
@@ -196,15 +196,15 @@ def delete(
 ) -> None:
     """Delete groups without members, and what they have committed: all of them in a database, or none."""
     names = sorted(dict.fromkeys(groups))
-    with opened(url, schema) as store:
-        by_leader = _by_leader(store, names)
-        for home, own in by_leader:
-            home.read(partial(_found_all, own))
+    with opened(url, schema) as cluster:
+        by_coordinator = _by_coordinator(cluster, names)
+        for store, own in by_coordinator:
+            store.read(partial(_found_all, own))
         if not yes:
             typer.confirm(f"Delete {list_text(names)}, with the committed offsets?", abort=True)
 
-        for home, own in by_leader:
-            home.write(partial(_delete_all, own))
+        for store, own in by_coordinator:
+            store.write(partial(_delete_all, own))
     for name in names:
         say(f"group {name} was deleted")
 
@@ -217,14 +217,12 @@ def _found(connection: Connection, group_id: str) -> ListedGroup:
     return group
 
 
-def _by_leader(store: Store, group_ids: Iterable[str]) -> list[tuple[Store, list[str]]]:
+def _by_coordinator(cluster: Cluster, group_ids: Iterable[str]) -> list[tuple[Store, list[str]]]:
     """Return the groups with the store that coordinates them."""
-    if store.cluster is None:
-        return [(store, list(group_ids))]
     found: dict[int, tuple[Store, list[str]]] = {}
     for group_id in group_ids:
-        home = store.cluster.coordinator_of(group_id)
-        found.setdefault(home.database_id, (home, []))[1].append(group_id)
+        store = cluster.coordinator_of(group_id)
+        found.setdefault(store.database_id, (store, []))[1].append(group_id)
     return list(found.values())
 
 
@@ -238,23 +236,25 @@ def _delete_all(group_ids: Iterable[str], connection: Connection) -> None:
         delete_group(connection, group_id)
 
 
-def _described_all(store: Store, group_ids: list[str]) -> list[dict[str, Any]]:
+def _described_all(cluster: Cluster, group_ids: list[str]) -> list[dict[str, Any]]:
     described: dict[str, dict[str, Any]] = {}
-    for home, own in _by_leader(store, group_ids):
-        described |= home.read(partial(_described, home, own))
+    for store, own in _by_coordinator(cluster, group_ids):
+        described |= store.read(partial(_described, cluster, store, own))
     return [described[group_id] for group_id in group_ids]
 
 
-def _described(home: Store, group_ids: list[str], connection: Connection) -> dict[str, dict[str, Any]]:
+def _described(
+    cluster: Cluster, store: Store, group_ids: list[str], connection: Connection
+) -> dict[str, dict[str, Any]]:
     found = {group_id: _found(connection, group_id) for group_id in group_ids}
     return {
-        group_id: {**group_facts(group), "offsets": offset_rows(home, connection, group)}
+        group_id: {**group_facts(group), "offsets": offset_rows(cluster, store, connection, group)}
         for group_id, group in found.items()
     }
 
 
 def _plan(
-    home: Store, connection: Connection, group_id: str, chosen: dict[str, list[int] | None], target: _Target
+    read: Reads, connection: Connection, group_id: str, chosen: dict[str, list[int] | None], target: _Target
 ) -> list[dict[str, Any]]:
     """Return where each partition is to go on; those that stay as they are are left out."""
     committed = list_offsets(connection, group_id).offsets
@@ -269,7 +269,6 @@ def _plan(
     else:
         raise CommandFailed(f"group {group_id} has committed nothing; --topic says where it is to begin")
     topics = topics_by_name(connection, {partition.topic for partition in partitions})
-    read = reads_at_leaders(home, connection)
     rows = []
     for partition in partitions:
         topic = topics.get(partition.topic) or get_topic(connection, partition.topic)

@@ -10,9 +10,10 @@ from sqlalchemy import Connection, Table, func, select
 from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, show_facts, show_json, show_rows, size_text, time_text
 from txnstore.cli.terminal import say
-from txnstore.clients.brokers import all_stores, broker_id_of
+from txnstore.clients.brokers import broker_id_of
 from txnstore.clients.model.metadata import version
 from txnstore.config import STORE_SETTINGS
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import (
     group_members,
@@ -56,10 +57,11 @@ _STATES: Final = select(transactions.c.state, func.count()).group_by(transaction
 
 def info(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """Show what a store is: its identity, versions, counts, sizes and settings."""
-    with opened(url, schema) as store:
+    with opened(url, schema) as cluster:
+        store = cluster.controller
         facts = store.read(lambda connection: _facts(store, connection))
-        if store.cluster is not None:
-            _add_others(store, facts)
+        if not cluster.is_alone:
+            _add_others(cluster, facts)
     if as_json:
         show_json(facts)
         return
@@ -102,12 +104,11 @@ def _facts(store: Store, connection: Connection) -> dict[str, Any]:
     }
 
 
-def _add_others(controller: Store, facts: dict[str, Any]) -> None:
+def _add_others(cluster: Cluster, facts: dict[str, Any]) -> None:
     """Add what the other databases of the cluster hold; topics and partitions are those of the controller."""
-    cluster = controller.cluster
-    assert cluster is not None
-    reached = {controller.database_id}
-    for store in all_stores(controller)[1:]:
+    reached = {cluster.controller.database_id}
+    _, *others = cluster.stores()
+    for store in others:
         reached.add(store.database_id)
         counts, sizes = store.read(lambda connection, store=store: (_counts(connection), _sizes(store, connection)))  # type: ignore[misc]
         for name, count in counts.items():

@@ -58,7 +58,7 @@ def _run_once(cluster: Cluster, duties: Sequence[Duty]) -> bool:
     total: dict[str, int] = {}
     is_complete = len(stores) == len(cluster.databases)
     for store in stores:
-        done = Maintenance(store, duties=duties).run_once()
+        done = Maintenance(store, cluster, duties=duties).run_once()
         is_complete &= len(done) == len(duties)
         for name, count in done.items():
             total[name] = total.get(name, 0) + count
@@ -94,7 +94,7 @@ def _run_one(cluster: Cluster, database_id: int, duties: Sequence[Duty], stop: t
             _log.warning("maintenance of %s: it cannot be reached: %s", cluster.label_of(database_id), error)
             stop.wait(_LOOK_AGAIN_SECONDS)
         else:
-            Maintenance(store, duties=duties).run(stop)
+            Maintenance(store, cluster, duties=duties).run(stop)
 
 
 def stop_at_signals(stop: threading.Event) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
@@ -11,7 +9,6 @@ from rich.markup import escape
 
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import Cluster, open_cluster
-from txnstore.db.store import Store
 
 URL_VARIABLE: Final = "TXNSTORE_URL"
 
@@ -80,19 +77,8 @@ def one_url(context: typer.Context, argument: str | None, option: str | None) ->
     return str(url)
 
 
-@contextmanager
-def opened(url: str | None, schema: str) -> Iterator[Store]:
-    """Open the store of a command, of several databases the controller; one without tables stays without.
-
-    Raises:
-        TxnStoreError: the database cannot be reached, or its tables are not those of this version.
-    """
-    with opened_cluster(url, schema) as cluster:
-        yield cluster.controller
-
-
-def opened_cluster(url: str | None, schema: str) -> Cluster:
-    """Open all databases of a command; see `opened`.
+def opened(url: str | None, schema: str) -> Cluster:
+    """Open the databases of a command; one without tables stays without.
 
     Raises:
         TxnStoreError: the first cannot be reached, or the tables are not those of this version.

@@ -124,8 +124,8 @@ def produce(
         settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": transaction_timeout * 1000}
     check_topic_name(topic)
     # So that neither a wrong URL nor an empty database gets tables.
-    with opened(url, schema) as store:
-        if not store.read(lambda connection: find_topics(connection, [topic])):
+    with opened(url, schema) as cluster:
+        if not cluster.controller.read(lambda connection: find_topics(connection, [topic])):
             # A name that is misspelt makes a topic, as everywhere in Kafka; it should not do so unseen.
             hint(f"there is no topic {topic} yet; the first record makes it")
     with ExitStack() as stack:

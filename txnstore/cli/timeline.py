@@ -83,9 +83,9 @@ def timeline(
     """Draw a partition: its records by transaction, markers, last stable offset, high watermark, groups' positions."""
     if count is None:
         count = _SVG_COUNT if svg_file is not None else _screen_columns()
-    with opened(url, schema) as store:
+    with opened(url, schema) as cluster:
         found = at_leader_of(
-            store,
+            cluster,
             topic,
             partition,
             lambda home: home.read(

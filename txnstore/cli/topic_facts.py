@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, func, select
 
-from txnstore.clients.brokers import all_stores, reads_at_leaders
+from txnstore.clients.brokers import reads_at_leaders
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.schema import partition_heads, partitions, producer_states, record_batches, topics
-from txnstore.db.store import Store
 from txnstore.log.bounds import read_bounds
 from txnstore.log.topics import Topic, find_topics, get_topic, list_topics
 
@@ -38,11 +38,12 @@ _SIZES: Final = (
 )
 
 
-def list_topic_rows(store: Store) -> list[dict[str, Any]]:
+def list_topic_rows(cluster: Cluster) -> list[dict[str, Any]]:
     """Return a row for each topic, by name; what lives in databases that cannot be reached is not counted."""
-    found, offsets, open_in = store.read(lambda connection: (_topics(connection), *_counts(connection)))
-    for home in all_stores(store)[1:]:
-        more_offsets, more_open_in = home.read(_counts)
+    found, offsets, open_in = cluster.controller.read(lambda connection: (_topics(connection), *_counts(connection)))
+    _, *others = cluster.stores()
+    for store in others:
+        more_offsets, more_open_in = store.read(_counts)
         open_in |= more_open_in
         for topic_id, count in more_offsets.items():
             offsets[topic_id] = offsets.get(topic_id, 0) + count
@@ -71,7 +72,7 @@ def _open_transactions(connection: Connection) -> dict[int, int]:
     return {row[0]: int(row[1]) for row in connection.execute(_OPEN)}
 
 
-def describe_topic(store: Store, connection: Connection, name: str) -> dict[str, Any]:
+def describe_topic(cluster: Cluster, connection: Connection, name: str) -> dict[str, Any]:
     """Return everything about one topic, which `connection` to the controller knows.
 
     Raises:
@@ -79,7 +80,7 @@ def describe_topic(store: Store, connection: Connection, name: str) -> dict[str,
         TxnStoreError: a database that holds a partition cannot be reached.
     """
     topic = get_topic(connection, name)
-    read = reads_at_leaders(store, connection)
+    read = reads_at_leaders(cluster, cluster.controller, connection)
     bounds = read(topic.partition_ids, read_bounds)
     open_in = read(topic.partition_ids, lambda opened, _: _open_transactions(opened))
     sizes = read(topic.partition_ids, _sizes)
@@ -97,7 +98,7 @@ def describe_topic(store: Store, connection: Connection, name: str) -> dict[str,
                 "batches": count,
                 "size_bytes": size_bytes,
                 "last_timestamp_ms": last_ms,
-                **({} if store.cluster is None else {"database": store.cluster.label_of(topic.leaders[number])}),
+                **({} if cluster.is_alone else {"database": cluster.label_of(topic.leaders[number])}),
             }
         )
     return {

@@ -15,7 +15,6 @@ from txnstore.cli.output import Column, list_text, show_facts, show_json, show_r
 from txnstore.cli.terminal import headline, hint, say
 from txnstore.cli.topic_facts import describe_topic, list_topic_rows
 from txnstore.clients.admin.configs import known_topic_config
-from txnstore.clients.brokers import publish
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import TopicAlreadyExists
@@ -108,9 +107,9 @@ def create(
                 done.append(f"topic {topic} was created with {_partitions(count)}")
         return done
 
-    with opened(url, schema) as store:
-        lines = store.write(work)
-        publish(store)
+    with opened(url, schema) as cluster:
+        lines = cluster.controller.write(work)
+        cluster.publish()
         for line in lines:
             say(line)
 
@@ -118,16 +117,18 @@ def create(
 @app.command(name="list", epilog=examples("txnstore topics list", "txnstore topics list --json | jq -r '.[].topic'"))
 def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """List the topics: their partitions, how many offsets there are between the ends of their logs, what was set."""
-    with opened(url, schema) as store:
-        show_rows(list_topic_rows(store), _COLUMNS, as_json=as_json)
+    with opened(url, schema) as cluster:
+        show_rows(list_topic_rows(cluster), _COLUMNS, as_json=as_json)
 
 
 @app.command(name="describe", epilog=examples("txnstore topics describe orders"))
 def describe(topics: _Topics, *, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """Describe topics: their settings, and for each partition the bounds and the size of its log."""
-    with opened(url, schema) as store:
-        found = store.read(lambda connection: [describe_topic(store, connection, topic) for topic in topics])
-        columns = _PARTITION_COLUMNS if store.cluster is None else (*_PARTITION_COLUMNS, Column("database", "DATABASE"))
+    with opened(url, schema) as cluster:
+        found = cluster.controller.read(
+            lambda connection: [describe_topic(cluster, connection, topic) for topic in topics]
+        )
+        columns = _PARTITION_COLUMNS if cluster.is_alone else (*_PARTITION_COLUMNS, Column("database", "DATABASE"))
     if as_json:
         show_json(found)
         return
@@ -171,9 +172,9 @@ def alter(
         if partitions is not None:
             grow_topic(connection, topic, partition_count=partitions)
 
-    with opened(url, schema) as store:
-        store.write(work)
-        publish(store)
+    with opened(url, schema) as cluster:
+        cluster.controller.write(work)
+        cluster.publish()
     if partitions is not None:
         say(f"topic {topic} has {_partitions(partitions)} now")
     for name, value in changes.items():
@@ -189,27 +190,29 @@ def delete(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Delete topics, their records and what groups have committed for them: all of them, or none."""
-    with opened(url, schema) as store:
+    with opened(url, schema) as cluster:
         names = list(dict.fromkeys(topics))
-        found = store.read(lambda connection: [describe_topic(store, connection, name) for name in names])
+        found = cluster.controller.read(
+            lambda connection: [describe_topic(cluster, connection, name) for name in names]
+        )
         if not yes:
             headline("this deletes for ever:")
             for facts in found:
                 say(f"  {facts['topic']}: {_partitions(len(facts['partitions']))}, {_offsets(facts)} offsets")
             typer.confirm("Delete?", abort=True)
 
-        if store.cluster is not None:
-            for topic in store.read(lambda connection: find_topics(connection, names)):
-                refuse_if_in_use(store.cluster, topic.partition_ids)
+        if not cluster.is_alone:
+            for topic in cluster.controller.read(lambda connection: find_topics(connection, names)):
+                refuse_if_in_use(cluster, topic.partition_ids)
 
         def work(connection: Connection) -> None:
             # By name, so that two who delete the same ones do not wait for each other.
             for facts in sorted(found, key=lambda facts: str(facts["topic"])):
                 delete_topic(connection, facts["topic"])
 
-        store.write(work, wakes_readers=True)
-        publish(store)
-        purge_soon(store)
+        cluster.controller.write(work, wakes_readers=True)
+        cluster.publish()
+        purge_soon(cluster.controller)
     for facts in found:
         say(f"topic {facts['topic']} was deleted")
 

@@ -15,7 +15,8 @@ from txnstore.cli.completion import complete_topic, complete_transactional_id
 from txnstore.cli.options import Json, Schema, Url, examples, opened
 from txnstore.cli.output import Column, duration_text, list_text, show_facts, show_json, show_rows, time_text
 from txnstore.cli.terminal import CommandFailed, say
-from txnstore.clients.brokers import BROKER_ID, all_stores, at_coordinator, at_partition, broker_id_of, reads_at_leaders
+from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.log.producers import producers_of_partition
@@ -110,11 +111,11 @@ def list_(
 ) -> None:
     """List the transactional ids, each with the state of its newest transaction."""
     wanted = TransactionFilter(_parsed_states(states or []), producer_ids or (), longer_than, _compiled(pattern))
-    with opened(url, schema) as store:
+    with opened(url, schema) as cluster:
         found = [
-            (broker_id_of(home.database_id), row)
-            for home in all_stores(store)
-            for row in home.read(lambda connection: list_transactions(connection, wanted))
+            (broker_id_of(store.database_id), row)
+            for store in cluster.stores()
+            for row in store.read(lambda connection: list_transactions(connection, wanted))
         ]
     rows = [
         {
@@ -140,8 +141,8 @@ def describe(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Describe the newest transaction of transactional ids."""
-    with opened(url, schema) as store:
-        found = [at_coordinator(store, name, partial(_described_at, name)) for name in transactional_ids]
+    with opened(url, schema) as cluster:
+        found = [cluster.at_coordinator(name, partial(_described_at, name)) for name in transactional_ids]
     if as_json:
         show_json(found)
         return
@@ -166,20 +167,20 @@ def describe_producers(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Show which producers the partitions of a topic remember, and since which offset a transaction is open."""
-    with opened(url, schema) as store:
+    with opened(url, schema) as cluster:
 
         def work(connection: Connection) -> list[dict[str, Any]]:
             found = get_topic(connection, topic)
             numbers = range(len(found.partition_ids)) if partitions is None else dict.fromkeys(partitions)
             ids = {found.partition_id(number): number for number in numbers}
-            states = reads_at_leaders(store, connection)(list(ids), _producers)
+            states = reads_at_leaders(cluster, cluster.controller, connection)(list(ids), _producers)
             return [
                 {"topic": topic, "partition": number, **_producer(state)}
                 for partition_id, number in ids.items()
                 for state in states[partition_id]
             ]
 
-        show_rows(store.read(work), _PRODUCER_COLUMNS, as_json=as_json)
+        show_rows(cluster.controller.read(work), _PRODUCER_COLUMNS, as_json=as_json)
 
 
 @app.command(
@@ -220,9 +221,9 @@ def abort(
     in_partition = topic is not None or partition is not None or by_offset or by_producer
     if (transactional_id is None) != in_partition:
         raise typer.BadParameter("name a transactional id, or else --topic and --partition")
-    with opened(url, schema) as store:
+    with opened(url, schema) as cluster:
         if transactional_id is not None:
-            _abort_id(store, transactional_id, yes=yes)
+            _abort_id(cluster, transactional_id, yes=yes)
             return
         if topic is None or partition is None or by_offset == by_producer:
             raise typer.BadParameter(
@@ -234,15 +235,17 @@ def abort(
         def work(connection: Connection) -> OpenInPartition:
             partition_id = get_topic(connection, topic).partition_id(partition)
             if start_offset is not None:
-                states = reads_at_leaders(store, connection)([partition_id], _producers)[partition_id]
+                states = reads_at_leaders(cluster, cluster.controller, connection)([partition_id], _producers)[
+                    partition_id
+                ]
                 return _open_at(states, partition_id, f"{topic}-{partition}", start_offset)
             assert producer_id is not None
             assert producer_epoch is not None
             return OpenInPartition(partition_id, ProducerIdentity(producer_id, producer_epoch), coordinator_epoch)
 
-        target = store.read(work)
+        target = cluster.controller.read(work)
         _ask(f"the open transaction of producer {target.producer} in {topic}-{partition}", yes=yes)
-        at_partition(store, target.partition_id, lambda home: abort_open_transaction(home, target))
+        cluster.at_partition(target.partition_id, lambda leader: abort_open_transaction(leader, target, cluster))
         say(f"the transaction of producer {target.producer} was aborted")
 
 
@@ -291,11 +294,13 @@ def find_hanging(
         ]
 
     longest_ms = max_timeout * _MINUTE_MS
-    with opened(url, schema) as store:
-        if store.cluster is None:
-            found = store.read(lambda connection: hanging_transactions(connection, longest_ms, ids_of(connection)))
+    with opened(url, schema) as cluster:
+        if cluster.is_alone:
+            found = cluster.controller.read(
+                lambda connection: hanging_transactions(connection, longest_ms, ids_of(connection))
+            )
         else:
-            found = hanging_in_cluster(store.cluster, longest_ms, store.read(ids_of))
+            found = hanging_in_cluster(cluster, longest_ms, cluster.controller.read(ids_of))
         show_rows(rows(found), _HANGING_COLUMNS, as_json=as_json)
 
 
@@ -307,9 +312,9 @@ def _producers(connection: Connection, partition_ids: list[int]) -> dict[int, li
     return {number: list(producers_of_partition(connection, number)) for number in partition_ids}
 
 
-def _described_at(transactional_id: str, home: Store) -> dict[str, Any]:
-    described = home.read(lambda connection: _described(connection, transactional_id))
-    return {**described, "coordinator": broker_id_of(home.database_id)}
+def _described_at(transactional_id: str, store: Store) -> dict[str, Any]:
+    described = store.read(lambda connection: _described(connection, transactional_id))
+    return {**described, "coordinator": broker_id_of(store.database_id)}
 
 
 def _described(connection: Connection, transactional_id: str) -> dict[str, Any]:
@@ -342,12 +347,12 @@ def _producer(state: ProducerState) -> dict[str, Any]:
     }
 
 
-def _abort_id(controller: Store, transactional_id: str, *, yes: bool) -> None:
+def _abort_id(cluster: Cluster, transactional_id: str, *, yes: bool) -> None:
     check_transactional_id(transactional_id)
-    at_coordinator(controller, transactional_id, lambda store: _abort_at(store, transactional_id, yes=yes))
+    cluster.at_coordinator(transactional_id, lambda store: _abort_at(store, cluster, transactional_id, yes=yes))
 
 
-def _abort_at(store: Store, transactional_id: str, *, yes: bool) -> None:
+def _abort_at(store: Store, cluster: Cluster, transactional_id: str, *, yes: bool) -> None:
     found = store.read(lambda connection: describe_transaction(connection, transactional_id))
     if not found.is_running:
         say(f"{transactional_id} has no open transaction; nothing was changed")
@@ -357,7 +362,7 @@ def _abort_at(store: Store, transactional_id: str, *, yes: bool) -> None:
             f"the transaction of {transactional_id} is decided to commit; `txnstore maintain --once` completes it"
         )
     _ask(f"the open transaction of {transactional_id}, in {list_text(found.partitions)}", yes=yes)
-    TransactionCoordinator(store).init_producer_id(transactional_id, _FENCING_TIMEOUT_MS)
+    TransactionCoordinator(store, cluster).init_producer_id(transactional_id, _FENCING_TIMEOUT_MS)
     say(f"the transaction of {transactional_id} was aborted, and its producer is fenced")
 
 

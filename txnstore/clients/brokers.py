@@ -1,6 +1,6 @@
-"""Where things live: the store of a partition, a group or a transactional id, and the broker that each database plays.
+"""Where things live: calls on the leaders of partitions, and the broker that each database plays.
 
-The calls are given the controller.  A cluster of one has one store, and no question is asked.
+A cluster of one has one store, and no question is asked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection
 
 from txnstore.clients.model.metadata import BrokerMetadata, Node
-from txnstore.db.cluster.cluster import repaired
+from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
@@ -24,74 +24,36 @@ Result = TypeVar("Result")
 Reads = Callable[[Collection[int], Callable[[Connection, list[int]], dict[int, Any]]], dict[int, Any]]
 
 
-def all_stores(controller: Store) -> list[Store]:
-    """Return the stores that can be reached now, the controller first."""
-    return [controller] if controller.cluster is None else list(controller.cluster.stores())
-
-
-def leader_of_partition(controller: Store, partition_id: int) -> Store:
-    """Return the store that holds the partition.
-
-    Raises:
-        TxnStoreError: it is not known, or cannot be reached.
-    """
-    return controller if controller.cluster is None else controller.cluster.store_of_partition(partition_id)
-
-
-def at_partition(controller: Store, partition_id: int, call: Callable[[Store], Result]) -> Result:
-    """Make a call on the store that holds the partition; again if that had not heard of it.
-
-    Raises:
-        TxnStoreError: see `leader_of_partition`, and what the call raises.
-    """
-    cluster = controller.cluster
-    if cluster is None:
-        return call(controller)
-    return repaired(cluster, cluster.leader_of_partition(partition_id), call)
-
-
-def at_leader_of(controller: Store, topic: str, number: int, call: Callable[[Store], Result]) -> Result:
+def at_leader_of(cluster: Cluster, topic: str, number: int, call: Callable[[Store], Result]) -> Result:
     """Make a call on the store that holds the partition of this number; the topic is known there too.
 
     Raises:
         UnknownTopicOrPartition: there is no such topic or partition.
-        TxnStoreError: see `leader_of_partition`, and what the call raises.
+        TxnStoreError: see `Cluster.at_partition`.
     """
-    if controller.cluster is None:
-        return call(controller)
-    partition_id = controller.read(lambda connection: get_topic(connection, topic).partition_id(number))
-    return at_partition(controller, partition_id, call)
+    if cluster.is_alone:
+        return call(cluster.controller)
+    partition_id = cluster.controller.read(lambda connection: get_topic(connection, topic).partition_id(number))
+    return cluster.at_partition(partition_id, call)
 
 
-def at_coordinator(controller: Store, name: str, call: Callable[[Store], Result]) -> Result:
-    """Make a call on the store that coordinates the transactional id or group: see `Cluster.at_coordinator`."""
-    return call(controller) if controller.cluster is None else controller.cluster.at_coordinator(name, call)
-
-
-def publish(controller: Store) -> None:
-    """Let the other databases know of a change of topics or settings; one that is away hears of it later."""
-    if controller.cluster is not None:
-        controller.cluster.publish()
-
-
-def reads_at_leaders(store: Store, connection: Connection) -> Reads:
+def reads_at_leaders(cluster: Cluster, store: Store, connection: Connection) -> Reads:
     """Return what reads of partitions where they live, for a call that reads `store` on `connection`.
 
     In a cluster of one, and of what lives in `store`, it is the same snapshot; elsewhere one of its own.
     """
-    cluster = store.cluster
 
     def read(partition_ids: Collection[int], work: Callable[[Connection, list[int]], dict[int, Any]]) -> dict[int, Any]:
         if not partition_ids:
             return {}
-        if cluster is None:
+        if cluster.is_alone:
             return work(connection, list(partition_ids))
         found: dict[int, Any] = {}
-        for home, own in cluster.by_leader(partition_ids).items():
-            if home == store.database_id:
+        for leader, own in cluster.by_leader(partition_ids).items():
+            if leader == store.database_id:
                 found |= work(connection, own)
             else:
-                found |= repaired(cluster, home, partial(_read, partial(_with_ids, work, own)))
+                found |= repaired(cluster, leader, partial(_read, partial(_with_ids, work, own)))
         return found
 
     return read
@@ -119,9 +81,9 @@ def broker_id_of(database_id: int) -> int:
     return database_id - CONTROLLER_ID + BROKER_ID
 
 
-def brokers_metadata(controller: Store) -> list[BrokerMetadata]:
+def brokers_metadata(cluster: Cluster) -> list[BrokerMetadata]:
     """Return the brokers as `list_topics()` shows them."""
-    return [_metadata(node) for node in broker_nodes(controller)]
+    return [_metadata(node) for node in broker_nodes(cluster)]
 
 
 def broker_metadata(store: Store) -> BrokerMetadata:
@@ -129,14 +91,11 @@ def broker_metadata(store: Store) -> BrokerMetadata:
     return _metadata(broker_node(store))
 
 
-def broker_nodes(controller: Store) -> list[Node]:
+def broker_nodes(cluster: Cluster) -> list[Node]:
     """Return the brokers as the admin client shows them, the controller first; asks no database.
 
     Of a database that this client has not opened the address is the one that it was registered with.
     """
-    cluster = controller.cluster
-    if cluster is None:
-        return [broker_node(controller)]
     opened = {store.database_id: store for store in cluster.opened()}
     return [
         broker_node(opened[member.database_id])

@@ -64,9 +64,9 @@ class StoreConnection:
         return self._configuration.url
 
     @property
-    def opened(self) -> Store | None:
-        """The controller if it has been opened and not closed; asks no database."""
-        return None if self._cluster is None else self._cluster.controller
+    def opened(self) -> Cluster | None:
+        """The cluster if it has been opened and not closed; asks no database."""
+        return self._cluster
 
     @property
     def is_alone(self) -> bool:

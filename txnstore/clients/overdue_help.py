@@ -32,9 +32,16 @@ class OverdueHelp:
     and again when that time is over.
     """
 
-    def __init__(self, store: Callable[[], Store], *, monotonic_seconds: Callable[[], float] = time.monotonic) -> None:
-        """Help in the store that `store` returns, at each look."""
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        cluster: Callable[[], Cluster] | None = None,
+        *,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Help in the store that `store` returns, at each look; `cluster` returns the one that it belongs to."""
         self._store = store
+        self._cluster = cluster
         self._monotonic_seconds = monotonic_seconds
         #: What each partition is held back at.
         self._held: dict[int, int] = {}
@@ -57,15 +64,17 @@ class OverdueHelp:
         now = self._monotonic_seconds()
         if now >= self._due_at:
             self._asked_at = now
-            left_seconds = end_overdue(self._store, self._held)
+            left_seconds = end_overdue(self._store, self._held, self._cluster)
             self._due_at = now + max(ASK_SECONDS_MIN, left_seconds)
         return max(0.0, self._due_at - now)
 
 
-def end_overdue(store: Callable[[], Store], partition_ids: Collection[int]) -> float:
+def end_overdue(
+    store: Callable[[], Store], partition_ids: Collection[int], cluster: Callable[[], Cluster] | None = None
+) -> float:
     """End what holds these partitions back and is overdue; return in how many seconds more may be, or infinity."""
     try:
-        left_ms = abort_overdue_in(store(), partition_ids)
+        left_ms = abort_overdue_in(store(), partition_ids, None if cluster is None else cluster())
     except StoreClosed:
         return math.inf
     except TxnStoreError as error:
@@ -126,4 +135,4 @@ class WriterHelp:
             _log.debug("could not look for transactions whose time is up: %s", error)
             return
         for database_id, own in leaders.items():
-            end_overdue(partial(cluster.own, database_id), own)
+            end_overdue(partial(cluster.own, database_id), own, self._cluster)

@@ -93,11 +93,11 @@ class Statistics:
 
 def broker_facts(connection: StoreConnection) -> dict[str, Any]:
     """Return the databases as librdkafka shows brokers; before the first was opened, the one of the configuration."""
-    store = connection.opened
-    if store is None:
+    cluster = connection.opened
+    if cluster is None:
         nodes, source = [Node(-1, *broker_address(connection.url))], "configured"
     else:
-        nodes, source = broker_nodes(store), "learned"
+        nodes, source = broker_nodes(cluster), "learned"
     windows = {name: dict(_NOT_MEASURED) for name in ("int_latency", "outbuf_latency", "rtt", "throttle")}
     facts: dict[str, Any] = {}
     for node in nodes:

@@ -193,11 +193,12 @@ class TopicDirectory:
         A topic that is named and unknown is created if this client may and the store allows it; otherwise its entry
         holds the error.
         """
-        store = self._connection.store()
+        cluster = self._connection.cluster()
+        store = cluster.controller
         metadata = ClusterMetadata()
         metadata.cluster_id = store.store_uuid
         metadata.controller_id = metadata.orig_broker_id = BROKER_ID
-        metadata.brokers = {broker.id: broker for broker in brokers_metadata(store)}
+        metadata.brokers = {broker.id: broker for broker in brokers_metadata(cluster)}
         broker = metadata.brokers[BROKER_ID]
         metadata.orig_broker_name = f"{broker.host}:{broker.port}/{BROKER_ID}"
         if topic is None:

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -24,7 +24,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from txnstore.clock import Clock
 from txnstore.db import opening
 from txnstore.db.backend import Access, Backend, Limits, Stage
-from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.postgresql.backend import PostgreSQLBackend
 from txnstore.db.sqlite.backend import SQLiteBackend
@@ -41,13 +40,12 @@ from txnstore.errors import (
     WriteConflict,
 )
 
-if TYPE_CHECKING:
-    from txnstore.db.cluster.cluster import Cluster, Home
-
 Result = TypeVar("Result")
 
 BACKENDS: Final[dict[str, Backend]] = {"sqlite": SQLiteBackend(), "postgresql": PostgreSQLBackend()}
 
+#: A database that belongs to no others, and the first of those that do.
+ONLY_DATABASE_ID: Final = 1
 #: Between two tries for a lock that SQLite does not queue for; jittered, so that nobody always comes second.
 CONTENTION_PAUSE_SECONDS: Final = 0.0005
 #: Between two tries after a conflict or while the database is away: the first, and the longest.
@@ -81,26 +79,18 @@ class Store:
         self.identity: str | None = None
         """Which database it is in, once somebody has asked; as long."""
 
-        self.home: Home | None = None
-        """Its place in a cluster of several databases; None while it is alone."""
-        self.look_for_others: Callable[[], object] | None = None
-        """Gives it a `home` if other databases have joined since its cluster was opened."""
+        self.database_id = ONLY_DATABASE_ID
+        """Its number among the databases that belong together."""
+        self.label: str | None = None
+        """What errors call it; None: it is the only one, and needs no name."""
+        self.has_learned_of_others: Callable[[], bool] | None = None
+        """Asked about what is not here: whether it may be elsewhere, which was not known before."""
         self._announcer: Announcer | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._random = random.Random()
         event.listen(engine, "connect", _doubting(self))
         _opened.add(self)
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The cluster of several databases that it is in; None while it is alone."""
-        return None if self.home is None else self.home.cluster
-
-    @property
-    def database_id(self) -> int:
-        """Its number in its cluster."""
-        return CONTROLLER_ID if self.home is None else self.home.database_id
 
     def __repr__(self) -> str:
         """Return the address without its password."""
@@ -208,19 +198,12 @@ class Store:
                 if left_seconds <= 0:
                     raise
             except (UnknownTopicOrPartition, NotCoordinator):
-                if not self._has_learned_of_others():
+                if self.has_learned_of_others is None or not self.has_learned_of_others():
                     raise
                 continue
             # Half of the pause is random, so that clients that met once do not meet again.
             time.sleep(min(left_seconds, pause_seconds * self._random.uniform(0.5, 1)))
             pause_seconds = min(pause_seconds * 2, RETRY_LAST_SECONDS)
-
-    def _has_learned_of_others(self) -> bool:
-        """Return whether what is not here may live elsewhere, which was not known before."""
-        if self.home is None and self.look_for_others is not None:
-            self.look_for_others()
-            return self.home is not None
-        return False
 
     def _run_once(self, work: Callable[[Connection], Result], access: Access, deadline: float) -> Result:
         """Run one database transaction, whatever comes: at the end none is open."""
@@ -274,8 +257,8 @@ class Store:
         self._while_contended(lambda: self.backend.commit(connection), deadline)
 
     def _named(self, error: TxnStoreError) -> TxnStoreError:
-        """Return the error; in a cluster it says which of the databases it is about."""
-        return error if self.home is None else type(error)(f"the database {self.home.label!r}: {error}")
+        """Return the error; of several databases it says which one it is about."""
+        return error if self.label is None else type(error)(f"the database {self.label!r}: {error}")
 
     def _while_contended(self, step: Callable[[], Result], deadline: float) -> Result:
         """Repeat `step` while the database says that somebody else holds its lock."""

@@ -113,14 +113,13 @@ def change_store_settings(
     change(cluster, work, retry_timeout_ms=retry_timeout_ms)
 
 
-def bring_up_to_date(store: Store) -> int:
+def bring_up_to_date(store: Store, cluster: Cluster | None) -> int:
     """Give a member the topics and settings of its controller if they have changed since; return 1 if they had.
 
     Raises:
         TxnStoreError: it, or the controller, cannot be reached or refuses.
     """
-    cluster = store.cluster
-    if cluster is None or store is cluster.controller:
+    if cluster is None or cluster.is_alone or store is cluster.controller:
         return 0
     if store.read(_version) == cluster.controller.read(_version):
         return 0

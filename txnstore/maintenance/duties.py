@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidUrl
@@ -34,38 +35,46 @@ class Duty:
     interval_setting: str
     """The setting of the store that says, in milliseconds, how often."""
 
-    do: Callable[[Store], int]
+    do: Callable[[Store, Cluster | None], int]
     """Do a portion of it and return how much was done: FOUND_MAX or more, or all that there was."""
 
 
 DUTIES: Final = (
     # First: what others wait for.
-    Duty("rows of the outbox made records", ABORT_INTERVAL, drain_outbox),
-    Duty("decided transactions completed", ABORT_INTERVAL, lambda store: len(recovery.complete_all_decided(store))),
-    Duty("timed out transactions aborted", ABORT_INTERVAL, lambda store: len(recovery.abort_timed_out(store))),
+    Duty("rows of the outbox made records", ABORT_INTERVAL, lambda store, _: drain_outbox(store)),
+    Duty(
+        "decided transactions completed",
+        ABORT_INTERVAL,
+        lambda store, cluster: len(recovery.complete_all_decided(store, cluster)),
+    ),
+    Duty(
+        "timed out transactions aborted",
+        ABORT_INTERVAL,
+        lambda store, cluster: len(recovery.abort_timed_out(store, cluster)),
+    ),
     Duty("branches ended in the databases of the cluster", ABORT_INTERVAL, recover_in_cluster),
     Duty(
         "expired transactional ids forgotten",
         REMOVE_INTERVAL,
-        lambda store: len(recovery.expire_transactional_ids(store)),
+        lambda store, _: len(recovery.expire_transactional_ids(store)),
     ),
-    Duty("silent producers forgotten", REMOVE_INTERVAL, recovery.expire_producers),
-    Duty("journal entries deleted", REMOVE_INTERVAL, recovery.trim_journal),
+    Duty("silent producers forgotten", REMOVE_INTERVAL, lambda store, _: recovery.expire_producers(store)),
+    Duty("journal entries deleted", REMOVE_INTERVAL, lambda store, _: recovery.trim_journal(store)),
     Duty(
         "rows of deleted topics deleted",
         ABORT_INTERVAL,
-        lambda store: purge_deleted_partitions(store, rows_max=FOUND_MAX),
+        lambda store, _: purge_deleted_partitions(store, rows_max=FOUND_MAX),
     ),
     # In this order: offsets expire once the group has no members any more.
     Duty(
         "silent members of groups removed",
         RETENTION_INTERVAL,
-        lambda store: expiration.expire_silent_members(store, groups_max=FOUND_MAX),
+        lambda store, _: expiration.expire_silent_members(store, groups_max=FOUND_MAX),
     ),
     Duty(
         "groups rid of expired offsets",
         RETENTION_INTERVAL,
-        lambda store: expiration.expire_offsets(store, groups_max=FOUND_MAX),
+        lambda store, _: expiration.expire_offsets(store, groups_max=FOUND_MAX),
     ),
     Duty("databases given the newest topics", ABORT_INTERVAL, bring_up_to_date),
 )
@@ -87,7 +96,7 @@ def branch_duties(participants: Sequence[str]) -> tuple[Duty, ...]:
     return tuple(duties)
 
 
-def _end_branches(participant: str, store: Store) -> int:
-    recovered = recover_branches(store, participant)
+def _end_branches(participant: str, store: Store, cluster: Cluster | None) -> int:
+    recovered = recover_branches(store, participant, cluster)
     raise_failed(recovered)
     return recovered.ended_count

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from txnstore.config import STORE_SETTINGS, Settings
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
@@ -33,12 +34,14 @@ class Maintenance:
     def __init__(
         self,
         store: Store,
+        cluster: Cluster | None = None,
         *,
         duties: Sequence[Duty] = DUTIES,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look after `store`; every duty is due at once. `monotonic_seconds` tells how much time has passed."""
+        """Look after `store` of `cluster`; every duty is due at once. `monotonic_seconds` tells how time passes."""
         self._store = store
+        self._cluster = cluster
         self._duties = duties
         self._monotonic_seconds = monotonic_seconds
         self._last_done: dict[str, float] = {}
@@ -89,7 +92,7 @@ class Maintenance:
             self._last_done[duty.name] = self._monotonic_seconds()
             total = 0
         try:
-            count = duty.do(self._store)
+            count = duty.do(self._store, self._cluster)
         except TxnStoreError as error:
             _log.warning("maintenance of %s: not done now (%s): %s", self._store.url, duty.name, error)
             return None

@@ -17,6 +17,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.identity import check_not_adopted, check_original_once
 from txnstore.db.postgresql.branches import (
     DIVISION_BY_ZERO,
@@ -98,9 +99,10 @@ class Branch:
 class Branches:
     """The branches of the open transaction of one transactional id; for one thread at a time."""
 
-    def __init__(self, store: Store, transactional_id: str) -> None:
-        """Coordinate in `store`, the home of the transactional id."""
+    def __init__(self, store: Store, transactional_id: str, cluster: Cluster | None = None) -> None:
+        """Coordinate in `store`, the coordinator of the transactional id in its cluster."""
         self._store = store
+        self._cluster = cluster
         self._transactional_id = transactional_id
         self._branches: list[Branch] = []
         #: Ended, and still in the home's table: they go with the next registration.
@@ -236,7 +238,7 @@ class Branches:
             register_branches(self._transactional_id, producer, registered, ended, connection)
 
         try:
-            write_in_time(self._store, self._transactional_id, work, retry_timeout_ms=timeout_ms)
+            write_in_time(self._store, self._cluster, self._transactional_id, work, retry_timeout_ms=timeout_ms)
         except TxnStoreError as error:
             self._ended_gids = ended
             if error.outcome_unknown:

@@ -16,6 +16,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
+from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.identity import check_original
 from txnstore.db.postgresql.branches import (
     INSUFFICIENT_PRIVILEGE,
@@ -70,7 +71,7 @@ class RecoveredBranches:
         return len(self.committed) + len(self.rolled_back) + len(self.forgotten)
 
 
-def recover_branches(store: Store, participant: str | DatabaseUrl) -> RecoveredBranches:
+def recover_branches(store: Store, participant: str | DatabaseUrl, cluster: Cluster | None = None) -> RecoveredBranches:
     """End what is prepared in the database at the URL `participant` and belongs to transactions of `store`.
 
     One branch that cannot be ended keeps no other one from it: `raise_failed` tells of it.
@@ -85,26 +86,27 @@ def recover_branches(store: Store, participant: str | DatabaseUrl) -> RecoveredB
     url = parse_url(participant) if isinstance(participant, str) else participant
     driver = connect_participant(url)
     try:
-        return _Recovery(store, driver).run()
+        return _Recovery(store, cluster, driver).run()
     finally:
         driver.close()
 
 
-def recover_in_cluster(store: Store) -> int:
+def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
     """End what is prepared in any database of the cluster for transactions of `store`; return how much.
 
     Raises:
         TxnStoreError: one of them cannot be ended; the others are.
     """
-    if store.cluster is None or not store.read(has_branches):
+    others = several(cluster)
+    if others is None or not store.read(has_branches):
         return 0
     ended_count = 0
     failed: list[TxnStoreError] = []
-    for member in store.cluster.stores():
+    for member in others.stores():
         if member.backend.name != "postgresql":
             continue
         try:
-            recovered = recover_branches(store, member.url)
+            recovered = recover_branches(store, member.url, others)
         except InvalidRequest:
             # It cannot prepare anything, and so has nothing prepared.
             continue
@@ -131,8 +133,9 @@ def raise_failed(recovered: RecoveredBranches) -> None:
 class _Recovery:
     """One look at one database."""
 
-    def __init__(self, store: Store, driver: StoreConnection) -> None:
+    def __init__(self, store: Store, cluster: Cluster | None, driver: StoreConnection) -> None:
         self._store = store
+        self._cluster = cluster
         self._driver = driver
         self._database = look_at_database(driver)
         self._done = RecoveredBranches(self._database.label)
@@ -188,7 +191,7 @@ class _Recovery:
     def _standing(self, branch: RegisteredBranch) -> Standing:
         standing = _standing_by_outcome(branch)
         if standing is None:
-            abort_if_timed_out(self._store, branch.transactional_id)
+            abort_if_timed_out(self._store, branch.transactional_id, self._cluster)
             standing = self._store.read(partial(_standing_of, branch))
         return standing
 

@@ -472,7 +472,7 @@ def open_writer(
     """
     check_batch_id(batch_id)
     work = partial(_open, run, batch_id, timeout_ms)
-    return write_in_time(store, run.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    return write_in_time(store, None, run.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
 
 def decide(
@@ -496,7 +496,7 @@ def decide(
     check_batch_id(batch_id)
     check_writer_ids(writers)
     work = partial(_decide, run, batch_id, frozenset(writers), timeout_ms)
-    return write_in_time(store, run.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    return write_in_time(store, None, run.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
 
 def abort(store: Store, run: SinkRun, batch_id: int, *, retry_timeout_ms: int | None = None) -> bool:

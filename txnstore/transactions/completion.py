@@ -16,7 +16,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, Locality, several
 from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerIdMapping,
@@ -137,7 +137,7 @@ def decide_separately(work: LockedTransaction, reason: str) -> list[Appended]:
     return appended
 
 
-def complete_decided(store: Store, transactional_id: str) -> ProducerIdentity:
+def complete_decided(store: Store, transactional_id: str, cluster: Cluster | None = None) -> ProducerIdentity:
     """Deliver the markers of a decided transaction and complete it; return who its producer is then.
 
     Nothing happens if there is nothing decided.  May be called by anyone, twice, and by two at once.
@@ -146,11 +146,11 @@ def complete_decided(store: Store, transactional_id: str) -> ProducerIdentity:
         InvalidProducerIdMapping: nobody has used the transactional id, or it has expired.
         TxnStoreError: another database that takes part cannot be reached or refuses; all others have their markers.
     """
-    cluster = store.cluster
-    if cluster is not None:
+    others = several(cluster)
+    if others is not None:
         left = store.read(lambda connection: _read_undelivered(connection, transactional_id))
         if isinstance(left, PendingDelivery):
-            return complete_delivered(store, cluster, left)
+            return complete_delivered(store, others, left)
         return left
 
     def complete(connection: Connection) -> ProducerIdentity:
@@ -165,10 +165,10 @@ def complete_decided(store: Store, transactional_id: str) -> ProducerIdentity:
             pass
         return store.write(complete, wakes_readers=True)
     except (UnknownTopicOrPartition, NotCoordinator):
-        if store.cluster is None:
+        if several(cluster) is None:
             raise
     # Other databases have joined, and it has heard of them just now.
-    return complete_decided(store, transactional_id)
+    return complete_decided(store, transactional_id, cluster)
 
 
 def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) -> ProducerIdentity:
@@ -184,19 +184,19 @@ def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) ->
         if _is_left(row, left):
             raise delivered.error
         return left.decided.next_identity if row is None else row.identity
-    identity = store.write(partial(_strike_off, store, left, delivered), wakes_readers=True)
+    identity = store.write(partial(_strike_off, Locality.of(store, cluster), left, delivered), wakes_readers=True)
     if identity is None:
         assert delivered.error is not None, "something is left that nobody failed to deliver"
         raise delivered.error
     return identity
 
 
-def complete_if_possible(store: Store, transactional_id: str) -> None:
+def complete_if_possible(store: Store, cluster: Cluster | None, transactional_id: str) -> None:
     """Complete what is decided, unless a database that takes part is away: then recovery does it, once it is back."""
-    if store.cluster is None:
+    if several(cluster) is None:
         return
     try:
-        complete_decided(store, transactional_id)
+        complete_decided(store, transactional_id, cluster)
     except InvalidProducerIdMapping:
         # It was forgotten meanwhile: there is nothing left to do.
         return
@@ -220,11 +220,11 @@ def _is_left(row: TransactionMetadata | None, left: PendingDelivery) -> bool:
 
 
 def _strike_off(
-    store: Store, left: PendingDelivery, delivered: Delivered, connection: Connection
+    locality: Locality | None, left: PendingDelivery, delivered: Delivered, connection: Connection
 ) -> ProducerIdentity | None:
     """Take note of what was delivered, and complete the transaction if that was all; None if it was not."""
     transactional_id = left.decided.transactional_id
-    work = LockedTransaction.lock(connection, transactional_id, store.home)
+    work = LockedTransaction.lock(connection, transactional_id, locality)
     row = work.row
     if not _is_left(row, left):
         # Somebody else has completed it, and it may have gone on since: nothing here is about what comes after.

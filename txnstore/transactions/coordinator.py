@@ -13,7 +13,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster.cluster import Home
+from txnstore.db.cluster.cluster import Cluster, Locality, several
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
@@ -61,13 +61,14 @@ class TransactionCoordinator:
     `retry_timeout_ms` of each request is how long it is tried while the database is busy or away (`Store.write`).
     """
 
-    def __init__(self, store: Store, *, separate_delivery: bool = False) -> None:
-        """Coordinate in `store`.
+    def __init__(self, store: Store, cluster: Cluster | None = None, *, separate_delivery: bool = False) -> None:
+        """Coordinate in `store`, which belongs to `cluster`; None: it is by itself.
 
         With `separate_delivery` the decision, each marker and the completion are database transactions of their own,
         as they are when partitions live in other databases; without, they are one.
         """
         self.store = store
+        self.cluster = cluster
         self.separate_delivery = separate_delivery
 
     def init_producer_id(
@@ -108,7 +109,7 @@ class TransactionCoordinator:
                     keep_prepared=keep_prepared,
                     two_phase_commit_allowed=settings["transaction.two.phase.commit.enable"],
                 ),
-                self.store.home,
+                Locality.of(self.store, self.cluster),
             )
 
         for _ in range(INIT_TRIES):
@@ -140,7 +141,7 @@ class TransactionCoordinator:
             TxnStoreError: see `protocol.add_to_transaction`, `log.append.append` and `Cluster.own`.
         """
         check_transactional_id(transactional_id)
-        cluster = self.store.cluster
+        cluster = several(self.cluster)
         if cluster is not None:
             leaders = cluster.by_leader(appends)
             if len(leaders) > 1:
@@ -154,7 +155,9 @@ class TransactionCoordinator:
             transaction.append(producer, appends)
             return transaction.save("Produce")
 
-        return write_in_time(self.store, transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+        return write_in_time(
+            self.store, self.cluster, transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms
+        )
 
     def add_partitions(
         self,
@@ -176,8 +179,9 @@ class TransactionCoordinator:
             TxnStoreError: see `protocol.add_to_transaction`.
         """
         check_transactional_id(transactional_id)
-        if self.store.cluster is not None:
-            remote = RemoteTransaction(self.store, self.store.cluster, transactional_id, producer, retry_timeout_ms)
+        cluster = several(self.cluster)
+        if cluster is not None:
+            remote = RemoteTransaction(self.store, cluster, transactional_id, producer, retry_timeout_ms)
             remote.add_partitions(partition_ids, added)
 
     def check_in_time(
@@ -195,7 +199,7 @@ class TransactionCoordinator:
         def work(connection: Connection) -> None:
             LockedTransaction.lock(connection, transactional_id).begin(producer)
 
-        write_in_time(self.store, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
+        write_in_time(self.store, self.cluster, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
     def send_offsets(
         self,
@@ -214,7 +218,7 @@ class TransactionCoordinator:
             TxnStoreError: see `protocol.add_to_transaction` and `groups.offsets.add_pending_offsets`.
         """
         check_transactional_id(transactional_id)
-        cluster = self.store.cluster
+        cluster = several(self.cluster)
         if cluster is not None and cluster.coordinator_id_of(sent.committer.group_id) != self.store.database_id:
             remote = RemoteTransaction(self.store, cluster, transactional_id, producer, retry_timeout_ms)
             remote.add((), [sent.committer.group_id])
@@ -226,7 +230,7 @@ class TransactionCoordinator:
             transaction.send_offsets(producer, sent)
             transaction.save("TxnOffsetCommit")
 
-        write_in_time(self.store, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
+        write_in_time(self.store, self.cluster, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
     def end_transaction(
         self,
@@ -280,7 +284,7 @@ class TransactionCoordinator:
 
     def _end(self, request: _EndRequest, retry_timeout_ms: int | None) -> Ended:
         sent_elsewhere: list[Appended] = []
-        cluster = self.store.cluster
+        cluster = several(self.cluster)
         if cluster is not None and (request.appends or request.offsets):
             transactional_id, producer = request.transactional_id, request.producer
             remote = RemoteTransaction(self.store, cluster, transactional_id, producer, retry_timeout_ms)
@@ -288,23 +292,26 @@ class TransactionCoordinator:
             request = replace(request, appends=appends, offsets=offsets)
         ended, left = write_in_time(
             self.store,
+            self.cluster,
             request.transactional_id,
-            lambda connection: _end(request, self.store.home, connection),
+            lambda connection: _end(request, Locality.of(self.store, self.cluster), connection),
             wakes_readers=True,
             retry_timeout_ms=retry_timeout_ms,
         )
         if self.separate_delivery:
-            self._complete(request.transactional_id, complete_decided, self.store, request.transactional_id)
+            self._complete(
+                request.transactional_id, complete_decided, self.store, request.transactional_id, self.cluster
+            )
         elif left is not None:
             # Also one that the database has heard of only just now.
-            self._complete(request.transactional_id, complete_delivered, self.store, self.store.cluster, left)
+            self._complete(request.transactional_id, complete_delivered, self.store, self.cluster, left)
         # Not who the producer is by now: a newer one may have come since.
         return replace(ended, appended=[*sent_elsewhere, *ended.appended]) if sent_elsewhere else ended
 
     def _complete_before_init(self, left: PendingDelivery) -> None:
-        assert self.store.cluster is not None, "nothing is left to other databases where there are none"
+        assert self.cluster is not None, "nothing is left to other databases where there are none"
         try:
-            complete_delivered(self.store, self.store.cluster, left)
+            complete_delivered(self.store, self.cluster, left)
         except TxnStoreError as error:
             raise ConcurrentTransactions(
                 f"the last transaction of {left.decided.transactional_id[:80]!r} is decided, but not all of its markers"
@@ -353,8 +360,10 @@ class _EndRequest:
     separate_delivery: bool
 
 
-def _end(request: _EndRequest, home: Home | None, connection: Connection) -> tuple[Ended, PendingDelivery | None]:
-    transaction = LockedTransaction.lock(connection, request.transactional_id, home)
+def _end(
+    request: _EndRequest, locality: Locality | None, connection: Connection
+) -> tuple[Ended, PendingDelivery | None]:
+    transaction = LockedTransaction.lock(connection, request.transactional_id, locality)
     row = transaction.row
     if row is not None and row.is_repetition(request.producer):
         # The answer was lost: the rest was sent already, and is not sent again.
@@ -381,19 +390,19 @@ def _end(request: _EndRequest, home: Home | None, connection: Connection) -> tup
     return Ended(transaction.known.next_identity, appended), transaction.undelivered
 
 
-def lock_or_insert(connection: Connection, request: InitRequest, home: Home | None = None) -> LockedTransaction:
+def lock_or_insert(connection: Connection, request: InitRequest, locality: Locality | None = None) -> LockedTransaction:
     """Lock the row of a transactional id, which is made if nobody has used the id.
 
     Raises:
         NotCoordinator: it is new, and another database of the cluster coordinates it.
     """
-    transaction = LockedTransaction.lock(connection, request.transactional_id, home)
+    transaction = LockedTransaction.lock(connection, request.transactional_id, locality)
     if transaction.row is None:
         protocol.check_init_request(request)
         producer_id = allocate_producer_id(connection)
         check_lives_here(connection, request.transactional_id, is_locked=True)
         rows.insert_row(connection, protocol.new_transactional_id(request, producer_id, transaction.now_ms))
-        transaction = LockedTransaction.lock(connection, request.transactional_id, home)
+        transaction = LockedTransaction.lock(connection, request.transactional_id, locality)
     return transaction
 
 
@@ -403,14 +412,16 @@ def initialize(connection: Connection, request: InitRequest) -> Initialized:
     For transactions that have everything in this database.
     """
     found = try_to_initialize(connection, request, None)
-    assert isinstance(found, Initialized), "without a home, nothing is left to other databases"
+    assert isinstance(found, Initialized), "without a locality, nothing is left to other databases"
     return found
 
 
-def try_to_initialize(connection: Connection, request: InitRequest, home: Home | None) -> Initialized | Interrupted:
+def try_to_initialize(
+    connection: Connection, request: InitRequest, locality: Locality | None
+) -> Initialized | Interrupted:
     """Do the same, as far as this database can: an open transaction that has a part in others is aborted first."""
     protocol.check_init_request(request)
-    transaction = lock_or_insert(connection, request, home)
+    transaction = lock_or_insert(connection, request, locality)
     try:
         action, row = _decide_init(transaction, request)
     except ConcurrentTransactions:

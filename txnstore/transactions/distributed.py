@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, bindparam, select, union_all
 
-from txnstore.db.cluster.cluster import Cluster, repaired
+from txnstore.db.cluster.cluster import Cluster, Locality, repaired
 from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.schema import (
     transaction_partitions,
@@ -114,7 +114,7 @@ class RemoteTransaction:
         leaders = self.cluster.leaders_of(wanted)
         for number in wanted - leaders.keys():
             raise UnknownTopicOrPartition(f"there is no partition with id {number}; was its topic deleted?")
-        new = {number for number, home in leaders.items() if home != self.coordinator.database_id}
+        new = {number for number, leader in leaders.items() if leader != self.coordinator.database_id}
         if new:
             self.add(new, ())
             known |= new
@@ -122,7 +122,9 @@ class RemoteTransaction:
     def add(self, partition_ids: Collection[int], group_ids: Collection[str]) -> None:
         """Let partitions and groups take part, in one database transaction at the coordinator."""
         work = partial(self._add, partition_ids, group_ids)
-        write_in_time(self.coordinator, self.transactional_id, work, retry_timeout_ms=self.retry_timeout_ms)
+        write_in_time(
+            self.coordinator, self.cluster, self.transactional_id, work, retry_timeout_ms=self.retry_timeout_ms
+        )
 
     def append(self, database_id: int, appends: Sequence[Append], added: set[int] | None) -> list[Appended]:
         """Append batches in one other database, whose partitions take part before.
@@ -176,8 +178,8 @@ class RemoteTransaction:
         """
         leaders = self.cluster.by_leader(appends)
         own_appends = leaders.pop(self.coordinator.database_id, [])
-        away = [sent for sent in offsets if self._home_of(sent) != self.coordinator.database_id]
-        own_offsets = [sent for sent in offsets if self._home_of(sent) == self.coordinator.database_id]
+        away = [sent for sent in offsets if self._coordinator_of(sent) != self.coordinator.database_id]
+        own_offsets = [sent for sent in offsets if self._coordinator_of(sent) == self.coordinator.database_id]
         if not leaders and not away:
             return [], own_appends, own_offsets
         elsewhere = [item for items in leaders.values() for item in items]
@@ -186,7 +188,9 @@ class RemoteTransaction:
         partition_ids = {item.partition_id for item in elsewhere}
         group_ids = {sent.committer.group_id for sent in away}
         work = partial(self._add_unless_ended, partition_ids, group_ids)
-        if write_in_time(self.coordinator, self.transactional_id, work, retry_timeout_ms=self.retry_timeout_ms):
+        if write_in_time(
+            self.coordinator, self.cluster, self.transactional_id, work, retry_timeout_ms=self.retry_timeout_ms
+        ):
             return self._find(leaders), own_appends, own_offsets
         outcomes = self.cluster.each(
             {database_id: partial(self._append, database_id, items) for database_id, items in leaders.items()}
@@ -199,7 +203,7 @@ class RemoteTransaction:
         appended = [place for outcome in outcomes.values() if isinstance(outcome, list) for place in outcome]
         return appended, own_appends, own_offsets
 
-    def _home_of(self, sent: SentOffsets) -> int:
+    def _coordinator_of(self, sent: SentOffsets) -> int:
         return self.cluster.coordinator_id_of(sent.committer.group_id)
 
     def _append(self, database_id: int, appends: Sequence[Append], added: set[int] | None = None) -> list[Appended]:
@@ -239,7 +243,9 @@ class RemoteTransaction:
         return found
 
     def _add(self, partition_ids: Collection[int], group_ids: Collection[str], connection: Connection) -> None:
-        transaction = LockedTransaction.lock(connection, self.transactional_id, self.coordinator.home)
+        transaction = LockedTransaction.lock(
+            connection, self.transactional_id, Locality.of(self.coordinator, self.cluster)
+        )
         transaction.add(self.producer, partition_ids, group_ids)
         transaction.save("AddPartitionsToTxn" if partition_ids else "AddOffsetsToTxn")
 
@@ -278,6 +284,7 @@ class RemoteWriter:
         partition_ids = {item.partition_id for items in leaders.values() for item in items}
         has_reported = write_in_time(
             self.coordinator,
+            self.cluster,
             self._transactional_id,
             partial(self._enter_partitions, partition_ids),
             retry_timeout_ms=self.retry_timeout_ms,

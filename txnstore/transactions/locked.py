@@ -21,7 +21,7 @@ from typing import Self
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster.cluster import Home
+from txnstore.db.cluster.cluster import Locality
 from txnstore.errors import ConcurrentTransactions, InvalidProducerIdMapping, InvalidRequest
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
 from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
@@ -76,20 +76,20 @@ class LockedTransaction:
     _finishing: TransactionMetadata | None = None
     #: The further writers whose records count if it commits.
     _counted: frozenset[int] = frozenset()
-    #: Where the coordinator stands in its cluster; None: there are no other databases.
-    _home: Home | None = None
+    #: What lives in the coordinator's database, and what elsewhere; None: there are no other databases.
+    _locality: Locality | None = None
     #: What was added without anything being written here.
     _added_partitions: set[int] = field(default_factory=set)
     _added_groups: set[str] = field(default_factory=set)
 
     @classmethod
-    def lock(cls, connection: Connection, transactional_id: str, home: Home | None = None) -> Self:
+    def lock(cls, connection: Connection, transactional_id: str, locality: Locality | None = None) -> Self:
         """Lock the coordinator's row until the database transaction ends.
 
-        Without a `home` everything that takes part lives in this database.
+        Without a `locality` everything that takes part lives in this database.
         """
         locked = rows.lock_row(connection, transactional_id)
-        return cls(connection, locked.row, locked.now_ms, _home=home)
+        return cls(connection, locked.row, locked.now_ms, _locality=locality)
 
     @property
     def row(self) -> TransactionMetadata | None:
@@ -216,12 +216,12 @@ class LockedTransaction:
     @cached_property
     def undelivered(self) -> PendingDelivery | None:
         """What the transaction that ends here has to do in other databases; None if that is nothing."""
-        if self._home is None or self._finishing is None:
+        if self._locality is None or self._finishing is None:
             return None
-        elsewhere = self._home.partitions_elsewhere(
+        elsewhere = self._locality.partitions_elsewhere(
             self.connection, {marker.partition_id for marker in self._stored_markers}
         )
-        group_ids = self._home.groups_elsewhere(self._stored_groups)
+        group_ids = self._locality.groups_elsewhere(self._stored_groups)
         if not elsewhere and not group_ids:
             return None
         markers = [marker for marker in self._stored_markers if marker.partition_id in elsewhere]

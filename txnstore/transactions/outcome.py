@@ -21,7 +21,7 @@ from typing import Final
 
 from sqlalchemy import Connection, and_, bindparam, exists, select, union_all
 
-from txnstore.db.cluster.cluster import Home
+from txnstore.db.cluster.cluster import Cluster, Locality
 from txnstore.db.schema import transaction_log, transactions
 from txnstore.db.store import Store
 from txnstore.errors import (
@@ -218,7 +218,9 @@ def recall_commit(
     return Ended(producer) if is_alone and outcome is Outcome.COMMITTED else None
 
 
-def resolve_outcome(store: Store, transactional_id: str, producer: ProducerIdentity) -> Outcome:
+def resolve_outcome(
+    store: Store, transactional_id: str, producer: ProducerIdentity, cluster: Cluster | None = None
+) -> Outcome:
     """Return how the transaction that `producer` began ended; one that is still open is aborted by the question.
 
     `producer` is fenced: its own process must be gone, or have given up.  The answer does not change any more.
@@ -228,14 +230,17 @@ def resolve_outcome(store: Store, transactional_id: str, producer: ProducerIdent
         TransactionalIdNotFound: nothing is remembered of such a producer.
     """
     outcome = store.write(
-        lambda connection: _resolve(transactional_id, producer, store.home, connection), wakes_readers=True
+        lambda connection: _resolve(transactional_id, producer, Locality.of(store, cluster), connection),
+        wakes_readers=True,
     )
-    complete_if_possible(store, transactional_id)
+    complete_if_possible(store, cluster, transactional_id)
     return outcome
 
 
-def _resolve(transactional_id: str, producer: ProducerIdentity, home: Home | None, connection: Connection) -> Outcome:
-    transaction = LockedTransaction.lock(connection, transactional_id, home)
+def _resolve(
+    transactional_id: str, producer: ProducerIdentity, locality: Locality | None, connection: Connection
+) -> Outcome:
+    transaction = LockedTransaction.lock(connection, transactional_id, locality)
     transaction.finish()
     row = transaction.row
     if row is not None:

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import BindParameter, Connection, bindparam, delete, select, union_all
 
-from txnstore.db.cluster.cluster import Home
+from txnstore.db.cluster.cluster import Cluster, Locality, several
 from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.portions import ROWS_AT_ONCE, chunks, write_portion
 from txnstore.db.schema import (
@@ -150,7 +150,12 @@ _TRIM: Final = delete(transaction_log).where(transaction_log.c.entry_id.in_(bind
 
 
 def abort_if_timed_out(
-    store: Store, transactional_id: str, *, waits: bool = True, retry_timeout_ms: int | None = None
+    store: Store,
+    transactional_id: str,
+    cluster: Cluster | None = None,
+    *,
+    waits: bool = True,
+    retry_timeout_ms: int | None = None,
 ) -> bool:
     """Abort the open transaction if its time is up; its producer is told so and may begin a new one.
 
@@ -160,7 +165,7 @@ def abort_if_timed_out(
     def work(connection: Connection) -> bool:
         if not waits and not rows.try_lock(connection, transactional_id):
             return False
-        transaction = LockedTransaction.lock(connection, transactional_id, store.home)
+        transaction = LockedTransaction.lock(connection, transactional_id, Locality.of(store, cluster))
         row = transaction.row
         if row is None or not protocol.has_timed_out(row, transaction.now_ms):
             return False
@@ -170,12 +175,13 @@ def abort_if_timed_out(
 
     aborted = store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
     if aborted:
-        complete_if_possible(store, transactional_id)
+        complete_if_possible(store, cluster, transactional_id)
     return aborted
 
 
 def write_in_time(
     store: Store,
+    cluster: Cluster | None,
     transactional_id: str,
     work: Callable[[Connection], Result],
     *,
@@ -193,11 +199,11 @@ def write_in_time(
     try:
         return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
     except TransactionAbortable:
-        abort_if_timed_out(store, transactional_id, retry_timeout_ms=retry_timeout_ms)
+        abort_if_timed_out(store, transactional_id, cluster, retry_timeout_ms=retry_timeout_ms)
     return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
 
 
-def abort_overdue(store: Store) -> int | None:
+def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
     """Abort the transactions coordinated in this database whose time is up, those first that have waited longest.
 
     Returns in how many milliseconds there may be something to do again; None: no transaction with a deadline is open.
@@ -215,7 +221,7 @@ def abort_overdue(store: Store) -> int | None:
             return left_ms if again_ms is None else min(left_ms, again_ms)
         try:
             # Whoever has its lock, perhaps for long, is at work on it: the reader that is helped here does not wait.
-            if not abort_if_timed_out(store, row.transactional_id, waits=False, retry_timeout_ms=0):
+            if not abort_if_timed_out(store, row.transactional_id, cluster, waits=False, retry_timeout_ms=0):
                 again_ms = AGAIN_MS
         except TxnStoreError as error:
             # Others can, or the next look.
@@ -224,15 +230,15 @@ def abort_overdue(store: Store) -> int | None:
     return 0 if len(found) > ABORTED_MAX else again_ms
 
 
-def abort_overdue_in(store: Store, partition_ids: Collection[int]) -> int | None:
+def abort_overdue_in(store: Store, partition_ids: Collection[int], cluster: Cluster | None = None) -> int | None:
     """Do the same for the transactions that hold partitions of this database back, wherever they are coordinated.
 
     Raises:
         TxnStoreError: the database cannot be read.
     """
-    cluster = store.cluster
-    if cluster is None:
-        return abort_overdue(store)
+    others = several(cluster)
+    if others is None:
+        return abort_overdue(store, cluster)
 
     def producers(connection: Connection) -> set[int]:
         of = {"partition_ids": sorted(partition_ids)}
@@ -243,7 +249,7 @@ def abort_overdue_in(store: Store, partition_ids: Collection[int]) -> int | None
     due_ms: list[int | None] = []
     for database_id in sorted(coordinators):
         try:
-            due_ms.append(abort_overdue(cluster.own(database_id)))
+            due_ms.append(abort_overdue(others.own(database_id), others))
         except TxnStoreError as error:
             _log.debug("database %s could not be asked for transactions whose time is up: %s", database_id, error)
             due_ms.append(AGAIN_MS)
@@ -261,7 +267,9 @@ class OpenInPartition:
     coordinator_epoch: int = 0
 
 
-def abort_open_transaction(store: Store, target: OpenInPartition, *, retry_timeout_ms: int | None = None) -> None:
+def abort_open_transaction(
+    store: Store, target: OpenInPartition, cluster: Cluster | None = None, *, retry_timeout_ms: int | None = None
+) -> None:
     """Abort the transaction that is open in a partition; its producer learns of it with its next request.
 
     Raises:
@@ -271,27 +279,31 @@ def abort_open_transaction(store: Store, target: OpenInPartition, *, retry_timeo
         TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
         TxnStoreError: the database that coordinates the transaction cannot be reached or refuses.
     """
-    cluster = store.cluster
-    coordinator = store if cluster is None else cluster.coordinator_of_producer(target.producer.producer_id)
+    others = several(cluster)
+    coordinator = store if others is None else others.coordinator_of_producer(target.producer.producer_id)
     if coordinator is store:
         owner = store.write(
-            # Its home as it is then: it may hear of other databases in between.
-            lambda connection: _abort_owner(target, store.home, connection),
+            # As it is then: it may hear of other databases in between.
+            lambda connection: _abort_owner(target, Locality.of(store, cluster), connection),
             wakes_readers=True,
             retry_timeout_ms=retry_timeout_ms,
         )
     else:
-        owner = _abort_elsewhere(store, coordinator, target, retry_timeout_ms)
+        owner = _abort_elsewhere(store, coordinator, Locality.of(coordinator, cluster), target, retry_timeout_ms)
     if owner is not None:
-        complete_if_possible(coordinator, owner)
+        complete_if_possible(coordinator, cluster, owner)
 
 
 def _abort_elsewhere(
-    store: Store, coordinator: Store, target: OpenInPartition, retry_timeout_ms: int | None
+    store: Store,
+    coordinator: Store,
+    locality: Locality | None,
+    target: OpenInPartition,
+    retry_timeout_ms: int | None,
 ) -> str | None:
     """Do the same where the partition lives in another database than the transaction; return the transactional id."""
     store.read(lambda connection: _check_open(connection, target), retry_timeout_ms=retry_timeout_ms)
-    work = partial(_abort_owner, target, coordinator.home)
+    work = partial(_abort_owner, target, locality)
     owner = coordinator.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
     if owner is None:
         store.write(
@@ -302,15 +314,15 @@ def _abort_elsewhere(
     return owner
 
 
-def _abort_owner(target: OpenInPartition, home: Home | None, connection: Connection) -> str | None:
+def _abort_owner(target: OpenInPartition, locality: Locality | None, connection: Connection) -> str | None:
     """Abort the transaction at its coordinator, if it has one; return its transactional id.
 
     A partition of this database without one gets its marker here.
     """
-    is_here = home is None or not home.partitions_elsewhere(connection, [target.partition_id])
+    is_here = locality is None or not locality.partitions_elsewhere(connection, [target.partition_id])
     of_producer = {"of_producer_id": target.producer.producer_id}
     owner = connection.execute(_OWNER_OF_PRODUCER, of_producer).scalars().first()
-    work = None if owner is None else LockedTransaction.lock(connection, owner, home)
+    work = None if owner is None else LockedTransaction.lock(connection, owner, locality)
     row = None if work is None else work.row
 
     def end_here() -> None:
@@ -389,44 +401,46 @@ class Recovered:
     """Transactional ids whose open transaction was aborted for its age."""
 
 
-def recover(store: Store) -> Recovered:
+def recover(store: Store, cluster: Cluster | None = None) -> Recovered:
     """Complete what is decided and abort what is open for longer than its timeout.
 
     Raises:
         TxnStoreError: some of it could not be done now; all else is.
     """
     try:
-        completed = complete_all_decided(store)
+        completed = complete_all_decided(store, cluster)
     except TxnStoreError:
         # What waits for a database that is away keeps no other transaction open.
-        abort_timed_out(store)
+        abort_timed_out(store, cluster)
         raise
-    return Recovered(completed, abort_timed_out(store))
+    return Recovered(completed, abort_timed_out(store, cluster))
 
 
-def complete_all_decided(store: Store) -> tuple[str, ...]:
+def complete_all_decided(store: Store, cluster: Cluster | None = None) -> tuple[str, ...]:
     """Complete every decided transaction; return their transactional ids.
 
     Raises:
         TxnStoreError: some of them could not be completed, for a database that takes part is away; all others are.
     """
-    return _each(_all_decided(store), lambda transactional_id: bool(complete_decided(store, transactional_id)))
+    return _each(_all_decided(store), lambda transactional_id: bool(complete_decided(store, transactional_id, cluster)))
 
 
-def abort_timed_out(store: Store) -> tuple[str, ...]:
+def abort_timed_out(store: Store, cluster: Cluster | None = None) -> tuple[str, ...]:
     """Abort every transaction that is open for longer than its timeout; return their transactional ids."""
     found = store.read(lambda connection: connection.execute(_TIMED_OUT).scalars().all())
-    return _each(found, partial(abort_if_timed_out, store))
+    return _each(found, partial(abort_if_timed_out, store, cluster=cluster))
 
 
-def abort_by_administrator(store: Store, transactional_id: str, detail: str = "by an administrator") -> bool:
+def abort_by_administrator(
+    store: Store, transactional_id: str, detail: str = "by an administrator", cluster: Cluster | None = None
+) -> bool:
     """Abort the open transaction whatever its age; its producer is told and may go on.
 
     Returns False if none is open, or if nobody has used the transactional id.
     """
 
     def work(connection: Connection) -> bool:
-        transaction = LockedTransaction.lock(connection, transactional_id, store.home)
+        transaction = LockedTransaction.lock(connection, transactional_id, Locality.of(store, cluster))
         if transaction.row is None or transaction.row.state is not TransactionState.ONGOING:
             return False
         transaction.fence_and_abort(FenceReason.ADMIN, detail)
@@ -435,7 +449,7 @@ def abort_by_administrator(store: Store, transactional_id: str, detail: str = "b
 
     aborted = store.write(work, wakes_readers=True)
     if aborted:
-        complete_if_possible(store, transactional_id)
+        complete_if_possible(store, cluster, transactional_id)
     return aborted
 
 

@@ -16,6 +16,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.store import Store
 from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
 from txnstore.log.locked_partitions import LockedPartitions
@@ -38,7 +39,12 @@ __all__ = [
 
 
 def begin_transaction(
-    store: Store, transactional_id: str, producer: ProducerIdentity, *, retry_timeout_ms: int | None = None
+    store: Store,
+    transactional_id: str,
+    producer: ProducerIdentity,
+    cluster: Cluster | None = None,
+    *,
+    retry_timeout_ms: int | None = None,
 ) -> None:
     """Make the producer's transaction open in the store before anything is written, so that writers can join it.
 
@@ -53,11 +59,16 @@ def begin_transaction(
         transaction.begin(producer)
         transaction.save("AddWriters")
 
-    write_in_time(store, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
+    write_in_time(store, cluster, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
 
 def join_transaction(
-    store: Store, transactional_id: str, transaction: ProducerIdentity, *, retry_timeout_ms: int | None = None
+    store: Store,
+    transactional_id: str,
+    transaction: ProducerIdentity,
+    cluster: Cluster | None = None,
+    *,
+    retry_timeout_ms: int | None = None,
 ) -> TransactionWriter:
     """Join the open transaction of the producer `transaction` as one more writer.
 
@@ -72,7 +83,7 @@ def join_transaction(
         check_open(locked.row, transactional_id, transaction, now_ms=locked.now_ms)
         return enter_writer(connection, transactional_id, transaction)
 
-    return write_in_time(store, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
+    return write_in_time(store, cluster, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
 
 def enter_writer(connection: Connection, transactional_id: str, transaction: ProducerIdentity) -> TransactionWriter:
@@ -86,6 +97,7 @@ def append_as_writer(
     store: Store,
     writer: TransactionWriter,
     appends: Sequence[Append],
+    cluster: Cluster | None = None,
     *,
     report: bool = False,
     retry_timeout_ms: int | None = None,
@@ -105,14 +117,19 @@ def append_as_writer(
     """
     check_batches(writer.identity, appends)
     check_sizes(appends)
-    if store.cluster is not None and appends:
-        remote = RemoteWriter(store, store.cluster, writer, retry_timeout_ms)
+    others = several(cluster)
+    if others is not None and appends:
+        remote = RemoteWriter(store, others, writer, retry_timeout_ms)
         return _append_over_several(store, remote, appends, report=report)
     work = partial(_append, writer, appends, report)
-    return write_in_time(store, writer.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    return write_in_time(
+        store, cluster, writer.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms
+    )
 
 
-def report_writer(store: Store, writer: TransactionWriter, *, retry_timeout_ms: int | None = None) -> None:
+def report_writer(
+    store: Store, writer: TransactionWriter, cluster: Cluster | None = None, *, retry_timeout_ms: int | None = None
+) -> None:
     """Let the transaction know, durably, that the writer has written everything; it can write no more then.
 
     Safe to repeat.
@@ -121,7 +138,7 @@ def report_writer(store: Store, writer: TransactionWriter, *, retry_timeout_ms: 
         ProducerFenced: the transaction is over; the text says how it ended.
     """
     work = partial(_append, writer, (), True)
-    write_in_time(store, writer.transactional_id, work, retry_timeout_ms=retry_timeout_ms)
+    write_in_time(store, cluster, writer.transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
 
 def _append_over_several(
@@ -135,6 +152,7 @@ def _append_over_several(
         work = partial(_append, remote.writer, own, report)
         found += write_in_time(
             store,
+            remote.cluster,
             remote.writer.transactional_id,
             work,
             wakes_readers=True,

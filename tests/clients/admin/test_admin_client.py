@@ -191,7 +191,7 @@ def test_an_error_of_the_database_comes_out_of_every_future_and_of_error_cb(url,
 
 def test_an_error_of_ours_comes_out_of_the_future(admin, monkeypatch):
     admin.cluster_id()
-    monkeypatch.setattr(admin._connection.opened, "write", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(admin._connection.opened.controller, "write", lambda *_, **__: 1 / 0)
     future = admin.create_topics([NewTopic("a")])["a"]
     assert isinstance(future.exception(PATIENCE_SECONDS), ZeroDivisionError)
 

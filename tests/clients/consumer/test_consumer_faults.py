@@ -197,7 +197,7 @@ def test_no_thread_and_no_connection_is_left_after_close(url, topic, log):
     consumer.subscribe(["t"])
     consumer.consume(2, PATIENCE_SECONDS)
     assert threads_of("leaves-nothing")
-    store = consumer._core.connection.opened
+    store = consumer._core.connection.store()
     consumer.close()
     assert threads_of("leaves-nothing") == []
     assert store.engine.pool.checkedout() == 0

@@ -21,6 +21,7 @@ from txnstore.clients.connection import RECENT_SECONDS, StoreConnection, unreach
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 
@@ -149,13 +150,13 @@ class Call(Generic[Item, Answer]):
 
 
 def each_once(
-    work: Callable[[Store, Any, Item], Answer], items: str, *, twice: bool
-) -> Callable[[Store, Any, Item], Answer]:
+    work: Callable[[Cluster, Any, Item], Answer], items: str, *, twice: bool
+) -> Callable[[Cluster, Any, Item], Answer]:
     """Return `work`, or what refuses every item because one of them was given twice."""
     if not twice:
         return work
 
-    def refuse(store: Store, call: Any, item: Item) -> Answer:
+    def refuse(cluster: Cluster, call: Any, item: Item) -> Answer:
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"Duplicate {items} not allowed"))
 
     return refuse
@@ -199,7 +200,7 @@ class AdminCalls:
         owner: object,
         name: str,
         items: Iterable[Item],
-        work: Callable[[Store, Call[Item, Answer], Item], Answer],
+        work: Callable[[Cluster, Call[Item, Answer], Item], Answer],
         timeout_seconds: float | None,
     ) -> dict[Item, Future[Answer]]:
         """Do `work` for one item after the other, and return a future for each.
@@ -207,9 +208,9 @@ class AdminCalls:
         The `owner` is kept until all is done: a client that its program has forgotten finishes what it began.
         """
 
-        def work_all(store: Store, call: Call[Item, Answer]) -> None:
+        def work_all(cluster: Cluster, call: Call[Item, Answer]) -> None:
             for item in call.futures:
-                call.settle(item, functools.partial(work, store, call, item))
+                call.settle(item, functools.partial(work, cluster, call, item))
 
         seconds = self._default_timeout_seconds if timeout_seconds is None else timeout_seconds
         return self._submit(owner, Call(name, items, seconds), work_all)
@@ -218,20 +219,20 @@ class AdminCalls:
         self,
         owner: object,
         name: str,
-        work: Callable[[Store, Call[str, Answer]], Answer],
+        work: Callable[[Cluster, Call[str, Answer]], Answer],
         timeout_seconds: float | None,
     ) -> Future[Answer]:
         """Do `work`, which is about no item in particular, and return its future."""
         return self.for_each(owner, name, [name], lambda store, call, _: work(store, call), timeout_seconds)[name]
 
-    def run(self, owner: object, name: str, work: Callable[[Store], Answer], timeout_seconds: float) -> Answer:
+    def run(self, owner: object, name: str, work: Callable[[Cluster], Answer], timeout_seconds: float) -> Answer:
         """Do `work` and return what it returned; a negative timeout waits for as long as it takes.
 
         Raises:
             KafkaException: `_TIMED_OUT`, or what the database's error became.
         """
         call: Call[str, Answer] = Call(name, [name], None if timeout_seconds < 0 else timeout_seconds)
-        futures = self._submit(owner, call, lambda store, call: call.settle(name, lambda: work(store)))
+        futures = self._submit(owner, call, lambda cluster, call: call.settle(name, lambda: work(cluster)))
         return futures[name].result()
 
     def close(self, timeout_seconds: float) -> None:
@@ -242,7 +243,7 @@ class AdminCalls:
         self.connection.close()
 
     def _submit(
-        self, owner: object, call: Call[Item, Answer], work: Callable[[Store, Call[Item, Answer]], None]
+        self, owner: object, call: Call[Item, Answer], work: Callable[[Cluster, Call[Item, Answer]], None]
     ) -> dict[Item, Future[Answer]]:
         # The caller's own: what he takes out of it is settled as well.
         answer = dict(call.futures)
@@ -251,7 +252,7 @@ class AdminCalls:
 
         def job() -> None:
             assert owner is not None  # and lives until here
-            work(self.connection.store(), call)
+            work(self.connection.cluster(), call)
 
         job_done = self._worker.submit(job)
         if call.timeout_seconds is not None:

@@ -268,7 +268,7 @@ class AdminClient:
         """
         self._refuse_if_closed(HANDLE_CLOSED_TEXT)
         check_wait(timeout)
-        return self._calls.run(self, "cluster_id", lambda store: store.store_uuid, timeout)
+        return self._calls.run(self, "cluster_id", lambda cluster: cluster.controller.store_uuid, timeout)
 
     # --- configurations -----------------------------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class AdminClient:
         if group is not None and not isinstance(group, str):
             raise TypeError(f"argument 1 must be str or None, not {type(group).__name__}")
         check_wait(timeout)
-        return self._calls.run(self, "list_groups", lambda store: admin_groups.list_metadata(store, group), timeout)
+        return self._calls.run(self, "list_groups", lambda cluster: admin_groups.list_metadata(cluster, group), timeout)
 
     # --- offsets of groups --------------------------------------------------------------------------------------------
 

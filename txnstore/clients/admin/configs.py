@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Final
 from sqlalchemy import Connection
 
 from txnstore.clients.admin.calls import Call, write
-from txnstore.clients.brokers import BROKER_ID, publish
+from txnstore.clients.brokers import BROKER_ID
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting, check_setting_name
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.settings import change_store_settings, read_store_config
-from txnstore.db.store import Store
 from txnstore.errors import InvalidConfiguration
 from txnstore.log.topics import change_topic_configs, get_topic, lock_topic_configs
 
@@ -252,20 +252,20 @@ def check_incremental(resources: Iterable[ConfigResource]) -> list[ConfigResourc
 
 
 def describe(
-    store: Store, call: Call[ConfigResource, dict[str, ConfigEntry]], resource: ConfigResource
+    cluster: Cluster, call: Call[ConfigResource, dict[str, ConfigEntry]], resource: ConfigResource
 ) -> dict[str, ConfigEntry]:
     """Return all entries of the resource by name, those with their default included."""
     if _is_topic(resource):
-        topic = store.read(
-            lambda connection: get_topic(connection, resource.name), retry_timeout_ms=call.retry_ms(store)
+        topic = cluster.controller.read(
+            lambda connection: get_topic(connection, resource.name), retry_timeout_ms=call.retry_ms(cluster.controller)
         )
         return _entries(TOPIC_SETTINGS, topic.config, ConfigSource.DYNAMIC_TOPIC_CONFIG)
-    config = store.read(read_store_config, retry_timeout_ms=call.retry_ms(store))
+    config = cluster.controller.read(read_store_config, retry_timeout_ms=call.retry_ms(cluster.controller))
     return _entries(STORE_SETTINGS, config, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
 
 
 def replace(
-    store: Store,
+    cluster: Cluster,
     call: Call[ConfigResource, None],
     resource: ConfigResource,
     *,
@@ -278,11 +278,11 @@ def replace(
     def changes(present: Mapping[str, str]) -> Changes:
         return dict.fromkeys(present) | wanted
 
-    _change(store, call, resource, changes, validate_only=validate_only)
+    _change(cluster, call, resource, changes, validate_only=validate_only)
 
 
 def change(
-    store: Store,
+    cluster: Cluster,
     call: Call[ConfigResource, None],
     resource: ConfigResource,
     *,
@@ -304,11 +304,11 @@ def change(
     def changes(present: Mapping[str, str]) -> Changes:
         return {entry.name: _changed(entry, present, table) for entry in entries}
 
-    _change(store, call, resource, changes, validate_only=validate_only)
+    _change(cluster, call, resource, changes, validate_only=validate_only)
 
 
 def _change(
-    store: Store,
+    cluster: Cluster,
     call: Call[ConfigResource, None],
     resource: ConfigResource,
     changes: Callable[[Mapping[str, str]], Changes],
@@ -324,8 +324,8 @@ def _change(
         else:
             change_store_settings(connection, changes(read_store_config(connection)))
 
-    write(store, call, work, validate_only=validate_only)
-    publish(store)
+    write(cluster.controller, call, work, validate_only=validate_only)
+    cluster.publish()
 
 
 def _is_topic(resource: ConfigResource) -> bool:

@@ -9,13 +9,12 @@ from sqlalchemy import Connection
 from txnstore import model
 from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.records import public_partition
-from txnstore.clients.brokers import at_coordinator
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.metadata import (
     ConsumerGroupTopicPartitions,
 )
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, TopicPartition
-from txnstore.db.store import Store
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import (
     GroupSubscribedToTopic,
     TxnStoreError,
@@ -95,7 +94,7 @@ def _check_partition(partition: object, with_offsets: bool | None) -> None:
 
 def find(
     requests: dict[str, ConsumerGroupTopicPartitions],
-    store: Store,
+    cluster: Cluster,
     call: Call[str, ConsumerGroupTopicPartitions],
     group_id: str,
     *,
@@ -110,8 +109,8 @@ def find(
         committed = administration.list_offsets(connection, group_id)
         return committed, set(_known(connection, wanted or ()))
 
-    committed, known = at_coordinator(
-        store, group_id, lambda coordinator: coordinator.read(work, retry_timeout_ms=call.retry_ms(coordinator))
+    committed, known = cluster.at_coordinator(
+        group_id, lambda coordinator: coordinator.read(work, retry_timeout_ms=call.retry_ms(coordinator))
     )
     if wanted is None:
         known = {*map(public_partition, committed.offsets), *map(public_partition, committed.unstable)}
@@ -132,7 +131,7 @@ def find(
 
 def alter(
     requests: dict[str, ConsumerGroupTopicPartitions],
-    store: Store,
+    cluster: Cluster,
     call: Call[str, ConsumerGroupTopicPartitions],
     group_id: str,
 ) -> ConsumerGroupTopicPartitions:
@@ -151,7 +150,7 @@ def alter(
             administration.alter_offsets(connection, group_id, offsets)
 
     try:
-        at_coordinator(store, group_id, lambda coordinator: write(coordinator, call, work))
+        cluster.at_coordinator(group_id, lambda coordinator: write(coordinator, call, work))
     except UnknownMember:
         # Said of each partition, as Kafka says it.
         text = f"group {group_id[:80]!r} has members; stop them first, then alter its offsets"
@@ -161,7 +160,7 @@ def alter(
 
 def delete(
     requests: dict[str, ConsumerGroupTopicPartitions],
-    store: Store,
+    cluster: Cluster,
     call: Call[str, ConsumerGroupTopicPartitions],
     group_id: str,
 ) -> ConsumerGroupTopicPartitions:
@@ -186,7 +185,7 @@ def delete(
                     " were left alone"
                 )
 
-    at_coordinator(store, group_id, lambda coordinator: write(coordinator, call, work))
+    cluster.at_coordinator(group_id, lambda coordinator: write(coordinator, call, work))
     return _answer(request, errors)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from txnstore import model
 from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.records import public_partition
-from txnstore.clients.brokers import all_stores, at_coordinator, broker_metadata, broker_node
+from txnstore.clients.brokers import broker_metadata, broker_node
 from txnstore.clients.membership.metadata import assignment_bytes, subscription_bytes
 from txnstore.clients.model.metadata import (
     ConsumerGroupState,
@@ -19,6 +19,7 @@ from txnstore.clients.model.metadata import (
     Node,
 )
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.groups import administration
 from txnstore.groups.administration import ListedGroup, ListedMember
@@ -198,17 +199,17 @@ def check_kinds(name: str, kinds: object, kind: type[enum.Enum]) -> frozenset[en
 
 
 def find(
-    store: Store,
+    cluster: Cluster,
     call: Call[str, ListConsumerGroupsResult],
     *,
     states: Collection[enum.Enum],
     types: Collection[enum.Enum],
 ) -> ListConsumerGroupsResult:
     """Return the groups in one of these states and of one of these types; empty: all."""
-    retry_ms = call.retry_ms(store)
+    retry_ms = call.retry_ms(cluster.controller)
     found = [
         group
-        for coordinator in all_stores(store)
+        for coordinator in cluster.stores()
         for group in coordinator.read(administration.list_groups, retry_timeout_ms=retry_ms)
     ]
     groups = [group.without_expired() for group in found]
@@ -220,10 +221,10 @@ def find(
     return ListConsumerGroupsResult(listings, [])
 
 
-def describe(store: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
+def describe(cluster: Cluster, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
     """Return the group's description."""
     check_group_id(group_id)
-    return at_coordinator(store, group_id, lambda coordinator: _describe(coordinator, call, group_id))
+    return cluster.at_coordinator(group_id, lambda coordinator: _describe(coordinator, call, group_id))
 
 
 def _describe(coordinator: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
@@ -240,10 +241,9 @@ def _describe(coordinator: Store, call: Call[str, ConsumerGroupDescription], gro
     )
 
 
-def delete(store: Store, call: Call[str, None], group_id: str) -> None:
+def delete(cluster: Cluster, call: Call[str, None], group_id: str) -> None:
     """Delete the group."""
-    at_coordinator(
-        store,
+    cluster.at_coordinator(
         group_id,
         lambda coordinator: write(
             coordinator, call, lambda connection: administration.delete_group(connection, group_id)
@@ -251,12 +251,12 @@ def delete(store: Store, call: Call[str, None], group_id: str) -> None:
     )
 
 
-def list_metadata(store: Store, group_id: str | None) -> list[GroupMetadata]:
+def list_metadata(cluster: Cluster, group_id: str | None) -> list[GroupMetadata]:
     """Return the groups, or the one of this id if there is one, as librdkafka's oldest call shows them."""
     if group_id is None:
         found = [
             (coordinator, group)
-            for coordinator in all_stores(store)
+            for coordinator in cluster.stores()
             for group in coordinator.read(administration.list_groups)
         ]
         return [_metadata(coordinator, group.without_expired()) for coordinator, group in found]
@@ -266,7 +266,7 @@ def list_metadata(store: Store, group_id: str | None) -> list[GroupMetadata]:
         group = coordinator.read(lambda connection: administration.find_group(connection, group_id))
         return [] if group is None else [_metadata(coordinator, group.without_expired())]
 
-    return at_coordinator(store, group_id, find_one)
+    return cluster.at_coordinator(group_id, find_one)
 
 
 def _description(member: ListedMember) -> MemberDescription:

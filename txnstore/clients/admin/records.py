@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 
 from txnstore import model
 from txnstore.clients.admin.calls import Call
-from txnstore.clients.brokers import at_partition
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import PolicyViolation
 from txnstore.log.bounds import OffsetAndTimestamp, offset_for_time, offset_of_max_timestamp, read_bounds
@@ -167,15 +167,15 @@ def partition_id_of(connection: Connection, partition: TopicPartition) -> int:
 
 
 def at_leader_of(
-    store: Store, call: Call[Any, Any], partition: TopicPartition, work: Callable[[Store], Answer]
+    cluster: Cluster, call: Call[Any, Any], partition: TopicPartition, work: Callable[[Store], Answer]
 ) -> Answer:
     """Do `work` on the store that leads the partition; the topics are known there too."""
-    if store.cluster is None:
-        return work(store)
-    partition_id = store.read(
-        lambda connection: partition_id_of(connection, partition), retry_timeout_ms=call.retry_ms(store)
+    if cluster.is_alone:
+        return work(cluster.controller)
+    partition_id = cluster.controller.read(
+        lambda connection: partition_id_of(connection, partition), retry_timeout_ms=call.retry_ms(cluster.controller)
     )
-    return at_partition(store, partition_id, work)
+    return cluster.at_partition(partition_id, work)
 
 
 def public_partition(partition: model.TopicPartition) -> TopicPartition:
@@ -186,7 +186,7 @@ def public_partition(partition: model.TopicPartition) -> TopicPartition:
 def find_offset(
     specs: dict[TopicPartition, OffsetSpec],
     isolation: IsolationLevel,
-    store: Store,
+    cluster: Cluster,
     call: Call[TopicPartition, ListOffsetsResultInfo],
     partition: TopicPartition,
 ) -> ListOffsetsResultInfo:
@@ -211,12 +211,12 @@ def find_offset(
         return found or OffsetAndTimestamp(_NO_OFFSET, NO_TIMESTAMP_MS)
 
     found = at_leader_of(
-        store, call, partition, lambda leader: leader.read(work, retry_timeout_ms=call.retry_ms(leader))
+        cluster, call, partition, lambda leader: leader.read(work, retry_timeout_ms=call.retry_ms(leader))
     )
     return ListOffsetsResultInfo(found.offset, found.timestamp_ms, _NO_OFFSET)
 
 
-def delete(store: Store, call: Call[TopicPartition, DeletedRecords], partition: TopicPartition) -> DeletedRecords:
+def delete(cluster: Cluster, call: Call[TopicPartition, DeletedRecords], partition: TopicPartition) -> DeletedRecords:
     """Delete the records below the partition's offset."""
 
     def find(connection: Connection) -> int:
@@ -228,9 +228,8 @@ def delete(store: Store, call: Call[TopicPartition, DeletedRecords], partition: 
             )
         return partition_id
 
-    partition_id = store.read(find, retry_timeout_ms=call.retry_ms(store))
-    return at_partition(
-        store,
+    partition_id = cluster.controller.read(find, retry_timeout_ms=call.retry_ms(cluster.controller))
+    return cluster.at_partition(
         partition_id,
         lambda leader: DeletedRecords(
             delete_records(leader, partition_id, partition.offset, retry_timeout_ms=call.retry_ms(leader))

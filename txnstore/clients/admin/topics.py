@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 
 from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.configs import known_topic_config
-from txnstore.clients.brokers import BROKER_ID, broker_nodes, broker_of, publish
+from txnstore.clients.brokers import BROKER_ID, broker_nodes, broker_of
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.metadata import Node, TopicCollection, TopicPartitionInfo, Uuid
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.settings import read_store_settings
-from txnstore.db.store import Store
 from txnstore.log.deleting import purge_soon
 from txnstore.log.topics import (
     PARTITIONS_MAX,
@@ -276,7 +276,7 @@ def check_described_names(topics: object) -> list[str]:
 
 def create(
     wanted: dict[str, list[NewTopic]],
-    store: Store,
+    cluster: Cluster,
     call: Call[str, None],
     name: str,
     *,
@@ -300,24 +300,26 @@ def create(
             count = read_store_settings(connection)["num.partitions"]
         create_topic(connection, new_topic.topic, partition_count=count, config=config)
 
-    write(store, call, work, validate_only=validate_only)
-    publish(store)
+    write(cluster.controller, call, work, validate_only=validate_only)
+    cluster.publish()
 
 
-def delete(store: Store, call: Call[str, None], name: str) -> None:
+def delete(cluster: Cluster, call: Call[str, None], name: str) -> None:
     """Delete the topic."""
-    if store.cluster is not None:
+    if not cluster.is_alone:
         from txnstore.log.cluster_topics import refuse_if_in_use
 
-        topic = store.read(lambda connection: get_topic(connection, name), retry_timeout_ms=call.retry_ms(store))
-        refuse_if_in_use(store.cluster, topic.partition_ids)
-    write(store, call, lambda connection: delete_topic(connection, name))
-    publish(store)
-    purge_soon(store)
+        topic = cluster.controller.read(
+            lambda connection: get_topic(connection, name), retry_timeout_ms=call.retry_ms(cluster.controller)
+        )
+        refuse_if_in_use(cluster, topic.partition_ids)
+    write(cluster.controller, call, lambda connection: delete_topic(connection, name))
+    cluster.publish()
+    purge_soon(cluster.controller)
 
 
 def grow(
-    wanted: dict[str, list[NewPartitions]], store: Store, call: Call[str, None], name: str, *, validate_only: bool
+    wanted: dict[str, list[NewPartitions]], cluster: Cluster, call: Call[str, None], name: str, *, validate_only: bool
 ) -> None:
     """Give the topic of this name as many partitions as are wanted."""
     new_partitions = _given_once(wanted[name])
@@ -335,24 +337,26 @@ def grow(
                 " new",
             )
 
-    write(store, call, work, validate_only=validate_only)
-    publish(store)
+    write(cluster.controller, call, work, validate_only=validate_only)
+    cluster.publish()
 
 
-def describe(store: Store, call: Call[str, TopicDescription], name: str) -> TopicDescription:
+def describe(cluster: Cluster, call: Call[str, TopicDescription], name: str) -> TopicDescription:
     """Return the topic's description."""
-    topic = store.read(lambda connection: get_topic(connection, name), retry_timeout_ms=call.retry_ms(store))
-    return _description(store, topic)
+    topic = cluster.controller.read(
+        lambda connection: get_topic(connection, name), retry_timeout_ms=call.retry_ms(cluster.controller)
+    )
+    return _description(cluster, topic)
 
 
-def describe_cluster(store: Store, call: Call[str, DescribeClusterResult]) -> DescribeClusterResult:
+def describe_cluster(cluster: Cluster, call: Call[str, DescribeClusterResult]) -> DescribeClusterResult:
     """Return the cluster's description."""
-    nodes = broker_nodes(store)
-    return DescribeClusterResult(nodes[0], nodes, store.store_uuid)
+    nodes = broker_nodes(cluster)
+    return DescribeClusterResult(nodes[0], nodes, cluster.controller.store_uuid)
 
 
-def _description(store: Store, topic: Topic) -> TopicDescription:
-    nodes = broker_nodes(store)
+def _description(cluster: Cluster, topic: Topic) -> TopicDescription:
+    nodes = broker_nodes(cluster)
     leaders = [broker_of(nodes, leader) for leader in topic.leaders]
     number = uuid.UUID(topic.topic_uuid).int
     return TopicDescription(

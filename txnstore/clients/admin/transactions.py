@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from txnstore.clients.admin.calls import Call, check_number, check_partition
 from txnstore.clients.admin.records import at_leader_of, partition_id_of, public_partition
-from txnstore.clients.brokers import all_stores, at_coordinator, at_partition, broker_id_of
+from txnstore.clients.brokers import broker_id_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
@@ -201,13 +201,13 @@ def _pattern(text: object) -> re.Pattern[str] | None:
 
 
 def find(
-    store: Store, call: Call[str, list[TransactionListing]], wanted: TransactionFilter
+    cluster: Cluster, call: Call[str, list[TransactionListing]], wanted: TransactionFilter
 ) -> list[TransactionListing]:
     """Return the transactional ids that meet the conditions."""
-    retry_ms = call.retry_ms(store)
+    retry_ms = call.retry_ms(cluster.controller)
     found = [
         row
-        for coordinator in all_stores(store)
+        for coordinator in cluster.stores()
         for row in coordinator.read(
             lambda connection: listing.list_transactions(connection, wanted), retry_timeout_ms=retry_ms
         )
@@ -216,10 +216,12 @@ def find(
     return [TransactionListing(row.transactional_id, row.producer_id, row.state) for row in found]
 
 
-def describe(store: Store, call: Call[str, TransactionDescription], transactional_id: str) -> TransactionDescription:
+def describe(
+    cluster: Cluster, call: Call[str, TransactionDescription], transactional_id: str
+) -> TransactionDescription:
     """Return how the transaction stands."""
     check_transactional_id(transactional_id)
-    return at_coordinator(store, transactional_id, lambda coordinator: _describe(coordinator, call, transactional_id))
+    return cluster.at_coordinator(transactional_id, lambda coordinator: _describe(coordinator, call, transactional_id))
 
 
 def _describe(
@@ -244,11 +246,11 @@ def _describe(
 
 
 def describe_producers(
-    store: Store, call: Call[TopicPartition, PartitionProducerState], partition: TopicPartition
+    cluster: Cluster, call: Call[TopicPartition, PartitionProducerState], partition: TopicPartition
 ) -> PartitionProducerState:
     """Return the producers that the partition remembers."""
     found = at_leader_of(
-        store,
+        cluster,
         call,
         partition,
         lambda leader: leader.read(
@@ -259,51 +261,52 @@ def describe_producers(
     return PartitionProducerState([_producer_state(state) for state in found])
 
 
-def abort(store: Store, call: Call[AbortTransactionSpec, None], spec: AbortTransactionSpec) -> None:
+def abort(cluster: Cluster, call: Call[AbortTransactionSpec, None], spec: AbortTransactionSpec) -> None:
     """Abort the transaction."""
-    partition_id = store.read(
-        lambda connection: partition_id_of(connection, spec.topic_partition), retry_timeout_ms=call.retry_ms(store)
+    partition_id = cluster.controller.read(
+        lambda connection: partition_id_of(connection, spec.topic_partition),
+        retry_timeout_ms=call.retry_ms(cluster.controller),
     )
     producer = ProducerIdentity(spec.producer_id, spec.producer_epoch)
     target = OpenInPartition(partition_id, producer, spec.coordinator_epoch)
-    at_partition(
-        store,
+    cluster.at_partition(
         partition_id,
-        lambda leader: abort_open_transaction(leader, target, retry_timeout_ms=call.retry_ms(leader)),
+        lambda leader: abort_open_transaction(leader, target, cluster, retry_timeout_ms=call.retry_ms(leader)),
     )
 
 
-def fence(store: Store, call: Call[str, ProducerIdAndEpoch], transactional_id: str) -> ProducerIdAndEpoch:
+def fence(cluster: Cluster, call: Call[str, ProducerIdAndEpoch], transactional_id: str) -> ProducerIdAndEpoch:
     """Fence the producers of the transactional id."""
-    initialized = at_coordinator(
-        store,
+    initialized = cluster.at_coordinator(
         transactional_id,
-        lambda coordinator: TransactionCoordinator(coordinator).init_producer_id(
+        lambda coordinator: TransactionCoordinator(coordinator, cluster).init_producer_id(
             transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(coordinator)
         ),
     )
     return ProducerIdAndEpoch(initialized.identity.producer_id, initialized.identity.epoch)
 
 
-def terminate(store: Store, call: Call[str, None], transactional_id: str) -> None:
+def terminate(cluster: Cluster, call: Call[str, None], transactional_id: str) -> None:
     """Abort the open transaction of a transactional id that is in use, and fence its producer."""
     check_transactional_id(transactional_id)
-    at_coordinator(store, transactional_id, lambda coordinator: _terminate(coordinator, call, transactional_id))
+    cluster.at_coordinator(
+        transactional_id, lambda coordinator: _terminate(coordinator, cluster, call, transactional_id)
+    )
 
 
-def _terminate(coordinator: Store, call: Call[str, None], transactional_id: str) -> None:
+def _terminate(coordinator: Store, cluster: Cluster, call: Call[str, None], transactional_id: str) -> None:
     found = coordinator.read(
         lambda connection: rows.read_row(connection, transactional_id), retry_timeout_ms=call.retry_ms(coordinator)
     )
     if found.row is None:
         raise TransactionalIdNotFound(f"nobody has used the transactional id {transactional_id[:80]!r}, or it expired")
-    TransactionCoordinator(coordinator).init_producer_id(
+    TransactionCoordinator(coordinator, cluster).init_producer_id(
         transactional_id, _FENCING_TIMEOUT_MS, retry_timeout_ms=call.retry_ms(coordinator)
     )
 
 
 def find_hanging(
-    store: Store,
+    cluster: Cluster,
     call: Call[str, list[HangingTransaction]],
     *,
     partitions: list[TopicPartition] | None,
@@ -315,16 +318,21 @@ def find_hanging(
         ids = None if partitions is None else [partition_id_of(connection, partition) for partition in partitions]
         return listing.hanging_transactions(connection, max_timeout_ms, ids)
 
-    def found_in_cluster(cluster: Cluster) -> list[listing.HangingInPartition]:
+    def found_in_cluster() -> list[listing.HangingInPartition]:
         from txnstore.transactions.distributed import hanging_in_cluster
 
         ids = None
         if partitions is not None:
-            ids = store.read(lambda connection: [partition_id_of(connection, partition) for partition in partitions])
+            ids = cluster.controller.read(
+                lambda connection: [partition_id_of(connection, partition) for partition in partitions]
+            )
         return hanging_in_cluster(cluster, max_timeout_ms, ids)
 
-    cluster = store.cluster
-    hanging = store.read(work, retry_timeout_ms=call.retry_ms(store)) if cluster is None else found_in_cluster(cluster)
+    hanging = (
+        cluster.controller.read(work, retry_timeout_ms=call.retry_ms(cluster.controller))
+        if cluster.is_alone
+        else found_in_cluster()
+    )
     return [
         HangingTransaction(
             public_partition(found.partition),

@@ -16,7 +16,6 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final, TypeVar
 
-from txnstore.clients.brokers import all_stores
 from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
@@ -42,6 +41,7 @@ from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties, Worker
 from txnstore.db.backend import Limits
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import StoreClosed, TxnStoreError
 from txnstore.model import IsolationLevel
@@ -323,7 +323,7 @@ class ConsumerCore:
         now = time.monotonic()
         if now - self._ended_overdue_at >= ASK_SECONDS_MIN:
             self._ended_overdue_at = now
-            self._submit_quietly(lambda: end_overdue(self.connection.store, ()))
+            self._submit_quietly(lambda: end_overdue(self.connection.store, (), self.connection.cluster))
         self._help()
 
     def _help(self) -> None:
@@ -342,14 +342,15 @@ class ConsumerCore:
     def _recover(self) -> None:
         try:
             # The transaction may be coordinated in any of the databases.
-            for store in all_stores(self.connection.store()):
-                self._recover_in(store)
+            cluster = self.connection.cluster()
+            for store in cluster.stores():
+                self._recover_in(store, cluster)
         except TxnStoreError as error:
             self.logger.debug("could not help with open transactions: %s", error)
 
-    def _recover_in(self, store: Store) -> None:
+    def _recover_in(self, store: Store, cluster: Cluster) -> None:
         try:
-            recover(store)
+            recover(store, cluster)
         except TxnStoreError as error:
             # Somebody else may help; the reader only waits longer.
             self.logger.debug("could not help with open transactions: %s", error)

@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
-from txnstore.clients.brokers import at_partition
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.events import unknown_topic
@@ -135,9 +134,9 @@ class PartitionReader:
         self._directory = directory
         self._options = options
         self._is_held_back = False
-        self._overdue = OverdueHelp(self.store)
+        self._overdue = OverdueHelp(self.store, connection.cluster)
         #: An open transaction that holds back committed offsets is found in the database of the group.
-        self._overdue_offsets = OverdueHelp(self._group_store)
+        self._overdue_offsets = OverdueHelp(self._group_store, connection.cluster)
         self.outbox_waits = False
         """Whether the last reading that asked has found rows in the outbox."""
 
@@ -406,7 +405,7 @@ class PartitionLookups:
             def work(connection: Connection) -> Bounds:
                 return read_bounds(connection, [partition_id])[partition_id]
 
-            return at_partition(self._connection.store(), partition_id, lambda store: store.read(work))
+            return self._connection.cluster().at_partition(partition_id, lambda store: store.read(work))
 
         try:
             bounds = self._directory.again_if_unknown([partition.topic], look)

@@ -162,7 +162,7 @@ class BranchedTransactions(EnlistedTransactions):
         if any(known.callers.driver is callers.driver for known in self._elsewhere):
             return
         if self._branches is None:
-            self._branches = Branches(self._store(), self.transactional_id)
+            self._branches = Branches(self._store(), self.transactional_id, self._sender.session.connection.cluster())
         self._branches.enlist(_driver_of(callers))
         guards = CallerGuards(callers, _refused_ending)
         guards.set()

@@ -138,7 +138,7 @@ class ProducerSession:
                 self.become(self.writer.identity)
             return
         if self.is_idempotent and self.identity == NO_PRODUCER and self.transactional_id is None:
-            coordinator = TransactionCoordinator(self.connection.cluster().coordinator_of(None))
+            coordinator = TransactionCoordinator(self.connection.cluster().controller)
             self.become(coordinator.init_producer_id(None, retry_timeout_ms=TRY_TIMEOUT_MS).identity)
 
     def prepare(self, batches: Sequence[tuple[Batch, Topic]]) -> ProduceRequest:
@@ -183,14 +183,14 @@ class ProducerSession:
     def _write(self, cluster: Cluster, home: Store, request: ProduceRequest) -> list[Appended]:
         if self.writer is not None:
             store = cluster.coordinator_of(self.writer.transactional_id)
-            return append_as_writer(store, self.writer, request.appends, retry_timeout_ms=TRY_TIMEOUT_MS)
+            return append_as_writer(store, self.writer, request.appends, cluster, retry_timeout_ms=TRY_TIMEOUT_MS)
         if self.transactional_id is None:
             return home.write(
                 lambda connection: append(connection, request.appends),
                 wakes_readers=True,
                 retry_timeout_ms=TRY_TIMEOUT_MS,
             )
-        coordinator = TransactionCoordinator(cluster.coordinator_of(self.transactional_id))
+        coordinator = TransactionCoordinator(cluster.coordinator_of(self.transactional_id), cluster)
         if cluster.is_alone:
             return coordinator.append(
                 self.transactional_id, request.producer, request.appends, retry_timeout_ms=TRY_TIMEOUT_MS
@@ -220,9 +220,12 @@ class ProducerSession:
             )
 
     def _join(self, token: TransactionToken) -> TransactionWriter:
-        store = self.connection.cluster().coordinator_of(token.transactional_id)
+        cluster = self.connection.cluster()
+        store = cluster.coordinator_of(token.transactional_id)
         token.check_store(store)
-        return join_transaction(store, token.transactional_id, token.transaction, retry_timeout_ms=TRY_TIMEOUT_MS)
+        return join_transaction(
+            store, token.transactional_id, token.transaction, cluster, retry_timeout_ms=TRY_TIMEOUT_MS
+        )
 
     def _prepare(self, batch: Batch, topic: Topic, sequences: dict[int, int]) -> Append:
         partition_id = topic.partition_id(batch.partition)

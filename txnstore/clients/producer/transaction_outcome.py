@@ -41,9 +41,10 @@ def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | st
     producer = ProducerIdentity(prepared.producer_id, prepared.epoch)
     with contextlib.closing(StoreConnection(admin_configuration((given,), {}))) as connection:
         try:
-            store = connection.cluster().coordinator_of_producer(producer.producer_id)
+            cluster = connection.cluster()
+            store = cluster.coordinator_of_producer(producer.producer_id)
             if not fence:
                 return store.read(lambda opened: read_outcome(opened, producer))
-            return resolve_outcome(store, store.read(lambda opened: owner_of(opened, producer)), producer)
+            return resolve_outcome(store, store.read(lambda opened: owner_of(opened, producer)), producer, cluster)
         except TxnStoreError as error:
             raise kafka_exception_of(error) from error

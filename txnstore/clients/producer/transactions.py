@@ -419,13 +419,14 @@ class ProducerTransactions:
     # --- the work of the calls; on the sender's thread ----------------------------------------------------------------
 
     def _coordinator(self) -> TransactionCoordinator:
-        return TransactionCoordinator(self._store())
+        cluster = self._sender.session.connection.cluster()
+        return TransactionCoordinator(cluster.coordinator_of(self.transactional_id), cluster)
 
     def _at_coordinator(self, call: Callable[[TransactionCoordinator], Result]) -> Result:
         """Make a call; again if the coordinator's database had not heard of a partition that there is."""
         cluster = self._sender.session.connection.cluster()
-        home = cluster.coordinator_id_of(self.transactional_id)
-        return repaired(cluster, home, lambda store: call(TransactionCoordinator(store)))
+        coordinator_id = cluster.coordinator_id_of(self.transactional_id)
+        return repaired(cluster, coordinator_id, lambda store: call(TransactionCoordinator(store, cluster)))
 
     def _store(self) -> Store:
         """Return the store that coordinates the transactions."""
@@ -433,9 +434,10 @@ class ProducerTransactions:
 
     def _init_work(self, *, keep_prepared: bool) -> None:
         def request() -> None:
-            initialized = self._sender.session.connection.cluster().at_coordinator(
+            cluster = self._sender.session.connection.cluster()
+            initialized = cluster.at_coordinator(
                 self.transactional_id,
-                lambda store: TransactionCoordinator(store).init_producer_id(
+                lambda store: TransactionCoordinator(store, cluster).init_producer_id(
                     self.transactional_id,
                     self._timeout_ms,
                     enable_two_phase_commit=self._two_phase_commit,
@@ -462,7 +464,8 @@ class ProducerTransactions:
             store, identity = self._store(), self._sender.session.identity
             if not is_cancelled.is_set():
                 self._is_written = self._has_token = True
-                begin_transaction(store, self.transactional_id, identity, retry_timeout_ms=TRY_TIMEOUT_MS)
+                cluster = self._sender.session.connection.cluster()
+                begin_transaction(store, self.transactional_id, identity, cluster, retry_timeout_ms=TRY_TIMEOUT_MS)
             return bytes(TransactionToken(store.store_uuid, self.transactional_id, identity))
 
         try:
@@ -501,8 +504,13 @@ class ProducerTransactions:
         def begin() -> None:
             if not is_cancelled.is_set():
                 self._is_written = True
-                store = self._store()
-                begin_transaction(store, self.transactional_id, session.identity, retry_timeout_ms=TRY_TIMEOUT_MS)
+                begin_transaction(
+                    self._store(),
+                    self.transactional_id,
+                    session.identity,
+                    session.connection.cluster(),
+                    retry_timeout_ms=TRY_TIMEOUT_MS,
+                )
                 session.has_begun = True
 
         try:

@@ -126,8 +126,9 @@ class TransactionWriterClient:
         def request() -> int:
             session.obtain_identity()
             assert session.writer is not None
-            store = session.connection.cluster().coordinator_of(session.writer.transactional_id)
-            report_writer(store, session.writer, retry_timeout_ms=TRY_TIMEOUT_MS)
+            cluster = session.connection.cluster()
+            store = cluster.coordinator_of(session.writer.transactional_id)
+            report_writer(store, session.writer, cluster, retry_timeout_ms=TRY_TIMEOUT_MS)
             return session.writer.writer_id
 
         try:

@@ -41,7 +41,7 @@ from txnstore.errors import (
     UnknownTopicOrPartition,
 )
 
-__all__ = ["Cluster", "Database", "Home", "open_cluster", "repaired", "split_urls"]
+__all__ = ["Cluster", "Database", "Locality", "open_cluster", "repaired", "several", "split_urls"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,16 +61,16 @@ _opened: Final[weakref.WeakSet[Cluster]] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """One database's place in a cluster of several: what lives here, and what elsewhere."""
+class Locality:
+    """What lives in one database of several, and what elsewhere."""
 
     cluster: Cluster = field(repr=False)
     database_id: int
 
-    @property
-    def label(self) -> str:
-        """What people call the database."""
-        return self.cluster.label_of(self.database_id)
+    @classmethod
+    def of(cls, store: Store, cluster: Cluster | None) -> Self | None:
+        """Return what is local to the store; None while it is alone: everything is."""
+        return None if cluster is None or cluster.is_alone else cls(cluster, store.database_id)
 
     def partitions_elsewhere(self, connection: Connection, partition_ids: Collection[int]) -> set[int]:
         """Return those of the partitions that live in other databases, or that this one does not know."""
@@ -97,9 +97,7 @@ class Cluster:
         self.controller = controller
         self.parallel = True
         """Whether several members are written to at once, in threads."""
-        self.members = Members(
-            controller, addresses, open_, lambda number: Home(self, number), monotonic_seconds=monotonic_seconds
-        )
+        self.members = Members(controller, addresses, open_, monotonic_seconds=monotonic_seconds)
         self._leaders: dict[int, int] = {}
         self._closed = False
         self._state = threading.Lock()
@@ -130,7 +128,7 @@ class Cluster:
     @property
     def is_alone(self) -> bool:
         """Whether it is a cluster of one."""
-        return len(self.members.databases) == 1
+        return self.members.is_alone
 
     def label_of(self, database_id: int) -> str:
         """Return what people call the database."""
@@ -315,6 +313,14 @@ class Cluster:
         """
         return self.own(self.coordinator_id_of(name))
 
+    def at_partition(self, partition_id: int, call: Callable[[Store], Result]) -> Result:
+        """Make a call on the store that holds the partition; again if that had not heard of it.
+
+        Raises:
+            TxnStoreError: see `leader_of_partition` and `own`, and what the call raises.
+        """
+        return repaired(self, self.leader_of_partition(partition_id), call)
+
     def at_coordinator(self, name: str | None, call: Callable[[Store], Result]) -> Result:
         """Make a call on the store that coordinates a transactional id or group; of None, on the controller.
 
@@ -449,6 +455,11 @@ def open_cluster(
         cluster.close()
         raise
     return cluster
+
+
+def several(cluster: Cluster | None) -> Cluster | None:
+    """Return the cluster if other databases are known to be in it; None: what is not here is nowhere."""
+    return None if cluster is None or cluster.is_alone else cluster
 
 
 def repaired(cluster: Cluster, database_id: int, call: Callable[[Store], Result]) -> Result:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
@@ -29,9 +29,6 @@ from txnstore.db.cluster.membership import (
 from txnstore.db.identity import check_original_once
 from txnstore.db.store import Store
 from txnstore.errors import MissingMember, StoreClosed, StoreUnavailable, TxnStoreError, WrongCluster
-
-if TYPE_CHECKING:
-    from txnstore.db.cluster.cluster import Home
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +56,10 @@ class Members:
         controller: Store,
         addresses: Sequence[Address],
         open_: Callable[[str, bool], Store],
-        make_home: Callable[[int], Home],
         *,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with the controller; `make_home` makes each other store's place in the cluster."""
+        """Begin with the controller."""
         self.controller = controller
         self.stores: dict[int, Store] = {CONTROLLER_ID: controller}
         """Those that are open."""
@@ -71,11 +67,10 @@ class Members:
         """Those that there are."""
         self._addresses = list(addresses)
         self._open = open_
-        self._make_home = make_home
         self._monotonic_seconds = monotonic_seconds
         self._pauses: dict[int, _Pause] = {}
         self._closed = False
-        controller.look_for_others = self.refresh
+        controller.has_learned_of_others = self._has_learned_of_others
         self.make_locks()
 
     def refresh(self) -> None:
@@ -97,7 +92,12 @@ class Members:
         self.databases = {member.database_id: member for member in found}
         if len(self.databases) > 1:
             for database_id, store in list(self.stores.items()):
-                store.home = store.home or self._make_home(database_id)
+                store.label = self.databases[database_id].label
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one database, as far as anybody has looked."""
+        return len(self.databases) == 1
 
     def own(self, database_id: int) -> Store:
         """Return the store of a member, opened if it was not.
@@ -227,6 +227,12 @@ class Members:
             if self.stores.get(member.database_id) is None:
                 self._enter(address, store, member)
 
+    def _has_learned_of_others(self) -> bool:
+        if not self.is_alone:
+            return False
+        self.refresh()
+        return not self.is_alone
+
     def _member_of(self, store: Store) -> Database | None:
         return next((member for member in self.databases.values() if member.store_uuid == store.store_uuid), None)
 
@@ -245,7 +251,7 @@ class Members:
             # It was taken for the member by its name only.
             claimant.database_id = None
         check_original_once(store)
-        store.home = self._make_home(member.database_id)
+        store.database_id, store.label = member.database_id, member.label
         found = store.read(read_databases)
         if not any(entry.is_own and entry.database_id == member.database_id for entry in found):
             catalogue = self.controller.read(read_catalogue)
