@@ -14,17 +14,19 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, select
 
-from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.db.backend import Durability, Limits
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import StoreClosed, StoreUnavailable, TxnStoreError
+
+if TYPE_CHECKING:
+    from txnstore.clients.configuration.configuration import Configuration
 
 _POOL_SIZE: Final = 5
 #: Readers are told of the last commits; that is only a hint, and not worth a long wait for a database that hangs.

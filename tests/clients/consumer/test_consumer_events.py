@@ -16,10 +16,10 @@ from txnstore.clients.consumer.events import (
     Listener,
     MessageEvent,
     RebalanceKind,
-    error_message,
     error_reporter,
 )
 from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.message import error_message
 from txnstore.clients.worker import Duties
 
 AWAY = KafkaError(KafkaError._TRANSPORT, "away", retriable=True)

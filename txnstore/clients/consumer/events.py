@@ -1,4 +1,4 @@
-"""The events of a consumer: what happens in the background and waits for the next poll(), and messages that say so."""
+"""The events of a consumer: what happens in the background and waits for the application's next poll()."""
 
 from __future__ import annotations
 
@@ -14,25 +14,8 @@ from typing import Any, Final
 
 from txnstore.clients.callbacks import ErrorReporter
 from txnstore.clients.model.errors import KafkaError
-from txnstore.clients.model.message import TIMESTAMP_NOT_AVAILABLE, Message
+from txnstore.clients.model.message import Message, error_message
 from txnstore.clients.model.topic_partition import TopicPartition
-
-_NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, -1)
-
-
-def error_message(
-    error: KafkaError, topic: str | None = None, partition: int = -1, offset: int | None = None
-) -> Message:
-    """Return the message that carries `error`; its value is the error's text, as in confluent-kafka."""
-    where = {} if offset is None else {"offset": offset}
-    text = error.str().encode(errors="backslashreplace")
-    return Message(topic=topic, partition=partition, value=text, error=error, timestamp=_NO_TIMESTAMP, **where)
-
-
-def end_of_partition(topic: str, partition: int, offset: int, high_watermark: int) -> Message:
-    """Return the message for a reader that has reached the end of what it may see."""
-    text = f"reached the end of the partition at offset {offset} (high watermark {high_watermark})"
-    return error_message(KafkaError(KafkaError._PARTITION_EOF, text), topic, partition, offset)
 
 
 def unknown_topic(name: str) -> KafkaError:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Final
 
-from txnstore.clients.consumer.events import end_of_partition, error_message
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
-from txnstore.clients.model.message import Message, RecordSource, RecordTuple
+from txnstore.clients.model.message import Message, RecordSource, RecordTuple, end_of_partition, error_message
 from txnstore.clients.model.topic_partition import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds

@@ -264,3 +264,20 @@ def _checked_timestamp(timestamp: object) -> tuple[int, int]:
     if not isinstance(timestamp, tuple) or len(timestamp) != len(_NO_TIMESTAMP):
         raise TypeError("timestamp must be a tuple of (int, int)")
     return operator.index(timestamp[0]), operator.index(timestamp[1])
+
+
+def error_message(
+    error: KafkaError, topic: str | None = None, partition: int = -1, offset: int | None = None
+) -> Message:
+    """Return the message that carries `error`; its value is the error's text, as in confluent-kafka."""
+    where = {} if offset is None else {"offset": offset}
+    text = error.str().encode(errors="backslashreplace")
+    return Message(
+        topic=topic, partition=partition, value=text, error=error, timestamp=(TIMESTAMP_NOT_AVAILABLE, -1), **where
+    )
+
+
+def end_of_partition(topic: str, partition: int, offset: int, high_watermark: int) -> Message:
+    """Return the message for a reader that has reached the end of what it may see."""
+    text = f"reached the end of the partition at offset {offset} (high watermark {high_watermark})"
+    return error_message(KafkaError(KafkaError._PARTITION_EOF, text), topic, partition, offset)
