@@ -140,6 +140,12 @@ def test_every_path_that_is_named_is_there(readme: Path) -> None:
     assert set(missing) - OTHERS == set()
 
 
+NAMED_FUNCTIONS = sorted(
+    {
+        (place, name)
+        for name, place in re.findall(r"`(?:\w+\.)?(\w+)\(\)` in \[`[\w/.]+`\]\(([\w/.]+)\)", TEXTS[TOP / "README.md"])
+    }
+)
 NAMED_TESTS = sorted({test for text in TEXTS.values() for test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)})
 
 
@@ -153,3 +159,14 @@ def test_every_guarantee_names_a_test() -> None:
 @pytest.mark.parametrize(("file", "test"), NAMED_TESTS)
 def test_a_named_test_is_there(file: str, test: str) -> None:
     assert f"def {test}(" in (TOP / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("file", "function"), NAMED_FUNCTIONS)
+def test_a_function_that_newcomers_are_shown_is_there(file: str, function: str) -> None:
+    assert f"def {function}(" in (TOP / file).read_text(encoding="utf-8")
+
+
+def test_newcomers_are_shown_five_places() -> None:
+    table = TEXTS[TOP / "README.md"].partition("| to find | look at |")[2].partition("\n\n")[0]
+    assert len(re.findall(r"^\| where ", table, re.MULTILINE)) == 5
+    assert len(NAMED_FUNCTIONS) >= 4

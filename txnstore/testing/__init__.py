@@ -1,4 +1,4 @@
-"""Tools for tests, ours and those of applications: fresh stores, a clock to turn by hand, crashes and cut connections.
+"""Tools for tests: fresh stores on both databases, a clock to turn by hand, and a checker of what a store holds.
 
 Add to the `conftest.py` at the top of your tests:
 
