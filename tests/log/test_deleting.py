@@ -1,4 +1,4 @@
-"""This file is the tests of deleting the oldest records of a partition: what stays readable, and what stays stored."""
+"""Deleting the oldest records of a partition: what stays readable, and what stays stored."""
 
 from __future__ import annotations
 

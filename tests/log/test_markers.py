@@ -16,7 +16,7 @@ from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import decode, encode
 from txnstore.log.markers import Marker, finished_since, write_markers
 from txnstore.log.producers import allocate_producer_id, producers_of_partition
-from txnstore.log.sequences import ProducerState
+from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record
 
@@ -78,7 +78,7 @@ class Partition:
             for row in found
         ]
 
-    def state(self, producer: int) -> ProducerState:
+    def state(self, producer: int) -> ProducerInPartition:
         states = self.store.read(lambda connection: producers_of_partition(connection, self.id))
         return next(state for state in states if state.producer_id == self.producer_ids[producer])
 

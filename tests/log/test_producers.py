@@ -18,7 +18,7 @@ from txnstore.log.producers import (
     producers_of_partition,
     read_producer_states,
 )
-from txnstore.log.sequences import ProducerState, RecentBatch
+from txnstore.log.sequences import ProducerInPartition, RecentBatch
 from txnstore.log.topics import create_topic
 from txnstore.model import ProducerIdentity, Record
 
@@ -47,7 +47,7 @@ def write(
     store.write(lambda connection: append(connection, [Append(partition_id, batch)], coordinated=True))
 
 
-def states(store: Store, partition_id: int) -> list[ProducerState]:
+def states(store: Store, partition_id: int) -> list[ProducerInPartition]:
     return store.read(lambda connection: producers_of_partition(connection, partition_id))
 
 
@@ -82,7 +82,7 @@ def test_a_partition_remembers_the_last_five_batches_of_each_producer(
         RecentBatch(2 * number, 2 * number + 1, 2 * number, 2 * number + 1, 10 + number) for number in range(2, 7)
     )
     assert (first.epoch, first.last_sequence, first.transaction_first_offset) == (0, 13, None)
-    assert second == ProducerState(two, 3, (RecentBatch(0, 0, 14, 14, 5),), -1, now_ms, 14)
+    assert second == ProducerInPartition(two, 3, (RecentBatch(0, 0, 14, 14, 5),), -1, now_ms, 14)
     assert states(shared_store, partition_ids[1]) == []
 
 

@@ -22,7 +22,7 @@ from txnstore.log.markers import Marker, write_markers
 from txnstore.log.producers import allocate_producer_id, forget_producers, producers_of_partition
 from txnstore.log.sequences import (
     BATCHES_REMEMBERED,
-    ProducerState,
+    ProducerInPartition,
     RecentBatch,
     check_append,
     find_duplicate,
@@ -67,8 +67,8 @@ def batch(first: int, last: int) -> RecentBatch:
     return RecentBatch(first, last, 100 + first, 100 + last, 1_000)
 
 
-def state(*batches: RecentBatch, epoch: int = 3, open_from: int | None = None) -> ProducerState:
-    return ProducerState(7, epoch, batches, -1, 1_000, open_from)
+def state(*batches: RecentBatch, epoch: int = 3, open_from: int | None = None) -> ProducerInPartition:
+    return ProducerInPartition(7, epoch, batches, -1, 1_000, open_from)
 
 
 RECENT = [batch(first, first + 1) for first in (0, 2, 4, 6, 8)]
@@ -137,7 +137,7 @@ def test_five_batches_are_remembered() -> None:
     ],
 )
 def test_rules_2_to_5(
-    known: ProducerState | None,
+    known: ProducerInPartition | None,
     epoch: int,
     first: int,
     is_transactional: bool,
@@ -183,7 +183,7 @@ class Partition:
         )
         return [record.value for found in pages[self.id].batches for record in found.records()]
 
-    def state(self) -> ProducerState:
+    def state(self) -> ProducerInPartition:
         (found,) = self.store.read(lambda connection: producers_of_partition(connection, self.id))
         return found
 

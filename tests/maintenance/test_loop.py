@@ -10,7 +10,7 @@ import pytest
 from txnstore.config import STORE_SETTINGS
 from txnstore.db.settings import change_store_settings
 from txnstore.errors import StoreUnavailable
-from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, REMOVE_INTERVAL, Duty
+from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, REMOVE_INTERVAL, MaintenanceDuty
 from txnstore.maintenance.loop import LOOK_AGAIN_SECONDS, Maintenance
 from txnstore.transactions.recovery import FOUND_MAX
 
@@ -68,7 +68,7 @@ def run(shared_store, done):
 
             return note
 
-        noted_duties = [Duty(name, setting, noted(name, do)) for name, setting, do in duties]
+        noted_duties = [MaintenanceDuty(name, setting, noted(name, do)) for name, setting, do in duties]
         Maintenance(shared_store, duties=noted_duties, monotonic_seconds=time.monotonic_seconds).run(time)
         return time
 
@@ -214,7 +214,7 @@ def test_a_loop_that_waits_ends_as_soon_as_it_is_told(shared_store):
         waits.set()
         return 0
 
-    last = Duty("signals", REMOVE_INTERVAL, signal)
+    last = MaintenanceDuty("signals", REMOVE_INTERVAL, signal)
     thread = threading.Thread(target=Maintenance(shared_store, duties=[last]).run, args=[stop])
     thread.start()
     assert waits.wait(10)

@@ -1,4 +1,4 @@
-"""This file is what producers and consumers do, as simply as it can be said: lists, and a state for each producer.
+"""A model of what producers and consumers do, as simply as it can be said: lists, and a state for each producer.
 
 A broker has what is stored, a client what one producer knows of it.  They differ: a producer whose transaction was
 aborted from outside, or whose transactional id another one has taken, learns it from its next call that asks.

@@ -1,4 +1,4 @@
-"""This file is a bank: two tables of accounts in two PostgreSQL databases, and a log of the transfers between them."""
+"""A bank: two tables of accounts in two PostgreSQL databases, and a log of the transfers between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is what children do that are killed: functions of a module, so that another process finds them."""
+"""The work of children that are killed: functions of a module, so that another process finds them."""
 
 from __future__ import annotations
 

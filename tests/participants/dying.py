@@ -1,7 +1,7 @@
-"""This file is where a process dies that coordinates branches: each side of each statement, at home and elsewhere.
+"""The places where a process that coordinates branches dies: each side of each statement, wherever it runs.
 
-A place is a moment before or after a statement at the home, or before, in the middle of and after an exchange with the
-databases that take part.  From the place of its death on nothing that the process does reaches a database.
+A place is a moment before or after a statement at the coordinator, or before, in the middle of and after an exchange
+with the databases that take part.  From the place of its death on nothing that the process does reaches a database.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This file is the processes of the bank that are killed: tellers who move money, and one who ends what they left.
+"""The processes of the bank that are killed: tellers who move money, and one who ends what they left.
 
 A teller moves money between an account in one database and one in another, and writes both entries into the log: one
 transaction.  What was acknowledged, and what it aborted itself, it writes into a file outside of all databases.

@@ -33,7 +33,7 @@ from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp, read_b
 from txnstore.log.codec import encode
 from txnstore.log.fetch import PAGE_OFFSETS_MAX, fetch
 from txnstore.log.outbox.rows import has_outbox_rows
-from txnstore.maintenance.duties import DUTIES, Duty
+from txnstore.maintenance.duties import DUTIES, MaintenanceDuty
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import describe_transaction, hanging_transactions
@@ -194,7 +194,7 @@ def _of_time(behind_ms: int, of: Callable[[BigStore], int], isolation: Isolation
     return _read(lambda big, connection: offset_for_time(connection, of(big), big.first_ms + behind_ms, isolation))
 
 
-def _duty(duty: Duty, big: BigStore) -> Callable[[], object]:
+def _duty(duty: MaintenanceDuty, big: BigStore) -> Callable[[], object]:
     return lambda: duty.do(big.store, None)
 
 

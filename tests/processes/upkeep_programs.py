@@ -29,7 +29,7 @@ from txnstore.errors import ProducerFenced, TxnStoreError
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import get_topic
-from txnstore.maintenance.duties import DUTIES, Duty
+from txnstore.maintenance.duties import DUTIES, MaintenanceDuty
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import Record
 from txnstore.spark.sink_coordination import decide, open_writer, run_of_query
@@ -607,7 +607,7 @@ def _opened(job: Job) -> Iterator[Store]:
         return
 
 
-def _counted(duty: Duty, ledger: Ledger) -> Duty:
+def _counted(duty: MaintenanceDuty, ledger: Ledger) -> MaintenanceDuty:
     def do(store: Store, cluster: Cluster | None) -> int:
         count = duty.do(store, cluster)
         if count:

@@ -16,7 +16,7 @@ from txnstore.cli.terminal import TRY_AGAIN_LATER, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
-from txnstore.maintenance.duties import DUTIES, Duty, branch_duties
+from txnstore.maintenance.duties import DUTIES, MaintenanceDuty, branch_duties
 from txnstore.maintenance.loop import Maintenance
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def maintain(
         _run_all(cluster, duties, stop)
 
 
-def _run_once(cluster: Cluster, duties: Sequence[Duty]) -> bool:
+def _run_once(cluster: Cluster, duties: Sequence[MaintenanceDuty]) -> bool:
     """Do everything once in each database; return whether all was done."""
     stores = list(cluster.stores())
     total: dict[str, int] = {}
@@ -67,7 +67,7 @@ def _run_once(cluster: Cluster, duties: Sequence[Duty]) -> bool:
     return is_complete
 
 
-def _run_all(cluster: Cluster, duties: Sequence[Duty], stop: threading.Event) -> None:
+def _run_all(cluster: Cluster, duties: Sequence[MaintenanceDuty], stop: threading.Event) -> None:
     """Look after every database in a thread of its own, those too that join meanwhile."""
     threads: dict[int, threading.Thread] = {}
     while not stop.is_set():
@@ -86,7 +86,7 @@ def _run_all(cluster: Cluster, duties: Sequence[Duty], stop: threading.Event) ->
         thread.join()
 
 
-def _run_one(cluster: Cluster, database_id: int, duties: Sequence[Duty], stop: threading.Event) -> None:
+def _run_one(cluster: Cluster, database_id: int, duties: Sequence[MaintenanceDuty], stop: threading.Event) -> None:
     while not stop.is_set():
         try:
             store = cluster.own(database_id)

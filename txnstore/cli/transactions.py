@@ -20,7 +20,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.log.producers import producers_of_partition
-from txnstore.log.sequences import ProducerState
+from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
 from txnstore.model import ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
@@ -308,7 +308,7 @@ app.command(name="branches", epilog=branches.BRANCHES_EXAMPLES)(branches.branche
 app.command(name="recover", epilog=branches.RECOVER_EXAMPLES)(branches.recover)
 
 
-def _producers(connection: Connection, partition_ids: list[int]) -> dict[int, list[ProducerState]]:
+def _producers(connection: Connection, partition_ids: list[int]) -> dict[int, list[ProducerInPartition]]:
     return {number: list(producers_of_partition(connection, number)) for number in partition_ids}
 
 
@@ -336,7 +336,7 @@ def _described(connection: Connection, transactional_id: str) -> dict[str, Any]:
     }
 
 
-def _producer(state: ProducerState) -> dict[str, Any]:
+def _producer(state: ProducerInPartition) -> dict[str, Any]:
     return {
         "producer_id": state.producer_id,
         "producer_epoch": state.epoch,
@@ -366,7 +366,7 @@ def _abort_at(store: Store, cluster: Cluster, transactional_id: str, *, yes: boo
     say(f"the transaction of {transactional_id} was aborted, and its producer is fenced")
 
 
-def _open_at(states: Iterable[ProducerState], partition_id: int, name: str, start_offset: int) -> OpenInPartition:
+def _open_at(states: Iterable[ProducerInPartition], partition_id: int, name: str, start_offset: int) -> OpenInPartition:
     for state in states:
         if state.transaction_first_offset == start_offset:
             identity = ProducerIdentity(state.producer_id, state.epoch)

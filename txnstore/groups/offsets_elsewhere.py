@@ -1,4 +1,4 @@
-"""This file is offsets of transactions whose coordinator is in another database than the group.
+"""Offsets of transactions whose coordinator is in another database than the group.
 
 No lock of the coordinator's row guards them here.  As in Kafka, where markers are written to the partition that holds
 a group's offsets, the end of each transaction leaves a higher epoch of its producer behind: what comes later from an

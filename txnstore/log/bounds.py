@@ -149,7 +149,7 @@ def first_reaching(connection: Connection, bounds: Bounds, at_ms: int) -> int | 
 def offset_for_time(
     connection: Connection, partition_id: int, timestamp_ms: int, isolation: IsolationLevel
 ) -> OffsetAndTimestamp | None:
-    """Return the first record with this timestamp or a later one; None if there is none that the reader may see.
+    """Return the first record with this timestamp or a later one; None if the reader may see no such record.
 
     As in Kafka, records of aborted transactions count, but nothing at or past the last stable offset does for a
     reader of committed records.
@@ -208,7 +208,7 @@ def offset_of_max_timestamp(
 
 
 def _largest_timestamp(connection: Connection, parameters: Mapping[str, int]) -> int | None:
-    """Return the largest timestamp of a batch that can be read; None if there is none."""
+    """Return the largest timestamp of a batch that can be read; None without such a batch."""
     largest_ms: int | None = None
     rows = connection.execute(_LAST_READABLE, parameters).all()
     for max_ms, running_max_ms, control_type in rows:

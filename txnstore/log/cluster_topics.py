@@ -1,4 +1,4 @@
-"""This file is changes of topics and settings in a cluster: made at the controller, then copied to the members.
+"""Changes of topics and settings in a cluster: made at the controller, then copied to the members.
 
 A member that is away gets its copies later: from whoever finds them missing, or from the maintenance.
 """

@@ -1,4 +1,4 @@
-"""This file is the compression codecs of record batches: their numbers, their names, and the functions behind them.
+"""The compression codecs of record batches: their numbers, their names, and the functions behind them.
 
 Each codec writes the frame that other tools know by its name (and Arrow by the same one): gzip members, raw snappy
 blocks, LZ4 frames, Zstandard frames.  gzip comes with Python; the rest with the extra `compression`.
@@ -48,7 +48,7 @@ class Codec(enum.IntEnum):
 def codec_for_topic(setting: str, producers: Codec) -> Codec:
     """Return how a batch for a topic is compressed: `setting` is the topic's compression.type.
 
-    "producer" leaves it to the producer, "uncompressed" is none; the rest are codecs.
+    "producer" leaves it to the producer, "uncompressed" stands for no compression; the rest are codecs.
     """
     if setting == "producer":
         return producers

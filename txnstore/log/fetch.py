@@ -1,4 +1,4 @@
-"""This file is the fetch: what a reader gets from a position on, without markers and aborted records."""
+"""The fetch: what a reader gets from a position on, without markers and aborted records."""
 
 from __future__ import annotations
 

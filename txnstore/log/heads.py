@@ -1,4 +1,4 @@
-"""This file is the heads of partitions: the row locks that put appends in order."""
+"""The heads of partitions: the row locks that put appends in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is some partitions within one database transaction: their heads are locked once, then everything follows.
+"""Partitions within one database transaction: their heads are locked once, then everything follows.
 
 Batches and markers are placed in memory while the locks are held, and written together by `save`: one INSERT, one
 UPDATE of the heads, one of the producers.
@@ -16,7 +16,7 @@ from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.log.codec import EncodedBatch
 from txnstore.log.heads import Head, lock_heads, save_heads
 from txnstore.log.producers import ProducerKey, read_producer_states, save_producer_states
-from txnstore.log.sequences import ProducerState, RecentBatch, last_sequence_of, remember
+from txnstore.log.sequences import ProducerInPartition, RecentBatch, last_sequence_of, remember
 from txnstore.model import NO_PRODUCER_ID, NO_SEQUENCE, ControlType, ProducerIdentity
 
 #: Of the state of a producer that no marker has touched.
@@ -42,8 +42,8 @@ class LockedPartitions:
     connection: Connection
     heads: Mapping[int, Head]
     now_ms: int
-    _known: dict[ProducerKey, ProducerState]
-    _changed: dict[ProducerKey, ProducerState] = field(default_factory=dict)
+    _known: dict[ProducerKey, ProducerInPartition]
+    _changed: dict[ProducerKey, ProducerInPartition] = field(default_factory=dict)
     _batches: list[dict[str, Any]] = field(default_factory=list)
     _finished: list[dict[str, Any]] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class LockedPartitions:
         known = read_producer_states(connection, wanted, open_in=locked.heads if with_open else ())
         return cls(connection, locked.heads, locked.now_ms, known)
 
-    def producer_state(self, key: ProducerKey) -> ProducerState | None:
+    def producer_state(self, key: ProducerKey) -> ProducerInPartition | None:
         """Return what the partition knows of the producer, with the changes so far."""
         return self._changed.get(key) or self._known.get(key)
 
@@ -94,7 +94,7 @@ class LockedPartitions:
         state = self.producer_state(key)
         row = self._place(partition_id, marker)
         if state is None:
-            state = ProducerState(
+            state = ProducerInPartition(
                 marker.producer_id, marker.producer_epoch, (), NO_COORDINATOR_EPOCH, self.now_ms, None
             )
         # The epoch is new, so the producer's sequence numbers begin at 0 again (KIP-890).
@@ -111,7 +111,7 @@ class LockedPartitions:
 
     def announce(self, producer: ProducerIdentity) -> None:
         """Write down at once that the producer may append where it was not known."""
-        state = ProducerState(producer.producer_id, producer.epoch, (), NO_COORDINATOR_EPOCH, self.now_ms, None)
+        state = ProducerInPartition(producer.producer_id, producer.epoch, (), NO_COORDINATOR_EPOCH, self.now_ms, None)
         keys = {(partition_id, producer.producer_id) for partition_id in self.heads}
         new = dict.fromkeys(keys - self._known.keys(), state)
         save_producer_states(self.connection, new, self._known)
@@ -141,12 +141,14 @@ class LockedPartitions:
         self._batches.append(row)
         return row
 
-    def _state_after(self, partition_id: int, batch: EncodedBatch, recent: RecentBatch) -> ProducerState:
+    def _state_after(self, partition_id: int, batch: EncodedBatch, recent: RecentBatch) -> ProducerInPartition:
         assert batch.base_sequence != NO_SEQUENCE, "an idempotent producer numbers its records"
         key = (partition_id, batch.producer_id)
         state = self.producer_state(key)
         if state is None:
-            state = ProducerState(batch.producer_id, batch.producer_epoch, (), NO_COORDINATOR_EPOCH, self.now_ms, None)
+            state = ProducerInPartition(
+                batch.producer_id, batch.producer_epoch, (), NO_COORDINATOR_EPOCH, self.now_ms, None
+            )
         first_offset = state.transaction_first_offset
         if batch.is_transactional and first_offset is None:
             # Where the open transaction begins in this partition: no reader of committed records goes past it.
@@ -161,7 +163,9 @@ class LockedPartitions:
         )
         return self._changed[key]
 
-    def _finish(self, partition_id: int, control_type: ControlType, state: ProducerState, marker_offset: int) -> None:
+    def _finish(
+        self, partition_id: int, control_type: ControlType, state: ProducerInPartition, marker_offset: int
+    ) -> None:
         assert state.transaction_first_offset is not None
         self._finished.append(
             {

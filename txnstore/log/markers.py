@@ -1,4 +1,4 @@
-"""This file is the markers that end transactions in partitions, and the index of how each one ended.
+"""The markers that end transactions in partitions, and the index of how each one ended.
 
 A marker's epoch is above that of the records it ends (KIP-890, KIP-1228): whatever their producer sends late is old
 by then.
@@ -17,7 +17,7 @@ from txnstore.errors import InvalidProducerEpoch, TransactionCoordinatorFenced
 from txnstore.log.codec import encode_control
 from txnstore.log.locked_partitions import LockedPartitions
 from txnstore.log.producers import ProducerKey
-from txnstore.log.sequences import ProducerState
+from txnstore.log.sequences import ProducerInPartition
 from txnstore.model import ControlType, ProducerIdentity
 
 
@@ -92,7 +92,7 @@ def finished_since(connection: Connection, partition_id: int, from_offset: int) 
     return list(connection.execute(_HISTORY, page))
 
 
-def _is_there_already(marker: Marker, state: ProducerState) -> bool:
+def _is_there_already(marker: Marker, state: ProducerInPartition) -> bool:
     """Return whether a repetition brings the marker; refuse one that comes from the past."""
     if marker.coordinator_epoch < state.coordinator_epoch:
         raise TransactionCoordinatorFenced(

@@ -1,4 +1,4 @@
-"""This file is the partitioners: which partition a key belongs to, as librdkafka and Java's producer compute it.
+"""The partitioners: which partition a key belongs to, as librdkafka and Java's producer compute it.
 
 The hashes are part of Kafka's contract with its users: records of one key go to one partition, whoever writes them.
 """
@@ -117,7 +117,7 @@ def _hashed(hash_: Callable[[bytes, int], int]) -> Partitioner:
 
 
 def _hashed_or_random(hash_: Callable[[bytes, int], int], *, empty_is_none: bool) -> Partitioner:
-    """Hash keys; what has none goes anywhere."""
+    """Hash keys; a record without a key goes anywhere."""
 
     def partition(key: bytes | None, partition_count: int, random_: random.Random) -> int:
         if key is None or (empty_is_none and not key):
@@ -127,12 +127,12 @@ def _hashed_or_random(hash_: Callable[[bytes, int], int], *, empty_is_none: bool
     return partition
 
 
-#: The values of the configuration key `partitioner`: each returns the partition of a key, or of none.
+#: The values of the configuration key `partitioner`: each returns the partition of a key, or of a record without one.
 PARTITIONERS: Final[Mapping[str, Partitioner]] = MappingProxyType(
     {
         "random": _at_random,
         "consistent": _hashed(consistent),
-        # librdkafka takes an empty key for none here, and only here.
+        # librdkafka takes an empty key for a missing one here, and only here.
         "consistent_random": _hashed_or_random(consistent, empty_is_none=True),
         "murmur2": _hashed(murmur2),
         "murmur2_random": _hashed_or_random(murmur2, empty_is_none=False),

@@ -16,7 +16,7 @@ from txnstore.db.schema import MINUTE_MS, producer_states, stores
 from txnstore.db.store import Store
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.heads import lock_heads
-from txnstore.log.sequences import ProducerState, RecentBatch
+from txnstore.log.sequences import ProducerInPartition, RecentBatch
 from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
 
 #: A producer in a partition: partition id, producer id.
@@ -86,7 +86,7 @@ def allocate_producer_id(connection: Connection) -> int:
 
 def read_producer_states(
     connection: Connection, keys: Collection[ProducerKey], *, open_in: Iterable[int] = ()
-) -> dict[ProducerKey, ProducerState]:
+) -> dict[ProducerKey, ProducerInPartition]:
     """Return what the partitions know of these producers, and of all that have a transaction open in `open_in`.
 
     Those that are unknown are left out.  The heads of the partitions must be locked: see `_STATES`.
@@ -106,14 +106,16 @@ def read_producer_states(
 
 def producers_of_partition(
     connection: Connection, partition_id: int, *, after_id: int = NO_PRODUCER_ID, count_max: int = OFFSET_MAX
-) -> list[ProducerState]:
+) -> list[ProducerInPartition]:
     """Return the producers that the partition remembers, by producer id: so many behind `after_id`, or all."""
     page = {"of_partition_id": partition_id, "after_id": after_id, "count_max": count_max}
     return [_state_from_row(row) for row in connection.execute(_OF_PARTITION, page)]
 
 
 def save_producer_states(
-    connection: Connection, states: Mapping[ProducerKey, ProducerState], known: Mapping[ProducerKey, ProducerState]
+    connection: Connection,
+    states: Mapping[ProducerKey, ProducerInPartition],
+    known: Mapping[ProducerKey, ProducerInPartition],
 ) -> None:
     """Write `states`; `known` are those that have a row already. The heads of the partitions must be locked."""
     new = [_row_of(key, state) for key, state in states.items() if key not in known]
@@ -158,8 +160,8 @@ def _forget_in(partition_id: int, producer_ids: Sequence[int], before_ms: int, c
     return connection.execute(_FORGET, these).rowcount
 
 
-def _state_from_row(row: Row[Any]) -> ProducerState:
-    return ProducerState(
+def _state_from_row(row: Row[Any]) -> ProducerInPartition:
+    return ProducerInPartition(
         producer_id=row.producer_id,
         epoch=row.producer_epoch,
         recent_batches=_recent_from_text(row.recent_batches),
@@ -169,7 +171,7 @@ def _state_from_row(row: Row[Any]) -> ProducerState:
     )
 
 
-def _row_of(key: ProducerKey, state: ProducerState) -> dict[str, Any]:
+def _row_of(key: ProducerKey, state: ProducerInPartition) -> dict[str, Any]:
     return {
         "partition_id": key[0],
         "producer_id": key[1],
@@ -181,7 +183,7 @@ def _row_of(key: ProducerKey, state: ProducerState) -> dict[str, Any]:
     }
 
 
-def _change_of(key: ProducerKey, state: ProducerState) -> dict[str, Any]:
+def _change_of(key: ProducerKey, state: ProducerInPartition) -> dict[str, Any]:
     return {
         "of_partition_id": key[0],
         "of_producer_id": key[1],

@@ -1,4 +1,4 @@
-"""This file is the rules of idempotent appends, pure: which batch is new, repeated or wrong (KIP-98).
+"""The rules of idempotent appends, pure: which batch is new, repeated or wrong (KIP-98).
 
 One rule a function; the order in which they are asked is Kafka's.
 """
@@ -28,7 +28,7 @@ class RecentBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerState:
+class ProducerInPartition:
     """What a partition knows of a producer."""
 
     producer_id: int
@@ -56,7 +56,7 @@ def increment_sequence(sequence: int, count: int) -> int:
     return sequence + count
 
 
-def find_duplicate(state: ProducerState | None, epoch: int, first: int, last: int) -> RecentBatch | None:
+def find_duplicate(state: ProducerInPartition | None, epoch: int, first: int, last: int) -> RecentBatch | None:
     """Return the remembered batch that a batch with these sequence numbers repeats, if it does.
 
     Only a whole batch of the same epoch is a repetition: one that is cut differently is not.
@@ -70,7 +70,7 @@ def find_duplicate(state: ProducerState | None, epoch: int, first: int, last: in
 
 
 def check_append(
-    state: ProducerState | None, producer: ProducerIdentity, first_sequence: int, *, is_transactional: bool
+    state: ProducerInPartition | None, producer: ProducerIdentity, first_sequence: int, *, is_transactional: bool
 ) -> None:
     """Return if a batch that is no repetition may be appended.
 

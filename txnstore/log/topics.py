@@ -93,7 +93,7 @@ _NAMES: Final = (
 def place_partitions(
     connection: Connection, members: Sequence[Database], name: str, settings: Settings, numbers: range
 ) -> list[int]:
-    """Return the home of each new partition of the topic, on these members.
+    """Return the leader of each new partition of the topic, on these members.
 
     Raises:
         InvalidConfiguration: the topic's setting names no database of the cluster.
@@ -135,9 +135,9 @@ def leaders_in_turn(members: Sequence[Database], counts: dict[int, int], count: 
     held = Counter({member.database_id: counts.get(member.database_id, 0) for member in members})
     leaders: list[int] = []
     for _ in range(count):
-        home = min(held, key=lambda database_id: (held[database_id], database_id))
-        held[home] += 1
-        leaders.append(home)
+        leader = min(held, key=lambda database_id: (held[database_id], database_id))
+        held[leader] += 1
+        leaders.append(leader)
     return leaders
 
 
@@ -249,7 +249,7 @@ def get_topic(connection: Connection, name: str) -> Topic:
     """Return the topic.
 
     Raises:
-        UnknownTopicOrPartition: there is none of this name.
+        UnknownTopicOrPartition: there is no topic of this name.
     """
     found = find_topics(connection, [name])
     if not found:
@@ -268,8 +268,8 @@ def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
     places_of: dict[int, list[tuple[int, int]]] = {topic_id: [] for topic_id in topic_ids}
     config_of: dict[int, dict[str, str]] = {topic_id: {} for topic_id in topic_ids}
     for some in chunks(topic_ids):
-        for topic_id, partition_id, home in connection.execute(_PARTITIONS, {"topic_ids": some}):
-            places_of[topic_id].append((partition_id, home))
+        for topic_id, partition_id, leader in connection.execute(_PARTITIONS, {"topic_ids": some}):
+            places_of[topic_id].append((partition_id, leader))
         for row in connection.execute(_CONFIGS, {"topic_ids": some}):
             config_of[row.topic_id][row.name] = row.value
     return sorted(
@@ -281,10 +281,10 @@ def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
                 tuple(partition_id for partition_id, _ in places_of[row.topic_id]),
                 Settings(TOPIC_SETTINGS, config_of[row.topic_id]),
                 config_of[row.topic_id],
-                tuple(home for _, home in places_of[row.topic_id]),
+                tuple(leader for _, leader in places_of[row.topic_id]),
             )
             for row in rows
-            # One that has none was deleted between the first statement and the second.
+            # A topic without partitions was deleted between the first statement and the second.
             if places_of[row.topic_id]
         ),
         key=lambda topic: topic.name,
@@ -364,8 +364,8 @@ def _add_partitions(connection: Connection, topic_id: int, first: int, leaders: 
     connection.execute(
         insert(partitions),
         [
-            {"topic_id": topic_id, "partition_number": number, "leader_database_id": home}
-            for number, home in enumerate(leaders, first)
+            {"topic_id": topic_id, "partition_number": number, "leader_database_id": leader}
+            for number, leader in enumerate(leaders, first)
         ],
     )
     rows = connection.execute(_PARTITIONS, {"topic_ids": [topic_id]}).all()

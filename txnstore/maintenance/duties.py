@@ -26,7 +26,7 @@ RETENTION_INTERVAL: Final = "offsets.retention.check.interval.ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class MaintenanceDuty:
     """One thing to do."""
 
     name: str
@@ -41,46 +41,46 @@ class Duty:
 
 DUTIES: Final = (
     # First: what others wait for.
-    Duty("rows of the outbox made records", ABORT_INTERVAL, lambda store, _: drain_outbox(store)),
-    Duty(
+    MaintenanceDuty("rows of the outbox made records", ABORT_INTERVAL, lambda store, _: drain_outbox(store)),
+    MaintenanceDuty(
         "decided transactions completed",
         ABORT_INTERVAL,
         lambda store, cluster: len(recovery.complete_all_decided(store, cluster)),
     ),
-    Duty(
+    MaintenanceDuty(
         "timed out transactions aborted",
         ABORT_INTERVAL,
         lambda store, cluster: len(recovery.abort_timed_out(store, cluster)),
     ),
-    Duty("branches ended in the databases of the cluster", ABORT_INTERVAL, recover_in_cluster),
-    Duty(
+    MaintenanceDuty("branches ended in the databases of the cluster", ABORT_INTERVAL, recover_in_cluster),
+    MaintenanceDuty(
         "expired transactional ids forgotten",
         REMOVE_INTERVAL,
         lambda store, _: len(recovery.expire_transactional_ids(store)),
     ),
-    Duty("silent producers forgotten", REMOVE_INTERVAL, lambda store, _: recovery.expire_producers(store)),
-    Duty("journal entries deleted", REMOVE_INTERVAL, lambda store, _: recovery.trim_journal(store)),
-    Duty(
+    MaintenanceDuty("silent producers forgotten", REMOVE_INTERVAL, lambda store, _: recovery.expire_producers(store)),
+    MaintenanceDuty("journal entries deleted", REMOVE_INTERVAL, lambda store, _: recovery.trim_journal(store)),
+    MaintenanceDuty(
         "rows of deleted topics deleted",
         ABORT_INTERVAL,
         lambda store, _: purge_deleted_partitions(store, rows_max=FOUND_MAX),
     ),
     # In this order: offsets expire once the group has no members any more.
-    Duty(
+    MaintenanceDuty(
         "silent members of groups removed",
         RETENTION_INTERVAL,
         lambda store, _: expiration.expire_silent_members(store, groups_max=FOUND_MAX),
     ),
-    Duty(
+    MaintenanceDuty(
         "groups rid of expired offsets",
         RETENTION_INTERVAL,
         lambda store, _: expiration.expire_offsets(store, groups_max=FOUND_MAX),
     ),
-    Duty("databases given the newest topics", ABORT_INTERVAL, bring_up_to_date),
+    MaintenanceDuty("databases given the newest topics", ABORT_INTERVAL, bring_up_to_date),
 )
 
 
-def branch_duties(participants: Sequence[str]) -> tuple[Duty, ...]:
+def branch_duties(participants: Sequence[str]) -> tuple[MaintenanceDuty, ...]:
     """Return a duty for each participating database, at its URL; nothing is connected to yet.
 
     Raises:
@@ -92,7 +92,9 @@ def branch_duties(participants: Sequence[str]) -> tuple[Duty, ...]:
         if url.kind != "postgresql":
             raise InvalidUrl(f"{url} is no PostgreSQL database: no other kind votes on transactions")
         label = f"{url.url.host or 'localhost'}:{url.url.port or 5432}/{url.url.database}"
-        duties.append(Duty(f"branches ended in {label}", ABORT_INTERVAL, partial(_end_branches, participant)))
+        duties.append(
+            MaintenanceDuty(f"branches ended in {label}", ABORT_INTERVAL, partial(_end_branches, participant))
+        )
     return tuple(duties)
 
 

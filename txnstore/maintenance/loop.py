@@ -19,7 +19,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
-from txnstore.maintenance.duties import DUTIES, Duty
+from txnstore.maintenance.duties import DUTIES, MaintenanceDuty
 from txnstore.transactions.recovery import FOUND_MAX
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Maintenance:
         store: Store,
         cluster: Cluster | None = None,
         *,
-        duties: Sequence[Duty] = DUTIES,
+        duties: Sequence[MaintenanceDuty] = DUTIES,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         """Look after `store` of `cluster`; every duty is due at once. `monotonic_seconds` tells how time passes."""
@@ -77,14 +77,14 @@ class Maintenance:
                 self._do(duty)
         return max(0.0, min(LOOK_AGAIN_SECONDS, *map(self._left_seconds, self._duties)))
 
-    def _left_seconds(self, duty: Duty) -> float:
+    def _left_seconds(self, duty: MaintenanceDuty) -> float:
         last = self._last_done.get(duty.name)
         if last is None or duty.name in self._unfinished:
             return 0.0
         interval_seconds: float = self._settings[duty.interval_setting] / 1000
         return last + interval_seconds - self._monotonic_seconds()
 
-    def _do(self, duty: Duty) -> int | None:
+    def _do(self, duty: MaintenanceDuty) -> int | None:
         """Do a portion of a duty, and return how much of it was done if nothing is left; None if it failed, or is."""
         total = self._unfinished.pop(duty.name, None)
         if total is None:

@@ -34,7 +34,7 @@ class BranchState(enum.Enum):
     """Its owner works in it; nobody else knows of it."""
 
     REGISTERED = "registered"
-    """The home knows of it, durably."""
+    """The coordinator knows of it, durably."""
 
     PREPARED = "prepared"
     """It has voted for the transaction, and may go either way."""
@@ -120,7 +120,7 @@ def end_of(state: BranchState, *, commit: bool) -> End:
 
 
 class Standing(enum.Enum):
-    """What the home knows of a branch."""
+    """What the coordinator knows of a branch."""
 
     COMMITTED = "committed"
     """Its transaction is decided to commit."""
@@ -135,7 +135,7 @@ class Standing(enum.Enum):
     """Nothing is decided, and its transaction is over or unknown: damage, or somebody changed the tables."""
 
     UNKNOWN = "unknown"
-    """The home does not know it (any more): it was never decided to commit, or it has ended."""
+    """The coordinator does not know it (any more): it was never decided to commit, or it has ended."""
 
 
 class Cure(enum.Enum):
@@ -154,7 +154,7 @@ class Cure(enum.Enum):
 _S = Standing
 
 
-#: By what the home knows: what is done if the branch is (not prepared, prepared) in its database.
+#: By what the coordinator knows: what is done if the branch is (not prepared, prepared) in its database.
 CURES: Final[Mapping[Standing, tuple[Cure, Cure]]] = MappingProxyType(
     {
         _S.COMMITTED: (Cure.FORGET, Cure.COMMIT),

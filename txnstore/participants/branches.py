@@ -1,12 +1,12 @@
-"""This file is the branches of a transaction in the process that coordinates it: registered, prepared, ended.
+"""The branches of a transaction in the process that coordinates it: registered, prepared, ended.
 
-    branches = Branches(home, "transfer-1")
+    branches = Branches(store, "transfer-1")
     branches.enlist(driver)                    # as often as there are databases; their owners write meanwhile
     branches.prepare(producer)                 # all vote
     coordinator.end_transaction("transfer-1", producer, commit=True)
     branches.finish(commit=True)
 
-Whatever happens to this process, recovery finds the branches by their gids, and the decision at the home.
+Whatever happens to this process, recovery finds the branches by their gids, and the decision at the coordinator.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Branches:
         self._cluster = cluster
         self._transactional_id = transactional_id
         self._branches: list[Branch] = []
-        #: Ended, and still in the home's table: they go with the next registration.
+        #: Ended, and still in the coordinator's table: they go with the next registration.
         self._ended_gids: list[str] = []
 
     def __len__(self) -> int:
@@ -114,12 +114,12 @@ class Branches:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the transaction may be open at its home because of them."""
+        """Whether the transaction may be open at its coordinator because of them."""
         return any(branch.state is not _S.ENLISTED for branch in self._branches)
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether branches have not ended, or have and the home does not know it yet."""
+        """Whether branches have not ended, or have and the coordinator does not know it yet."""
         return bool(self._branches or self._ended_gids)
 
     def enlist(self, driver: object) -> None:
@@ -129,7 +129,7 @@ class Branches:
 
         Raises:
             InvalidRequest: the connection or its database cannot take part; says what to do instead.
-            StoreCopied: the home is a copy of another store, which would take the branch for its own.
+            StoreCopied: the coordinator is a copy of another store, which would take the branch for its own.
             StoreUnavailable: the connection broke.
         """
         usable = check_usable(driver)
@@ -155,14 +155,14 @@ class Branches:
     def prepare(self, producer: ProducerIdentity, *, timeout_ms: int = VOTE_TIMEOUT_MS) -> None:
         """Let all databases vote; when it returns each of its branches survives any crash, and keeps its locks.
 
-        All are made known at the home before, in one database transaction, which begins the producer's transaction if
-        nothing else did.  Safe to repeat after an error of the home.
+        All are made known at the coordinator before, in one database transaction, which begins the producer's
+        transaction if nothing else did.  Safe to repeat after an error of the coordinator.
 
         Raises:
             TransactionAbortable: a database voted against it or did not answer; abort the transaction.
-            StoreCopied: the home was adopted meanwhile; no database was asked.
-            TxnStoreError: the home does not let the producer go on, see `protocol.add_to_transaction`; no database
-                was asked.
+            StoreCopied: the coordinator was adopted meanwhile; no database was asked.
+            TxnStoreError: the coordinator does not let the producer go on, see `protocol.add_to_transaction`; no
+                database was asked.
         """
         lost = [branch for branch in self._branches if not branch.is_held]
         if lost:
@@ -180,7 +180,7 @@ class Branches:
             raise TransactionAbortable("; ".join(f"{branch.database.label}: {branch.trouble}" for branch in against))
 
     def finish(self, *, commit: bool, timeout_ms: int = FINISH_TIMEOUT_MS) -> None:
-        """End every branch as the home has decided; the home must have answered before.
+        """End every branch as the coordinator has decided; the coordinator must have answered before.
 
         Safe to repeat.  Branches that were never prepared are rolled back on their connections.
 
@@ -190,11 +190,11 @@ class Branches:
         self._finish(dict.fromkeys((branch.gid for branch in self._branches), commit), timeout_ms)
 
     def settle(self, *, timeout_ms: int = FINISH_TIMEOUT_MS) -> None:
-        """End every branch as the home says that it was decided; what is not decided yet is left as it is.
+        """End every branch as the coordinator says that it was decided; what is not decided yet is left as it is.
 
         Raises:
             BranchUnfinished: some could not be ended in time; the others are.
-            TxnStoreError: the home cannot be asked.
+            TxnStoreError: the coordinator cannot be asked.
         """
         gids = [branch.gid for branch in self._branches if branch.state is not _S.ENLISTED]
         known = self._store.read(lambda connection: branches_by_gid(connection, gids), retry_timeout_ms=timeout_ms)
@@ -215,7 +215,7 @@ class Branches:
         self.forget_ended()
 
     def forget_ended(self) -> None:
-        """Remove what has ended from the home's table now; if that fails, recovery does it."""
+        """Remove what has ended from the coordinator's table now; if that fails, recovery does it."""
         gids, self._ended_gids = self._ended_gids, []
         if gids:
             try:

@@ -1,10 +1,10 @@
-"""This file is what anybody with the rights does about branches that were left behind: end them as was decided.
+"""The recovery of branches that were left behind: anybody with the rights ends them as was decided.
 
     recovered = recover_branches(store, "postgresql://bank@db2/bank")
 
-What a database has prepared under this store's gids is looked up at the home: decided to commit is committed, all
-else is rolled back (presumed abort), but for transactions that are open and not yet too old.  Gids of others are
-never touched.  May be run at any time, by several at once, and again after a crash in the middle.
+What a database has prepared under this store's gids is looked up at the coordinator: what was decided to
+commit is committed, all else is rolled back (presumed abort), but for transactions that are open and not yet too old.
+Gids of others are never touched.  May be run at any time, by several at once, and again after a crash in the middle.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from txnstore.transactions.branch_rows import (
 from txnstore.transactions.recovery import abort_if_timed_out
 from txnstore.transactions.states import TransactionState
 
-#: How many rows of the home one look finds; what is left is found by the next one.
+#: How many rows of the coordinator one look finds; what is left is found by the next one.
 FOUND_MAX: Final = 500
 #: How long the database may take to end one branch.
 END_TIMEOUT_SECONDS: Final = 10.0
@@ -61,7 +61,7 @@ class RecoveredBranches:
     """Prepared, and their transactions are open: they are decided by their producers, or aborted once too old."""
 
     forgotten: list[str] = field(default_factory=list)
-    """Ended before; the home did not know it yet."""
+    """Ended before; the coordinator did not know it yet."""
 
     failed: list[TxnStoreError] = field(default_factory=list)
 
@@ -141,11 +141,11 @@ class _Recovery:
         self._done = RecoveredBranches(self._database.label)
 
     def run(self) -> RecoveredBranches:
-        """Look three times, in this order: the home, the database, the home again.
+        """Look three times, in this order: the coordinator, the database, the coordinator again.
 
         A branch may be forgotten if it was decided *before* it was seen not to be prepared: one that is decided
-        later was prepared in between.  And it may be presumed aborted if the home does not know it *after* it was
-        seen prepared: it is made known before.
+        later was prepared in between.  And it may be presumed aborted if the coordinator does not know it *after* it
+        was seen prepared: it is made known before.
         """
         before = self._store.read(
             lambda connection: branches_in_database(connection, self._database.identity, FOUND_MAX)

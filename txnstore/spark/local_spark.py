@@ -67,7 +67,7 @@ def find_java(folder: Path) -> Path:
     For one that lacks what Spark asks for, that is a new folder in `folder`, which has to stay while Spark starts.
 
     Raises:
-        NoJavaError: there is none; the message says what was found instead.
+        NoJavaError: there is no Java; the message says what was found instead.
     """
     tried = []
     for origin, program in _candidates():

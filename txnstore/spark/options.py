@@ -207,7 +207,7 @@ def whole_number(values: Mapping[str, str], name: str, *, at_least: int) -> int 
     """Return the value of an option that is a whole number, or None if it was not given.
 
     Raises:
-        InvalidConfiguration: it is none, or too small.
+        InvalidConfiguration: it is not a whole number, or too small.
     """
     text = values.get(name)
     if text is None:
@@ -222,7 +222,7 @@ def one_of(values: Mapping[str, str], name: str, words: tuple[str, ...], default
     """Return the value of an option that is one of a few words, in lower case.
 
     Raises:
-        InvalidConfiguration: it is none of them.
+        InvalidConfiguration: it is another word.
     """
     text = values.get(name, default).strip().lower()
     if text not in words:
@@ -283,7 +283,7 @@ def store_at(address: StoreAddress, *, create: bool = False) -> Store:
     """Return the store at the address, open in this process; with `create`, an empty database gets its tables.
 
     Raises:
-        TxnStoreError: there is none, or it cannot be reached.
+        TxnStoreError: there is no store, or it cannot be reached.
     """
     key = (os.getpid(), address)
     with _lock:

@@ -513,7 +513,7 @@ def abort(store: Store, run: SinkRun, batch_id: int, *, retry_timeout_ms: int | 
 
 
 def last_batch(connection: Connection, sink_id: str) -> int | None:
-    """Return the newest batch that is decided; None if there is none."""
+    """Return the newest batch that is decided; None before the first one."""
     last: int | None = connection.execute(_LAST, {"of_sink_id": sink_id}).scalar_one()
     return last
 

@@ -199,7 +199,7 @@ class RangeReader:
     def _page(self, wanted: OffsetRange, position: int) -> tuple[Page | None, int]:
         """Return the page and where it begins: later than asked if what lay there is gone and the query goes on.
 
-        There is none if the log has become shorter than it was when the range was planned.
+        There are no records if the log has become shorter than it was when the range was planned.
         """
 
         def work(connection: Connection) -> tuple[Page | None, int]:

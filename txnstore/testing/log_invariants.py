@@ -14,7 +14,7 @@ from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import RecordBatch, decode
 from txnstore.log.fetch import fetch
 from txnstore.log.producers import producers_of_partition
-from txnstore.log.sequences import ProducerState, RecentBatch, increment_sequence, last_sequence_of, remember
+from txnstore.log.sequences import ProducerInPartition, RecentBatch, increment_sequence, last_sequence_of, remember
 from txnstore.model import NO_PRODUCER_ID, ControlType
 from txnstore.testing.violations import Invariant, Violation
 
@@ -42,7 +42,7 @@ class _Replay:
     #: Where what is stored begins; above 0 if batches before it were deleted, and what they told with them.
     first_offset: int = 0
     violations: list[Violation] = field(default_factory=list)
-    producers: dict[int, ProducerState] = field(default_factory=dict)
+    producers: dict[int, ProducerInPartition] = field(default_factory=dict)
     #: By marker offset.
     finished: dict[int, _Finished] = field(default_factory=dict)
     #: Offsets of records, in order, with the transaction that they belong to.
@@ -71,7 +71,7 @@ class _Replay:
             if offset < end_offset and (transaction is None or transaction in committed)
         ]
 
-    def _check_epoch(self, batch: RecordBatch, known: ProducerState | None) -> None:
+    def _check_epoch(self, batch: RecordBatch, known: ProducerInPartition | None) -> None:
         if known is None:
             return
         epoch = batch.producer.epoch
@@ -82,7 +82,7 @@ class _Replay:
                 Invariant.EPOCHS_RISE, batch, f"{what} of producer {batch.producer} after epoch {known.epoch}"
             )
 
-    def _check_sequence(self, batch: RecordBatch, known: ProducerState | None) -> None:
+    def _check_sequence(self, batch: RecordBatch, known: ProducerInPartition | None) -> None:
         goes_on = known is not None and known.epoch == batch.producer.epoch and bool(known.recent_batches)
         if goes_on:
             assert known is not None
@@ -99,7 +99,7 @@ class _Replay:
                 f"producer {batch.producer} has sequence {batch.base_sequence} where {expected} is next",
             )
 
-    def _remember(self, batch: RecordBatch, known: ProducerState | None) -> None:
+    def _remember(self, batch: RecordBatch, known: ProducerInPartition | None) -> None:
         recent = RecentBatch(
             batch.base_sequence,
             last_sequence_of(batch.base_sequence, batch.record_count),
@@ -107,7 +107,7 @@ class _Replay:
             batch.last_offset,
             batch.max_timestamp_ms,
         )
-        state = known or ProducerState(batch.producer.producer_id, batch.producer.epoch, (), -1, 0, None)
+        state = known or ProducerInPartition(batch.producer.producer_id, batch.producer.epoch, (), -1, 0, None)
         same_epoch = state.epoch == batch.producer.epoch
         first_offset = state.transaction_first_offset
         if batch.is_transactional and first_offset is None:
@@ -119,8 +119,8 @@ class _Replay:
             transaction_first_offset=first_offset,
         )
 
-    def _end(self, marker: RecordBatch, known: ProducerState | None) -> None:
-        state = known or ProducerState(marker.producer.producer_id, marker.producer.epoch, (), -1, 0, None)
+    def _end(self, marker: RecordBatch, known: ProducerInPartition | None) -> None:
+        state = known or ProducerInPartition(marker.producer.producer_id, marker.producer.epoch, (), -1, 0, None)
         self.producers[state.producer_id] = replace(
             state,
             epoch=marker.producer.epoch,
@@ -252,7 +252,7 @@ def _producer_violations(connection: Connection, replay: _Replay, *, producers_e
             )
 
 
-def _may_have_been_forgotten(state: ProducerState, expected: ProducerState) -> bool:
+def _may_have_been_forgotten(state: ProducerInPartition, expected: ProducerInPartition) -> bool:
     """Return whether it is what the log says since some moment at which the producer had no transaction open."""
     count = len(state.recent_batches)
     return (
@@ -262,12 +262,12 @@ def _may_have_been_forgotten(state: ProducerState, expected: ProducerState) -> b
     )
 
 
-def _is_announced(state: ProducerState) -> bool:
+def _is_announced(state: ProducerInPartition) -> bool:
     """Return whether the producer was only made known, by a client that was forgotten or is new there."""
     return not state.recent_batches and state.coordinator_epoch < 0 and state.transaction_first_offset is None
 
 
-def _is_told_by(state: ProducerState, replay: _Replay) -> bool:
+def _is_told_by(state: ProducerInPartition, replay: _Replay) -> bool:
     """Return whether all that a partition remembers of a producer follows from what is stored."""
     expected = replay.producers.get(state.producer_id)
     return (

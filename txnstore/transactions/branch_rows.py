@@ -1,4 +1,4 @@
-"""This file is the rows of a transaction's branches: its shares in other databases, which vote before it is decided.
+"""The rows of a transaction's branches: its shares in other databases, which vote before it is decided.
 
 A row is there, durably, before its branch may be prepared; the decision of the transaction sets its outcome in the
 same database transaction; and it goes once the branch has ended in its own database.  So whoever finds a prepared

@@ -1,4 +1,4 @@
-"""This file is the transaction coordinator as its clients call it: each request is one database transaction.
+"""The transaction coordinator as its clients call it: each request is one database transaction.
 
 There is no process behind it. Every client holds this code, and the lock of the coordinator's row makes requests of
 one transactional id follow each other.
@@ -56,7 +56,7 @@ class Interrupted:
 
 
 class TransactionCoordinator:
-    """The coordinator of the transactional ids whose home is one store; safe to share between threads.
+    """The coordinator of the transactional ids that one store coordinates; safe to share between threads.
 
     `retry_timeout_ms` of each request is how long it is tried while the database is busy or away (`Store.write`).
     """
@@ -247,11 +247,12 @@ class TransactionCoordinator:
         """Commit or abort the producer's transaction; when it returns, every reader sees that it is over.
 
         `appends` and `offsets` that were not sent yet go into the same database transaction, or first into the other
-        databases that they belong to.  With a commit, the
-        records of those further writers count that `writers` names, by default of all that have reported; those of
-        all others are aborted by the same decision.  The same call may be repeated after `OutcomeUnknown`: it
-        recognises a transaction that it has ended, and whose answer was lost.  With `is_repeated`, a commit does so
-        also if a newer producer has come since: it is the next call that is refused then.
+        databases that they belong to.  With a commit, the records of the further writers that `writers` names count, by
+        default those of all that have reported; the records of all others are aborted by the same decision.
+
+        The same call may be repeated after `OutcomeUnknown`: it recognises a transaction that it has ended, and whose
+        answer was lost.  With `is_repeated`, a commit does so also if a newer producer has come since: it is the next
+        call that is refused then.
 
         Raises:
             InvalidRequest: see `check_transactional_id`, or records, offsets or writers come with an abort, or a
@@ -309,7 +310,7 @@ class TransactionCoordinator:
         return replace(ended, appended=[*sent_elsewhere, *ended.appended]) if sent_elsewhere else ended
 
     def _complete_before_init(self, left: PendingDelivery) -> None:
-        assert self.cluster is not None, "nothing is left to other databases where there are none"
+        assert self.cluster is not None, "nothing is left to other databases where there are no others"
         try:
             complete_delivered(self.store, self.cluster, left)
         except TxnStoreError as error:
@@ -330,7 +331,7 @@ class TransactionCoordinator:
 
 
 def check_transactional_id(transactional_id: object) -> None:
-    """Refuse what is no transactional id.
+    """Refuse what is not a transactional id.
 
     Raises:
         InvalidRequest: it is not text, is empty or too long, or has characters that no database keeps.

@@ -150,15 +150,15 @@ class RemoteTransaction:
         def announce_here(connection: Connection) -> None:
             announce_offset_producer(connection, self.producer)
 
-        home = self.cluster.coordinator_id_of(sent.committer.group_id)
+        database_id = self.cluster.coordinator_id_of(sent.committer.group_id)
 
         def write(change: Callable[[Connection], None]) -> None:
-            self.cluster.write_at(home, change, retry_timeout_ms=self.retry_timeout_ms)
+            self.cluster.write_at(database_id, change, retry_timeout_ms=self.retry_timeout_ms)
 
         try:
             announced(
                 self.producer,
-                lambda: repaired(self.cluster, home, lambda _: write(work)),
+                lambda: repaired(self.cluster, database_id, lambda _: write(work)),
                 partial(write, announce_here),
                 lambda: self.add((), [sent.committer.group_id]),
             )

@@ -1,4 +1,4 @@
-"""This file is what people ask about transactions: which there are, how one stands, and which ones hang.
+"""The questions that people ask about transactions: which there are, how one stands, and which ones hang.
 
 Everything here reads; nothing is locked, and an answer is of one snapshot.
 """
@@ -141,7 +141,7 @@ class HangingInPartition:
     producer_id: int
     producer_epoch: int
     coordinator_epoch: int
-    """Of the last marker; -1 if there was none."""
+    """Of the last marker; -1 without one."""
 
     start_offset: int
     last_timestamp_ms: int

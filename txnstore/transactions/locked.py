@@ -228,7 +228,7 @@ class LockedTransaction:
         return PendingDelivery(self._finishing, markers, sorted(group_ids))
 
     def step(self, row: TransactionMetadata) -> None:
-        """Take a step that a rule of `protocol` returned; the very row that is there is none."""
+        """Take a step that a rule of `protocol` returned; a rule that returns the very row has changed nothing."""
         if row is not self.row:
             self._steps.append(row)
 

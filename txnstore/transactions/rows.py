@@ -152,7 +152,7 @@ def lock_row(connection: Connection, transactional_id: str) -> LockedRow:
 
 
 def try_lock(connection: Connection, transactional_id: str) -> bool:
-    """Lock the row if nobody has its lock; False if somebody has, who is at work on it, or there is none."""
+    """Lock the row if nobody has its lock; False if somebody at work on it has, or there is no row."""
     return connection.execute(_TRY_LOCK, {"of_transactional_id": transactional_id}).one_or_none() is not None
 
 

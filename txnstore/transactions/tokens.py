@@ -1,6 +1,8 @@
-"""This file is the token by which other processes join a transaction: what it is called, and who began it; no secret.
+"""The short texts that stand for a transaction outside of the store; neither is a secret.
 
-Whoever holds it still needs the database's URL and its credentials.
+A token lets other processes join an open transaction: it holds what it is called and who began it.  A prepared state
+is what an application keeps of a transaction in its own database (KIP-939).  Whoever holds either still needs the
+database's URL and its credentials.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ class TransactionToken:
         """Return what `bytes` made a token of.
 
         Raises:
-            InvalidRequest: it is no such token.
+            InvalidRequest: it is not such a token.
         """
         try:
             content = json.loads(token[len(_PREFIX) :]) if token.startswith(_PREFIX) else None
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, list) or [type(part) for part in content] != _KINDS:
-            raise InvalidRequest("this is no token of a transaction: transaction_token() returns one")
+            raise InvalidRequest("this is not a token of a transaction: transaction_token() returns one")
         store_uuid, transactional_id, producer_id, epoch = content
         return cls(store_uuid, transactional_id, ProducerIdentity(producer_id, epoch))
 
@@ -75,12 +77,12 @@ class PreparedTxnState:
         Raises:
             InvalidRequest: one of them is negative and they are not both -1.
         """
-        none = (self.producer_id, self.epoch) == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
-        if not none and (self.producer_id < 0 or self.epoch < 0):
+        is_empty = (self.producer_id, self.epoch) == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        if not is_empty and (self.producer_id < 0 or self.epoch < 0):
             raise InvalidRequest("a prepared transaction has a producer id and an epoch, or neither")
 
     def __str__(self) -> str:
-        """Return "pid:epoch", or "" if there is none."""
+        """Return "pid:epoch", or "" without a transaction."""
         return f"{self.producer_id}:{self.epoch}" if self.producer_id != NO_PRODUCER_ID else ""
 
     @classmethod

@@ -1,4 +1,4 @@
-"""This file is the further writers of a transaction: other processes join it, write, and report that all is written.
+"""The further writers of a transaction: other processes join it, write, and report that all is written.
 
 A writer has a producer id of its own and the epoch of the transaction, so its batches are numbered, recognised and
 ended like any producer's; and whatever it sends once the transaction is over is fenced by that epoch.  Its request

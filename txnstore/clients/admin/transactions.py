@@ -21,7 +21,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.log import producers as log_producers
-from txnstore.log.sequences import ProducerState as LogProducerState
+from txnstore.log.sequences import ProducerInPartition
 from txnstore.model import OFFSET_MAX, ProducerIdentity
 from txnstore.transactions import listing, rows
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
@@ -347,7 +347,7 @@ def find_hanging(
     ]
 
 
-def _producer_state(state: LogProducerState) -> ProducerState:
+def _producer_state(state: ProducerInPartition) -> ProducerState:
     return ProducerState(
         state.producer_id,
         state.epoch,

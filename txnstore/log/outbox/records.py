@@ -1,4 +1,4 @@
-"""This file is how rows of the outbox become record batches: which topic and partition, or why they cannot.
+"""The records of the outbox's rows: which topic and partition each belongs to, or why it cannot become a record.
 
 A row is judged before anything is written for it: what the append would refuse, it would refuse for all rows.
 """
@@ -101,12 +101,12 @@ def find_destinations(connection: Connection, names: Collection[str], database_i
 def _create(connection: Connection, name: str, settings: Settings | None) -> Topic:
     assert settings is not None
     if not settings["auto.create.topics.enable"]:
-        raise UnknownTopicOrPartition(f"there is no topic {name}, and the store creates none by their use")
+        raise UnknownTopicOrPartition(f"there is no topic {name}, and the store does not create topics by their use")
     return ensure_topic(connection, name, partition_count=settings["num.partitions"])
 
 
 def sort_rows(rows: Sequence[Row[Any]], found: Destinations, now_ms: int, random_: random.Random) -> Sorted:
-    """Return the rows as batches for their partitions, in the order given, and why some of them are none.
+    """Return the rows as batches for their partitions, in the order given, and why some cannot become records.
 
     Rows without key and partition go to one partition of each topic, so that they stay in order and make full batches.
     """
@@ -142,7 +142,7 @@ class _Target:
 
     @classmethod
     def of(cls, topic: Topic, database_id: int, now_ms: int, random_: random.Random) -> Self:
-        own = [number for number, home in enumerate(topic.leaders) if home == database_id]
+        own = [number for number, leader in enumerate(topic.leaders) if leader == database_id]
         earliest_ms, latest_ms = 0, TIMESTAMP_MS_MAX
         if topic.settings["message.timestamp.type"] == "CreateTime":
             earliest_ms = max(earliest_ms, now_ms - topic.settings["message.timestamp.before.max.ms"])
@@ -197,7 +197,7 @@ def _why_no_partition(topic: Topic, number: int) -> str:
 
 def _why_no_time(target: _Target, timestamp_ms: int) -> str:
     if timestamp_ms < 0:
-        return f"its timestamp is {timestamp_ms}, and timestamps are milliseconds since 1970, none below 0"
+        return f"its timestamp is {timestamp_ms}, and timestamps are milliseconds since 1970 and never below 0"
     side, setting = ("after", "after") if timestamp_ms > target.now_ms else ("before", "before")
     return (
         f"its timestamp lies {abs(timestamp_ms - target.now_ms)} ms {side} the store's time, more than the topic's"
@@ -244,7 +244,7 @@ def _encode(partition_id: int, topic: Topic, items: list[_Item], result: Sorted)
 
 
 def _codec(topic: Topic) -> Codec:
-    """Return how the topic compresses; none where the package that does it is missing here: no row is to blame."""
+    """Return how the topic compresses; not at all where the package for it is missing here: no row is to blame."""
     codec = codec_for_topic(topic.settings["compression.type"], Codec.NONE)
     try:
         require_codec(codec)

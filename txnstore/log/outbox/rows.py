@@ -1,4 +1,4 @@
-"""This file is the rows of the outbox: which ones are there, taken out, and marked as what can be no record.
+"""The rows of the outbox: which are there, taken out, or marked as unable to become records.
 
 Rows are found by being visible and taken by being deleted, never by a position that somebody remembers: numbers are
 given out in one order and committed in another, so a row may appear below all that were taken before.
