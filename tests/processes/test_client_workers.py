@@ -22,7 +22,7 @@ SOURCE_PARTITIONS, TARGET_PARTITIONS = 4, 2
 RECORDS = 2_000
 #: How long workers are killed and stopped, and how long they may take for the rest once they are left alone.
 TROUBLE_SECONDS = 7.0
-PATIENCE_SECONDS = 12.0
+PATIENCE_SECONDS = 30.0
 #: How long until the next one is killed or stopped.
 CALM_SECONDS = {"assigned": (0.1, 0.5), "subscribed": (0.3, 1.0)}
 STOPPED_INSTEAD = 0.3
@@ -189,10 +189,13 @@ def test_each_record_comes_out_exactly_once_whoever_is_killed(url, tmp_path, pro
     writer = Writer(url)
     with Reader(url) as reader:
         workers.start_all()
-        end = time.monotonic() + TROUBLE_SECONDS
-        while (now := time.monotonic()) < end:
+        began = time.monotonic()
+        # A run in which nobody was killed or stopped shows nothing: a slow machine gets more time for it.
+        while (elapsed := time.monotonic() - began) < TROUBLE_SECONDS or (
+            not (workers.kills and workers.stops) and elapsed < 4 * TROUBLE_SECONDS
+        ):
             # There is always some work left, to the end of the trouble.
-            writer.write_up_to(int(RECORDS * WRITTEN_IN_TROUBLE * (1 - (end - now) / TROUBLE_SECONDS)))
+            writer.write_up_to(int(RECORDS * WRITTEN_IN_TROUBLE * min(1.0, elapsed / TROUBLE_SECONDS)))
             wait_for(workers.newest, chance.uniform(*CALM_SECONDS[how]))
             workers.revive()
             workers.trouble(chance)

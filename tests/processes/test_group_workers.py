@@ -33,7 +33,7 @@ SESSION_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS = 2_000, 3_000
 #: How long there is trouble, at first; how long the rest may take once everybody is left alone.
 TROUBLE_SECONDS, PATIENCE_SECONDS = 11.0, 60.0
 #: A run that did not get to see everything shows nothing: a slow machine gets some more.
-FURTHER_RUNS_MAX = 2
+FURTHER_RUNS_MAX = 5
 MUST_BE_SEEN = ("kill", "leave", "stop", "commits", "aborts", "rebalanced", "lost")
 #: Takes a member that loses its partitions between two calls: many runs see it, one need not; test_stopped_members.py
 #: brings it about.
@@ -372,8 +372,11 @@ def run_once(url, folder, processes, lives, assignor, seed):
                 check_no_errors(folder)
             crew.calm()
         left_alone_at = time.monotonic()
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline, read = time.monotonic() + PATIENCE_SECONDS, 0
         while not reader.wait_for(RECORDS, 0.1) and time.monotonic() < deadline:
+            if len(reader.records) > read:
+                # As long as it goes on, however slowly.
+                deadline, read = time.monotonic() + PATIENCE_SECONDS, len(reader.records)
             crew.look()
             check_no_errors(folder)
         rest_seconds = time.monotonic() - left_alone_at
