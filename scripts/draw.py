@@ -14,7 +14,7 @@ from typing import Final
 
 from scripts.draw_folders import draw_files, draw_imports
 from txnstore.clients.configuration.keys import KEYS
-from txnstore.clients.producer.transaction_states import ALLOWED_IN, RESUMABLE, ProducerState, TransactionCall
+from txnstore.clients.producer.state import ALLOWED_IN, RESUMABLE, TransactionCall, TransactionStage
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
 from txnstore.db.schema import metadata
 from txnstore.errors import ERRORS
@@ -95,7 +95,7 @@ def draw_client_states() -> Iterator[str]:
     """Draw which call of the transactional API may begin in which state."""
     yield "| state | " + " | ".join(f"`{call.value}`" for call in TransactionCall) + " |"
     yield "| --- |" + " --- |" * len(TransactionCall)
-    for state in ProducerState:
+    for state in TransactionStage:
         cells = " | ".join("yes" if state in ALLOWED_IN[call] else "" for call in TransactionCall)
         yield f"| {state.value} | {cells} |"
     yield ""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from txnstore.clients.consumer.deserializing import DeserializingConsumer
     from txnstore.clients.producer.producer import Producer
     from txnstore.clients.producer.serializing import SerializingProducer
-    from txnstore.clients.producer.transaction_outcome import Outcome, PreparedTxnState, outcome
+    from txnstore.clients.producer.transactions import Outcome, PreparedTxnState, outcome
     from txnstore.confluent_kafka_names import install_as_confluent_kafka
     from txnstore.outbox import Outbox
 
@@ -96,12 +96,12 @@ _MODULES: Final = {
     "Consumer": "txnstore.clients.consumer.consumer",
     "DeserializingConsumer": "txnstore.clients.consumer.deserializing",
     "Outbox": "txnstore.outbox",
-    "Outcome": "txnstore.clients.producer.transaction_outcome",
-    "PreparedTxnState": "txnstore.clients.producer.transaction_outcome",
+    "Outcome": "txnstore.clients.producer.transactions",
+    "PreparedTxnState": "txnstore.clients.producer.transactions",
     "Producer": "txnstore.clients.producer.producer",
     "SerializingProducer": "txnstore.clients.producer.serializing",
     "install_as_confluent_kafka": "txnstore.confluent_kafka_names",
-    "outcome": "txnstore.clients.producer.transaction_outcome",
+    "outcome": "txnstore.clients.producer.transactions",
 }
 _SUBMODULES: Final = frozenset(
     {"admin", "aio", "cimpl", "deserializing_consumer", "error", "serialization", "serializing_producer"}

@@ -19,13 +19,14 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 TOPIC = "orders"
 #: Whose moments are tried: what lies below is tried as one.
 FILES = {
-    "branched_transactions.py",
-    "caller_guards.py",
-    "enlisted_transactions.py",
-    "producer.py",
-    "producer_transactions.py",
-    "sender_thread.py",
-    "taken_transactions.py",
+    "callers/enlisted.py",
+    "callers/guards.py",
+    "producer/branches.py",
+    "producer/enlistment.py",
+    "producer/producer.py",
+    "producer/progress.py",
+    "producer/thread.py",
+    "producer/transactions.py",
 }
 
 
@@ -46,7 +47,7 @@ class Interrupt:
     def _look(self, frame, event, function):
         code = frame.f_code
         path = Path(code.co_filename)
-        if path.name not in FILES or "txnstore" not in path.parts or event == "c_call":
+        if "/".join(path.parts[-2:]) not in FILES or "txnstore" not in path.parts or event == "c_call":
             return
         if code.co_name == "delivery_failed":
             # Called from below, where records are being dropped from the queue.
@@ -208,19 +209,19 @@ def test_what_an_enlisted_commit_has_gathered_as_it_is_interrupted_is_reported(b
     reports = []
     with Producer({"bootstrap.servers": bank, "transactional.id": "anna", "linger.ms": 9_000}) as producer:
         producer.init_transactions(PATIENCE_SECONDS)
-        transactions: Any = producer._transactions
-        check = transactions._check_delivered
+        progress: Any = producer._progress
+        check = progress.check_delivered
 
         def interrupted_before(request):
             # The interrupt is noted on the caller's thread, in between.
-            transactions._fail(KafkaError(KafkaError._FAIL, "interrupted", txn_requires_abort=True))
+            progress.fail(KafkaError(KafkaError._FAIL, "interrupted", txn_requires_abort=True))
             check(request)
 
         with calling(bank, "core") as caller:
             producer.begin_transaction()
             producer.enlist(caller.given)
             producer.produce(TOPIC, "one", partition=0, on_delivery=lambda error, _: reports.append(error.code()))
-            monkeypatch.setattr(transactions, "_check_delivered", interrupted_before)
+            monkeypatch.setattr(progress, "check_delivered", interrupted_before)
             assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
             producer.abort_transaction(PATIENCE_SECONDS)
         assert len(producer) == 0

@@ -541,11 +541,11 @@ def test_a_timeout_that_the_store_does_not_allow_is_fatal(make_producer):
 def test_an_abort_that_waits_while_a_newer_producer_is_heard_of_says_so(in_transaction, topic):
     in_transaction.produce(topic, b"sent", partition=0)
     assert in_transaction.flush(PATIENCE_SECONDS) == 0
-    transactions = in_transaction._transactions
+    progress = in_transaction._progress
     is_held = threading.Event()
-    thread = transactions._sender.thread
+    thread = in_transaction._thread
     thread.submit(is_held.wait)
-    thread.submit(lambda: transactions._fail(KafkaError(KafkaError._FENCED, "a newer producer", fatal=True)))
+    thread.submit(lambda: progress.fail(KafkaError(KafkaError._FENCED, "a newer producer", fatal=True)))
     assert code_of(in_transaction.abort_transaction, 0.05) == KafkaError._TIMED_OUT
     is_held.set()
     assert code_of(in_transaction.abort_transaction, PATIENCE_SECONDS) == KafkaError._FENCED

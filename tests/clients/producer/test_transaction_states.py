@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from txnstore.clients.model.errors import KafkaError
-from txnstore.clients.producer.transaction_errors import transaction_error_of
-from txnstore.clients.producer.transaction_states import (
+from txnstore.clients.producer.state import (
     ALLOWED_IN,
     ENTERED_FROM,
     RESUMABLE,
-    ProducerState,
     TransactionCall,
+    TransactionStage,
+    transaction_error_of,
 )
 from txnstore.errors import ERRORS, ProducerFenced, TransactionAbortable
 
 
 def test_every_state_has_its_row_and_every_call_its_states():
-    assert set(ENTERED_FROM) == set(ProducerState)
+    assert set(ENTERED_FROM) == set(TransactionStage)
     assert set(ALLOWED_IN) == set(TransactionCall)
     assert set(TransactionCall) >= RESUMABLE
 
 
 def test_every_state_is_reached_from_the_first_and_the_fatal_one_is_never_left():
-    reached = {ProducerState.INIT}
+    reached = {TransactionStage.INIT}
     while True:
-        more = {state for state, sources in ENTERED_FROM.items() if sources & (reached - {ProducerState.FATAL_ERROR})}
+        more = {
+            state for state, sources in ENTERED_FROM.items() if sources & (reached - {TransactionStage.FATAL_ERROR})
+        }
         if more <= reached:
             break
         reached |= more
-    assert reached == set(ProducerState)
-    left_to = {state for state, sources in ENTERED_FROM.items() if ProducerState.FATAL_ERROR in sources}
-    assert left_to == {ProducerState.FATAL_ERROR}
+    assert reached == set(TransactionStage)
+    left_to = {state for state, sources in ENTERED_FROM.items() if TransactionStage.FATAL_ERROR in sources}
+    assert left_to == {TransactionStage.FATAL_ERROR}
 
 
 def test_an_error_of_the_store_is_either_fatal_or_takes_an_abort():

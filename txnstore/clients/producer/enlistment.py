@@ -1,4 +1,4 @@
-"""This file is transactions of a producer that end in a database transaction of the application's.
+"""The enlistment of an application's connection: the producer's transaction ends in its database transaction.
 
 Once a connection to the same database is enlisted, records and offsets wait for its commit, which the producer makes:
 it runs on the caller's thread, for the connection is his.  If its answer is lost it cannot be repeated, for the other
@@ -10,33 +10,39 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from sqlalchemy import Connection
 
-from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of
+from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.producer.branches import EnlistedBranches, refused_ending
+from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
-from txnstore.clients.producer.sender import REQUEST_BYTES_MAX
+from txnstore.clients.producer.sender import REQUEST_BYTES_MAX, Sender
+from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
-from txnstore.clients.producer.transaction_errors import transaction_error_of
-from txnstore.clients.producer.transaction_states import ProducerState, TransactionCall
-from txnstore.clients.producer.transactions import ProducerTransactions
-from txnstore.db.callers.connections import CallersConnection, callers_connection
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.db.callers.connections import CallersConnection
 from txnstore.db.callers.enlisted import EnlistedConnection
-from txnstore.db.callers.on_caller_connection import is_same_store, joined_connection
+from txnstore.db.callers.on_caller_connection import joined_connection
 from txnstore.db.store import Store
-from txnstore.errors import InvalidRequest, TxnStoreError
+from txnstore.errors import InvalidRequest, TransactionAbortable, TxnStoreError
 from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
-from txnstore.transactions.tokens import PreparedTxnState
 
-_S = ProducerState
+_S = TransactionStage
 _C = TransactionCall
 
 #: How long the COMMIT itself is repeated while SQLite is busy, whatever the timeout of the call.
 COMMIT_SECONDS_MIN: Final = 1.0
+
+# The decision must be as durable as the votes, whatever the connection that it rides on has set.
+_MAKE_DURABLE: Final = (
+    "SELECT pg_catalog.set_config('synchronous_commit', 'on', true)"
+    " WHERE pg_catalog.current_setting('synchronous_commit') = 'off'"
+)
 
 
 @dataclass(slots=True)
@@ -70,68 +76,58 @@ class _Enlisted:
     """What stands only once it is committed."""
 
 
-class EnlistedTransactions(ProducerTransactions):
-    """The transactional side of a producer to which an application's connection may be enlisted."""
+class Enlistment:
+    """The connection of an application in which a producer's transaction ends, if one is enlisted."""
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        """As `ProducerTransactions`."""
-        super().__init__(*arguments, **keywords)
+    def __init__(  # noqa: PLR0917 - what it works with
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        progress: TransactionProgress,
+        offsets: TransactionOffsets,
+        branches: EnlistedBranches,
+        sender: Sender,
+        directory: TopicDirectory,
+        serve_reports: Callable[[], object],
+    ) -> None:
+        """Begin without a connection; `branches` vote before its COMMIT."""
+        self._transactional_id = transactional_id
+        self._longest_seconds = timeout_ms / 1000
+        self._progress = progress
+        self._changed = progress.changed
+        self._offsets = offsets
+        self._branches = branches
+        self._sender = sender
+        self._directory = directory
+        self._serve_reports = serve_reports
         self._enlisted: _Enlisted | None = None
         self._ending: _Ending | None = None
+        # After a fatal error the producer is finished; the connection is not, and its owner has to roll it back.
+        progress.when_fatal = self.let_go
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a commit is one of the connection's."""
+        return self._enlisted is not None or self._ending is not None
+
+    @property
+    def holds_sqlite(self) -> bool:
+        """Whether the connection keeps all others from writing to the log."""
+        return self._enlisted is not None and self._enlisted.store.backend.name == "sqlite"
+
+    def refuse(self, reason: str) -> None:
+        """Refuse what cannot be done with a connection."""
+        if self._enlisted is not None:
+            raise KafkaException(KafkaError(KafkaError._STATE, reason))
 
     # --- the calls --------------------------------------------------------------------------------------------------
 
-    def enlist(self, given: object, timeout_seconds: float) -> None:
-        """Let the transaction end together with the database transaction on a connection of the caller's.
-
-        Raises:
-            TypeError: it is no connection.
-            KafkaException: the state does not allow it, or the connection cannot be used; nothing has changed.
-        """
-        with self._in_call(_C.ENLIST):
-            try:
-                callers = callers_connection(given)
-                callers.check_usable()
-                store = self._sender.session.connection.store()
-                if self._can_hold_everything(store, callers):
-                    self._take(store, callers, timeout_seconds)
-                else:
-                    self._enlist_elsewhere(callers)
-            except TxnStoreError as error:
-                raise KafkaException(joined_error_of(error)) from error
-
-    def token(self, timeout_seconds: float) -> bytes:
-        """See `ProducerTransactions`; writers join before a connection is enlisted, which may keep them from writing.
-
-        Raises:
-            KafkaException: also `_STATE`: a connection is enlisted.
-        """
-        self._refuse_if_enlisted("transaction_token() comes before enlist()")
-        return super().token(timeout_seconds)
-
-    def prepare(self, timeout_seconds: float) -> PreparedTxnState:
-        """See `ProducerTransactions`.
-
-        Raises:
-            KafkaException: also `_STATE`: a connection is enlisted, whose database transaction outlives no process.
-        """
-        self._refuse_if_enlisted("a transaction with an enlisted connection cannot be prepared: commit it")
-        return super().prepare(timeout_seconds)
-
-    def commit(self, timeout_seconds: float, writers: Collection[int] | None = None) -> None:
-        """See `ProducerTransactions`; an enlisted connection is committed with it, on this thread.
-
-        Raises:
-            KafkaException: also `_STATE`: this is not the thread of an enlisted SQLite connection.
-        """
-        if self._enlisted is None and self._ending is None:
-            super().commit(timeout_seconds, writers)
-            return
-        self._check_writers(writers)
-        longest_seconds = self._timeout_ms / 1000
-        bounded = timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
+    def commit(self, timeout_seconds: float, writers: Collection[int] | None) -> None:
+        """Commit the transaction with the connection, on this thread."""
+        self._progress.check_writers(writers)
+        bounded = timeout_seconds if 0 <= timeout_seconds <= self._longest_seconds else self._longest_seconds
         hook_error: Exception | None = None
-        with self._in_call(_C.COMMIT):
+        with self._progress.in_call(_C.COMMIT):
             is_done = False
             try:
                 hook_error = self._commit_enlisted(time.monotonic() + bounded, writers)
@@ -146,71 +142,48 @@ class EnlistedTransactions(ProducerTransactions):
                 finally:
                     if is_done:
                         with self._changed:
-                            self._enter(_S.READY)
+                            self._progress.enter(_S.READY)
         if hook_error is not None:
             raise hook_error
 
-    def abort(self, timeout_seconds: float) -> None:
-        """See `ProducerTransactions`; an enlisted connection is rolled back first, on this thread.
-
-        Raises:
-            KafkaException: also `_STATE`: this is not the thread of an enlisted SQLite connection.
-        """
+    def roll_back_to_abort(self) -> None:
+        """Roll the connection back, on this thread, before the transaction is aborted."""
         enlisted = self._enlisted
-        if enlisted is not None and self._current is None:
+        if enlisted is not None and self._progress.current is None:
             with self._changed:
-                self._check_call(_C.ABORT)
+                self._progress.check_call(_C.ABORT)
             try:
                 enlisted.taken.roll_back()
             except TxnStoreError as error:
                 raise KafkaException(KafkaError(KafkaError._STATE, str(error))) from error
             self._forget_enlisted()
-        super().abort(timeout_seconds)
 
-    def finish(self, timeout_seconds: float) -> None:
-        """See `ProducerTransactions`; whatever becomes of it, a connection is its owner's again."""
-        try:
-            super().finish(timeout_seconds)
-        finally:
-            if self._enlisted is not None:
-                self._enlisted.taken.let_go()
+    def let_go(self) -> None:
+        """Give the connection back to its owner, as it is."""
+        if self._enlisted is not None:
+            self._enlisted.taken.let_go()
 
-    # --- other databases --------------------------------------------------------------------------------------------
-
-    def _enlist_elsewhere(self, callers: CallersConnection) -> NoReturn:
-        where = "another SQLite file" if callers.backend_name == "sqlite" else "another PostgreSQL database"
-        raise InvalidRequest(
-            f"this connection is on {where} than the producer's; only one to the same database can be enlisted:"
-            " for others, write to an outbox there"
-        )
+    def release(self) -> None:
+        """Take note that the transaction has ended."""
+        self._enlisted = self._ending = None
+        if self._offsets.hold_until_commit:
+            self._let_send()
 
     # --- enlisting --------------------------------------------------------------------------------------------------
 
-    def _can_hold_everything(self, store: Store, callers: CallersConnection) -> bool:
-        """Return whether the connection leads to the one database that holds the log; one of several only votes."""
-        if not is_same_store(store, callers):
-            return False
-        if self._sender.session.connection.is_alone:
-            return True
-        if callers.backend_name == "sqlite":
-            raise InvalidRequest(
-                "the store is spread over several SQLite files: no database transaction of one of them can hold the"
-                " records of all, and none can vote; write to the outbox in one of them instead"
-            )
-        return False
-
-    def _take(self, store: Store, callers: CallersConnection, timeout_seconds: float) -> None:
+    def take(self, store: Store, callers: CallersConnection, timeout_seconds: float) -> None:
+        """Enlist a connection to the database that holds everything; from now on records and offsets wait for it."""
         if self._enlisted is not None:
             if self._enlisted.taken.callers.driver is callers.driver:
                 return
             raise InvalidRequest(
                 "another connection to the same database is enlisted already: one of them has to do all the writing"
             )
-        kept_bytes = math.inf if store.backend.name == "sqlite" else REQUEST_BYTES_MAX
-        hold = self._submit(partial(self._keep_work, kept_bytes))
-        taken = EnlistedConnection(store, callers, _refused_ending)
+        size_bytes_max = math.inf if store.backend.name == "sqlite" else REQUEST_BYTES_MAX
+        hold = self._progress.submit(partial(self._hold_work, size_bytes_max))
+        taken = EnlistedConnection(store, callers, refused_ending)
         try:
-            self._wait(hold, timeout_seconds, self._timeout_ms / 1000, resumable=False)
+            self._progress.wait(hold, timeout_seconds, self._longest_seconds, resumable=False)
             taken.take()
             self._enlisted = _Enlisted(taken, store)
         except BaseException:
@@ -219,22 +192,18 @@ class EnlistedTransactions(ProducerTransactions):
             self._let_send()
             raise
 
-    def _keep_work(self, kept_bytes: float) -> None:
-        self._delayed.forget()
-        self._holds_offsets = True
-        self._directory.may_write = kept_bytes < math.inf
-        self._sender.keep(kept_bytes)
+    def _hold_work(self, size_bytes_max: float) -> None:
+        self._offsets.stop_lingering()
+        self._offsets.hold_until_commit = True
+        self._directory.may_write = size_bytes_max < math.inf
+        self._sender.hold_until_commit(size_bytes_max)
 
     def _let_send(self) -> None:
-        self._holds_offsets = False
+        self._offsets.hold_until_commit = False
         self._directory.may_write = True
-        self._sender.keep_no_more()
-        if self._offsets and self.state is _S.IN_TRANSACTION:
-            self._delayed.set(self._write_kept_offsets)
-
-    def _refuse_if_enlisted(self, reason: str) -> None:
-        if self._enlisted is not None:
-            raise KafkaException(KafkaError(KafkaError._STATE, reason))
+        self._sender.stop_holding()
+        if self._offsets and self._progress.stage is _S.IN_TRANSACTION:
+            self._offsets.linger()
 
     # --- committing; on the caller's thread ---------------------------------------------------------------------------
 
@@ -249,13 +218,14 @@ class EnlistedTransactions(ProducerTransactions):
             self._gather(ending, deadline)
         if not ending.was_asked:
             self._ask(ending, deadline)
-        if self._work is None:
-            self._work = self._submit(partial(self._settle_work, ending))
-        self._wait_until(self._work, deadline)
+        if self._progress.work is None:
+            self._progress.work = self._progress.submit(partial(self._settle_work, ending))
+        self._wait_until(self._progress.work, deadline)
         return ending.hook_error
 
     def _wait_until(self, work: Any, deadline: float) -> Any:
-        return self._wait(work, max(0.0, deadline - time.monotonic()), self._timeout_ms / 1000, resumable=True)
+        left_seconds = max(0.0, deadline - time.monotonic())
+        return self._progress.wait(work, left_seconds, self._longest_seconds, resumable=True)
 
     def _begin_ending(self, enlisted: _Enlisted, writers: Collection[int] | None) -> _Ending:
         try:
@@ -267,16 +237,16 @@ class EnlistedTransactions(ProducerTransactions):
             self._create_topics(enlisted)
         except TxnStoreError as error:
             # Nothing is decided yet.
-            self._fail_and_raise(_abortable(error))
+            self._progress.fail_and_raise(_abortable(error))
         self._ending = ending = _Ending(writers)
         with self._changed:
-            self._enter(_S.BEGIN_COMMIT)
+            self._progress.enter(_S.BEGIN_COMMIT)
         return ending
 
     def _gather(self, ending: _Ending, deadline: float) -> None:
-        if self._work is None:
-            self._work = self._submit(partial(self._gather_work, ending))
-        gathering = self._work
+        if self._progress.work is None:
+            self._progress.work = self._progress.submit(partial(self._gather_work, ending))
+        gathering = self._progress.work
         try:
             self._wait_until(gathering, deadline)
         except KafkaException:
@@ -284,7 +254,7 @@ class EnlistedTransactions(ProducerTransactions):
                 self._ending = None
                 self._roll_back_if_fatal()
             raise
-        self._work = None
+        self._progress.work = None
 
     def _interrupted(self) -> None:
         """Let what was interrupted be something that the next call can end: an abort, or the commit again.
@@ -299,14 +269,14 @@ class EnlistedTransactions(ProducerTransactions):
             ending.was_asked = True
             ending.ended = ending.ended or taken.result
             taken.let_go()
-            if self._work is None and self.state is _S.COMMITTING:
-                self._work = self._submit(partial(self._settle_work, ending))
+            if self._progress.work is None and self._progress.stage is _S.COMMITTING:
+                self._progress.work = self._progress.submit(partial(self._settle_work, ending))
             return
-        self._ending = self._work = None
+        self._ending = self._progress.work = None
         with contextlib.suppress(RuntimeError):
-            self._submit(partial(self._give_up_work, ending))
+            self._progress.submit(partial(self._give_up_work, ending))
         reason = "the commit was interrupted before the enlisted connection was committed; nothing was committed"
-        self._fail(KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True))
+        self._progress.fail(KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True))
 
     def _create_topics(self, enlisted: _Enlisted) -> None:
         """Create topics that are used for the first time: no other connection could while SQLite's lock is held."""
@@ -330,16 +300,18 @@ class EnlistedTransactions(ProducerTransactions):
         enlisted = self._enlisted
         assert enlisted is not None
         assert ending.requests is not None
+        if self._branches.will_vote:
+            self._let_branches_vote(enlisted, ending, deadline)
         ending.request = EndRequest(
-            self.transactional_id,
+            self._transactional_id,
             self._sender.session.identity,
             [item for request in ending.requests for item in request.appends],
-            list(self._offsets.values()),
+            self._offsets.waiting,
             ending.writers,
         )
         with self._changed:
-            self._is_written = True
-            self._enter(_S.COMMITTING)
+            self._progress.is_written = True
+            self._progress.enter(_S.COMMITTING)
         taken = enlisted.taken
         seconds = max(COMMIT_SECONDS_MIN, deadline - time.monotonic())
         try:
@@ -351,6 +323,19 @@ class EnlistedTransactions(ProducerTransactions):
         if taken.is_committed:
             enlisted.store.backend.after_commit(enlisted.store.engine)
             enlisted.store.announce()
+
+    def _let_branches_vote(self, enlisted: _Enlisted, ending: _Ending, deadline: float) -> None:
+        try:
+            self._branches.vote(timeout_ms=max(TRY_TIMEOUT_MS, int(1000 * (deadline - time.monotonic()))))
+            if enlisted.store.backend.name == "postgresql":
+                enlisted.taken.callers.cursor().execute(_MAKE_DURABLE)
+        except Exception as error:  # noqa: BLE001 - the driver's own as well; nothing is decided yet
+            self._give_up(ending, KafkaError(KafkaError._PURGE_QUEUE))
+            self._ending = None
+            if not isinstance(error, TxnStoreError):
+                told = TransactionAbortable(f"the enlisted connection does not answer ({type(error).__name__})")
+                self._progress.fail_and_raise(_abortable(told))
+            self._progress.fail_and_raise(_abortable(error))
 
     def _asked_in_vain(self, enlisted: _Enlisted, ending: _Ending, error: BaseException) -> None:
         """Decide what an error of the commit means; return if the COMMIT may have been made."""
@@ -374,7 +359,7 @@ class EnlistedTransactions(ProducerTransactions):
         else:
             reason = f"the enlisted connection could not be committed ({type(error).__name__}); nothing was committed"
             kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
-        self._fail(kafka_error)
+        self._progress.fail(kafka_error)
         self._roll_back_if_fatal()
         if is_interrupt:
             raise error
@@ -382,7 +367,7 @@ class EnlistedTransactions(ProducerTransactions):
 
     def _roll_back_if_fatal(self) -> None:
         """Roll the connection back if the producer is finished: there is no abort after that."""
-        if self.state is _S.FATAL_ERROR and self._enlisted is not None:
+        if self._progress.stage is _S.FATAL_ERROR and self._enlisted is not None:
             self._enlisted.taken.roll_back()
             self._forget_enlisted()
 
@@ -393,13 +378,13 @@ class EnlistedTransactions(ProducerTransactions):
     # --- on the sender's thread ---------------------------------------------------------------------------------------
 
     def _gather_work(self, ending: _Ending) -> None:
-        self._delayed.forget()
+        self._offsets.stop_lingering()
         requests = self._sender.take_everything()
         if requests:
             # Their sequence numbers are used up: an abort has to bring a new epoch.
-            self._is_written = True
+            self._progress.is_written = True
         try:
-            self._check_delivered(None)
+            self._progress.check_delivered(None)
         except KafkaException:
             # Also what an interrupt has failed just now: it knows of no requests yet.
             for request in requests:
@@ -413,10 +398,10 @@ class EnlistedTransactions(ProducerTransactions):
 
     def _settle_work(self, ending: _Ending) -> None:
         """Find out what became of the commit if that is not known, and go on from it."""
-        if self.state is not _S.COMMITTING:
+        if self._progress.stage is not _S.COMMITTING:
             # An interrupted call had queued it before.
-            if self._error is not None:
-                raise KafkaException(self._error)
+            if self._progress.error is not None:
+                raise KafkaException(self._progress.error)
             return
         if ending.ended is None:
             ending.ended = self._resolve(ending)
@@ -427,9 +412,11 @@ class EnlistedTransactions(ProducerTransactions):
             count = len(request.appends) if is_complete else 0
             self._sender.report(request, appended[:count])
             appended = appended[count:]
-        self._reset()
+        self._progress.reset()
+        self._offsets.clear()
+        self.release()
         with self._changed:
-            self._enter(_S.COMMIT_NOT_ACKED)
+            self._progress.enter(_S.COMMIT_NOT_ACKED)
 
     def _resolve(self, ending: _Ending) -> Ended:
         request = ending.request
@@ -447,23 +434,17 @@ class EnlistedTransactions(ProducerTransactions):
         except TxnStoreError as error:
             self._forget_enlisted()
             self._give_up(ending, KafkaError(KafkaError._PURGE_INFLIGHT))
-            self._fail_and_raise(transaction_error_of(error, _C.COMMIT))
+            self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
         if not resolved.is_committed:
             self._sender.session.become(resolved.ended.identity)
-            self._is_written = False
+            self._progress.is_written = False
             self._forget_enlisted()
             self._give_up(ending, KafkaError(KafkaError._PURGE_INFLIGHT))
             reason = "the enlisted connection broke during its COMMIT and nothing was committed: abort, then start over"
-            self._fail_and_raise(KafkaError(KafkaError._TRANSPORT, reason, txn_requires_abort=True))
+            self._progress.fail_and_raise(KafkaError(KafkaError._TRANSPORT, reason, txn_requires_abort=True))
         return resolved.ended
 
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _fail(self, error: KafkaError) -> None:
-        super()._fail(error)
-        if error.fatal() and self._enlisted is not None:
-            # The producer is finished; the connection is not, and its owner has to roll it back.
-            self._enlisted.taken.let_go()
 
     def _forget_enlisted(self) -> None:
         """Forget the connection, which was not committed."""
@@ -471,22 +452,7 @@ class EnlistedTransactions(ProducerTransactions):
         for name in enlisted.created_topics if enlisted is not None else ():
             self._directory.forget(name)
 
-    def _reset(self) -> None:
-        super()._reset()
-        self._enlisted = self._ending = None
-        if self._holds_offsets:
-            self._let_send()
-
 
 def _abortable(error: TxnStoreError) -> KafkaError:
     # None: what is refused is about the caller's connection; only being fenced ends the producer.
     return transaction_error_of(error, None)
-
-
-def _refused_ending(ending: str) -> KafkaException:
-    verb, call = ("commits", "commit_transaction()") if ending == "commit" else ("rolls back", "abort_transaction()")
-    reason = (
-        f"{ending}() of a connection that is enlisted in a producer's transaction is refused: the producer {verb} it"
-        f" with its own, by {call}"
-    )
-    return KafkaException(KafkaError(KafkaError._STATE, reason))

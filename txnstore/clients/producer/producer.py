@@ -1,7 +1,8 @@
-"""This file is the Producer as its users call it: arguments checked, records queued, callbacks served."""
+"""The Producer as its users call it: arguments checked, records queued, callbacks served."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 import weakref
@@ -11,9 +12,16 @@ from os import getpid
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import producer_configuration
-from txnstore.clients.connection import StoreConnection, unreachable
-from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, kafka_exception_of
+from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
+from txnstore.clients.model.errors import (
+    HANDLE_CLOSED_TEXT,
+    KafkaError,
+    KafkaException,
+    kafka_error_of,
+    kafka_exception_of,
+)
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.arguments import (
@@ -28,14 +36,19 @@ from txnstore.clients.producer.arguments import (
     whole_number,
     writer_ids_of,
 )
-from txnstore.clients.producer.enlistment import EnlistedTransactions
-from txnstore.clients.producer.parts import make_producer_parts
-from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback
+from txnstore.clients.producer.partitioning import PartitionChoice, UnassignedTopics
+from txnstore.clients.producer.progress import CLOSED_TEXT, TransactionProgress
+from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback, make_queue
+from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, make_session
+from txnstore.clients.producer.sender import Sender
+from txnstore.clients.producer.state import TransactionStage
 from txnstore.clients.producer.thread import SenderStopped, SenderThread
-from txnstore.clients.producer.transaction_states import ProducerState
-from txnstore.clients.producer.transactions import CLOSED_TEXT
+from txnstore.clients.producer.transactions import ProducerTransactions, make_transactions
 from txnstore.clients.producer.writer import TransactionWriterClient
+from txnstore.clients.statistics import Statistics
+from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clock import Clock
+from txnstore.db.backend import Limits
 from txnstore.errors import StoreUnavailable, TxnStoreError
 from txnstore.model import Header
 from txnstore.transactions.tokens import PreparedTxnState
@@ -50,6 +63,10 @@ STOP_TIMEOUT_SECONDS: Final = 5.0
 INTERRUPTED_SECONDS: Final = 0.5
 #: How long a producer that nobody holds, or whose program ends, is waited for.
 ABANDONED_SECONDS: Final = 0.2
+
+_numbers: Final = itertools.count(1)
+
+_log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -76,26 +93,74 @@ class Producer:
             TypeError: there is no dict.
             KafkaException: `_INVALID_ARG`: a key is unknown, a value is out of range, or two contradict each other.
         """
-        parts = make_producer_parts(producer_configuration(arguments, keywords))
-        self._configuration = parts.configuration
-        self._connection = parts.connection
-        self._changed = parts.changed
-        self._accumulator = parts.accumulator
-        self._reports = parts.reports
-        self._choice = parts.choice
-        self._directory = parts.directory
-        self._thread = parts.thread
-        self._sender = parts.sender
-        self._transactions = parts.transactions
-        self._callbacks = parts.callbacks
-        self._look = parts.look
-        self._clock: Clock | None = parts.configuration["txnstore.clock"]
-        self._process_id = parts.connection.process_id
-        self._record_bytes_max: int = parts.configuration["message.max.bytes"]
+        configuration = producer_configuration(arguments, keywords)
+        names = ("on_delivery", "error_cb", "stats_cb")
+        # For the producer to hold: what works for it knows them weakly, and does not hold the producer either.
+        self._callbacks = callbacks = Callbacks(**{name: configuration[name] for name in names})
+        self._configuration = configuration = configuration.without(*names)
+        # Short tries: the sender looks between them whether what it tries is still wanted.
+        self._connection = connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
+        self._accumulator, self._reports = make_queue(configuration, callbacks.weakly("on_delivery"))
+        self._changed = changed = self._accumulator.changed
+        self._choice = PartitionChoice(
+            configuration["partitioner"], sticky_seconds=configuration["sticky.partitioning.linger.ms"] / 1000
+        )
+        self._directory = TopicDirectory(
+            connection,
+            refresh_ms=configuration["topic.metadata.refresh.interval.ms"],
+            allow_create=configuration["allow.auto.create.topics"],
+        )
+        name = f"producer-{next(_numbers)}"
+        reporter = ErrorReporter(callbacks.weakly("error_cb"), self._reports.add_event, lambda: connection.is_alone)
+        self._thread = SenderThread(
+            f"txnstore-{name}",
+            changed,
+            backoff_seconds=configuration["retry.backoff.ms"] / 1000,
+            backoff_max_seconds=configuration["retry.backoff.max.ms"] / 1000,
+            report_trouble=reporter.report,
+        )
+        self._sender = Sender(
+            self._thread,
+            self._accumulator,
+            self._reports,
+            make_session(configuration, connection),
+            UnassignedTopics(self._accumulator, self._directory, self._choice),
+            configuration,
+        )
+        statistics = Statistics(
+            name=name,
+            client_id=configuration["client.id"],
+            kind="producer",
+            interval_seconds=configuration["statistics.interval.ms"] / 1000,
+            callback=callbacks.weakly("stats_cb"),
+            add_event=self._reports.add_event,
+            collect=self._sender.facts,
+            connection=connection,
+        )
+        self._thread.timed_work.append(statistics)
+        self._transactions: ProducerTransactions | None = None
+        self._writer: TransactionWriterClient | None = None
+        #: Whether records may be produced, if they belong to a transaction.
+        self._progress: TransactionProgress | TransactionWriterClient | None = None
+        if configuration["txnstore.transaction.token"] is not None:
+            self._progress = self._writer = TransactionWriterClient(changed, self._sender, self._reports.serve_reports)
+        elif configuration["transactional.id"]:
+            self._transactions, self._progress = make_transactions(
+                configuration, changed, self._sender, self._directory, self._reports.serve_reports
+            )
+        #: What tells an idle application of a database that is away, if it wants to hear of it.
+        self._look: DatabaseLook | None = None
+        if callbacks["error_cb"] is not None:
+            self._look = DatabaseLook(
+                connection, self._thread.submit, lambda error: reporter.report(kafka_error_of(error))
+            )
+        self._clock: Clock | None = configuration["txnstore.clock"]
+        self._process_id = connection.process_id
+        self._record_bytes_max: int = configuration["message.max.bytes"]
         self._is_closed = False
         # Whoever drops a producer without closing it keeps neither thread nor connection.
-        self._finalizer = weakref.finalize(self, _abandon, parts.thread, parts.connection)
-        if parts.has_statistics:
+        self._finalizer = weakref.finalize(self, _abandon, self._thread, connection)
+        if statistics.due_seconds(0.0) is not None:
             self._thread.start()
 
     # --- records ----------------------------------------------------------------------------------------------------
@@ -132,9 +197,9 @@ class Producer:
         """
         if self._is_closed or getpid() != self._process_id:
             self._check_open()
-        transactions = self._transactions
-        if transactions is not None and transactions.state is not ProducerState.IN_TRANSACTION:
-            transactions.refuse_record()
+        progress = self._progress
+        if progress is not None and progress.stage is not TransactionStage.IN_TRANSACTION:
+            progress.refuse_record()
         if type(topic) is not str and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str, not {type(topic).__name__}")
         if type(value) is not bytes and value is not None:
@@ -177,13 +242,13 @@ class Producer:
                     KafkaError(KafkaError._UNKNOWN_PARTITION, "Unable to produce message: Local: Unknown partition")
                 )
         record = (value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition)
-        if transactions is None:
+        if progress is None:
             self._accumulator.add(topic, chosen, record)
         else:
             with self._changed:
-                # Another thread may have ended the transaction meanwhile: the record would be of none.
-                if transactions.state is not ProducerState.IN_TRANSACTION:
-                    transactions.refuse_record()
+                # Another thread may have ended the transaction meanwhile: the record would belong to no transaction.
+                if progress.stage is not TransactionStage.IN_TRANSACTION:
+                    progress.refuse_record()
                 self._accumulator.add(topic, chosen, record)
         if self._thread.is_new:
             self._thread.start()
@@ -460,12 +525,11 @@ class Producer:
             RuntimeError: the producer has been closed.
         """
         self._check_open()
-        joined = self._transactions
-        if not isinstance(joined, TransactionWriterClient):
+        if self._writer is None:
             reason = "report_writer() is for a producer that joined a transaction by txnstore.transaction.token"
             raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, reason))
         longest_seconds = self._configuration["message.timeout.ms"] / 1000
-        return joined.report(timeout_seconds_of(timeout), longest_seconds or REPORT_TIMEOUT_SECONDS)
+        return self._writer.report(timeout_seconds_of(timeout), longest_seconds or REPORT_TIMEOUT_SECONDS)
 
     @contextmanager
     def transaction(self, timeout: float = -1) -> Iterator[Self]:
@@ -503,7 +567,7 @@ class Producer:
                     continue
                 raise
             except BaseException as error:
-                if transactions.state is ProducerState.ABORTABLE_ERROR:
+                if transactions.stage is TransactionStage.ABORTABLE_ERROR:
                     # Interrupted before an enlisted connection was committed.
                     self._abort_after(error, timeout_seconds)
                 raise
@@ -555,7 +619,7 @@ class Producer:
         """
         if self._is_closed:
             return True
-        if not self._is_ours():
+        if getpid() != self._process_id:
             # The thread and the records are the parent's.
             self._is_closed = True
             self._finalizer.detach()
@@ -564,10 +628,16 @@ class Producer:
         stop_seconds = STOP_TIMEOUT_SECONDS
         try:
             if self._transactions is not None and self._transactions.is_open:
-                self._end_open_transaction(deadline)
+                # Aborted, or a commit or abort comes to its end that its caller has not waited for.
+                try:
+                    self._transactions.finish(max(0.0, deadline - time.monotonic()))
+                except (KafkaException, RuntimeError) as error:
+                    name = self._transactions.transactional_id[:80]
+                    _log.warning("the transaction of %s was left for recovery: %s", name, error)
             self._flush(max(0.0, deadline - time.monotonic()))
         except BaseException as error:
-            if _is_interrupt(error):
+            if not isinstance(error, Exception):
+                # Ctrl-C, SystemExit, a task that is cancelled: somebody wants an end at once.
                 stop_seconds = min(stop_seconds, INTERRUPTED_SECONDS)
             raise
         finally:
@@ -577,7 +647,7 @@ class Producer:
     def __enter__(self) -> Self:
         """Return the producer, also a closed one."""
         if not self._is_closed:
-            self._check_process()
+            self._connection.check_process()
         return self
 
     def __exit__(
@@ -599,25 +669,15 @@ class Producer:
     def _check_open(self, closed_text: str = CLOSED_TEXT) -> None:
         if self._is_closed:
             raise RuntimeError(closed_text)
-        self._check_process()
-
-    def _is_ours(self) -> bool:
-        try:
-            self._check_process()
-        except KafkaException:
-            return False
-        return True
-
-    def _check_process(self) -> None:
         self._connection.check_process()
 
-    def _transactional(self) -> EnlistedTransactions:
+    def _transactional(self) -> ProducerTransactions:
         self._check_open()
+        if self._writer is not None:
+            self._writer.refuse_call()
         if self._transactions is None:
             reason = "The Transactional API requires transactional.id to be configured"
             raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, reason))
-        if isinstance(self._transactions, TransactionWriterClient):
-            self._transactions.refuse_call()
         return self._transactions
 
     def _wait_for(self, is_there: Callable[[], bool], timeout_seconds: float) -> None:
@@ -633,7 +693,7 @@ class Producer:
                 reports.serve()
                 left_seconds = -1.0 if deadline is None else deadline - time.monotonic()
                 is_late = deadline is not None and left_seconds <= 0
-                if accumulator.record_count == 0 or is_late or self._sender.keeps_everything:
+                if accumulator.record_count == 0 or is_late or self._sender.holds_everything:
                     return accumulator.record_count
                 self._wait_for(lambda: reports.are_waiting or accumulator.record_count == 0, left_seconds)
         finally:
@@ -668,22 +728,12 @@ class Producer:
         assert self._transactions is not None
         if self._is_closed or not self._transactions.is_open:
             return
-        if _is_interrupt(error):
+        if not isinstance(error, Exception):
             timeout_seconds = min(timeout_seconds, INTERRUPTED_SECONDS)
         try:
             self.abort_transaction(timeout_seconds)
         except (KafkaException, RuntimeError) as aborting:
             error.add_note(f"The transaction could not be aborted either: {aborting}")
-
-    def _end_open_transaction(self, deadline: float) -> None:
-        """Abort what is open, or let a commit or abort come to its end that its caller has not waited for."""
-        transactions = self._transactional()
-        try:
-            transactions.finish(max(0.0, deadline - time.monotonic()))
-        except (KafkaException, RuntimeError) as error:
-            logging.getLogger(__name__).warning(
-                "the transaction of %s was left for recovery: %s", transactions.transactional_id[:80], error
-            )
 
     def _close_now(self, stop_seconds: float) -> None:
         self._is_closed = True
@@ -704,8 +754,3 @@ def _abandon(thread: SenderThread, connection: StoreConnection) -> None:
     if getpid() == connection.process_id:
         thread.stop(0.0)
         connection.close(ABANDONED_SECONDS)
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    """Return whether somebody wants an end at once: Ctrl-C, SystemExit, a task that is cancelled."""
-    return not isinstance(error, Exception)

@@ -1,4 +1,4 @@
-"""This file is the way of batches into the log for one producer: who it is, its sequence numbers, and the write.
+"""The way of batches into the log for one producer: who it is, its sequence numbers, and the write.
 
 A request is written in one database transaction, to one database.  It may be written again after an answer was lost:
 the sequence numbers are given once, so the log recognises what it has.
@@ -13,13 +13,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.producer.queue import HEADERS, KEY, TIMESTAMP_MS, VALUE, Batch
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.store import Store
+from txnstore.errors import UnsupportedCompression
 from txnstore.log.append import Append, Appended, append
 from txnstore.log.codec import RecordColumns, encode_columns
-from txnstore.log.compression import Codec, codec_for_topic
+from txnstore.log.compression import Codec, codec_for_topic, require_codec
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic
 from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ProducerIdentity
@@ -95,11 +97,6 @@ class ProducerSession:
         """The number of the database that coordinates the producer's transactions."""
         name = self.transactional_id if self._token is None else self._token.transactional_id
         return self.connection.cluster().coordinator_id_of(name)
-
-    @property
-    def added_partitions(self) -> set[int]:
-        """The partitions in other databases that the open transaction has, for what is sent with its end."""
-        return self._added.known
 
     @property
     def has_begun(self) -> bool:
@@ -248,3 +245,25 @@ class ProducerSession:
             is_transactional=self.transactional_id is not None or self._token is not None,
         )
         return Append(partition_id, encoded, topic.settings)
+
+
+def make_session(configuration: Configuration, connection: StoreConnection) -> ProducerSession:
+    """Return the session of a producer with this configuration."""
+    return ProducerSession(
+        connection,
+        is_idempotent=configuration["enable.idempotence"],
+        transactional_id=configuration["transactional.id"] or None,
+        codec=_usable_codec(configuration),
+        token=configuration["txnstore.transaction.token"],
+    )
+
+
+def _usable_codec(configuration: Configuration) -> Codec:
+    """Return the configured codec, or none where its package is missing: the records are the same."""
+    codec = Codec[configuration["compression.type"].upper()]
+    try:
+        require_codec(codec)
+    except UnsupportedCompression as error:
+        configuration.logger.warning("compression.type=%s: %s; records are not compressed", codec.label, error)
+        return Codec.NONE
+    return codec

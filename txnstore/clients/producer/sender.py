@@ -10,23 +10,25 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
+from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.overdue_help import WriterHelp
 from txnstore.clients.producer.lanes import InFlight, Lane, Lanes
+from txnstore.clients.producer.partitioning import LookUp, UnassignedTopics
 from txnstore.clients.producer.queue import (
     FULL_TEXT,
+    NOWHERE,
     QUEUED_SECONDS,
     Accumulator,
     Batch,
+    DeliveryReport,
+    DeliveryReports,
 )
-from txnstore.clients.producer.reports import NOWHERE, DeliveryReport, DeliveryReports
 from txnstore.clients.producer.requests import ProduceRequest, ProducerSession
 from txnstore.clients.producer.thread import SenderThread
-from txnstore.clients.producer.unassigned_topics import LookUp, UnassignedTopics
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.errors import (
     InvalidProducerEpoch,
@@ -91,30 +93,17 @@ class DeliveryListener(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SenderSettings:
-    """The configuration of the sender."""
-
-    linger_seconds: float
-    message_timeout_seconds: float
-    """0: for ever."""
-
-    retries_unknown: bool
-    """Whether records are sent again whose fate is not known."""
-
-
 class Sender:
     """Takes batches from the queue and brings them into the log, each in its turn."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what it works with
         self,
         thread: SenderThread,
         accumulator: Accumulator,
         reports: DeliveryReports,
         session: ProducerSession,
         topics: UnassignedTopics,
-        *,
-        settings: SenderSettings,
+        configuration: Configuration,
     ) -> None:
         """Send on `thread`, whose timed work this becomes."""
         self.thread = thread
@@ -124,14 +113,18 @@ class Sender:
         self._accumulator = accumulator
         self._reports = reports
         self._topics = topics
-        self._settings = settings
+        self._linger_seconds: float = configuration["linger.ms"] / 1000
+        #: 0: for ever.
+        self._message_timeout_seconds: float = configuration["message.timeout.ms"] / 1000
+        #: Whether records are sent again whose fate is not known.
+        self._retries_unknown: bool = configuration["retries"] > 0
         self._lanes = Lanes(thread)
         self._look_up = LookUp(thread)
         self._flushing = 0
         #: The database whose records are held back, for the last of them go with the commit.
-        self._held: int | None = None
+        self._committing_database_id: int | None = None
         #: How much waits for the commit of an enlisted connection; None: nothing waits for it.
-        self._kept_bytes: float | None = None
+        self._held_bytes_max: float | None = None
         self._help = WriterHelp(session.connection.cluster, thread.new_helper)
         thread.timed_work += [self, self._help]
 
@@ -148,28 +141,32 @@ class Sender:
         with self._changed:
             self._flushing -= 1
 
-    def keep(self, size_bytes_max: float) -> None:
+    def hold_until_commit(self, size_bytes_max: float) -> None:
         """Send nothing by itself until there is more than this; infinite: nothing at all, whoever asks."""
         with self._changed:
-            self._kept_bytes = size_bytes_max
-            if self.keeps_everything:
+            self._held_bytes_max = size_bytes_max
+            if self.holds_everything:
                 self._accumulator.full_text = HELD_TEXT
 
-    def keep_no_more(self) -> None:
+    def stop_holding(self) -> None:
         """Send again as usual."""
         with self._changed:
-            self._kept_bytes = None
+            self._held_bytes_max = None
             self._accumulator.full_text = FULL_TEXT
             self._changed.notify_all()
 
     @property
-    def keeps_everything(self) -> bool:
+    def holds_everything(self) -> bool:
         """Whether nothing can be sent before the commit."""
-        return self._kept_bytes == math.inf
+        return self._held_bytes_max == math.inf
 
     @property
-    def _is_kept(self) -> bool:
-        return self._kept_bytes is not None and not self._flushing and self._accumulator.size_bytes <= self._kept_bytes
+    def _is_holding(self) -> bool:
+        return (
+            self._held_bytes_max is not None
+            and not self._flushing
+            and self._accumulator.size_bytes <= self._held_bytes_max
+        )
 
     @property
     def unknown_topics(self) -> list[str]:
@@ -217,16 +214,16 @@ class Sender:
             return self._lanes_due_seconds(now_seconds)
         not_before_seconds = self.thread.backoff.not_before_seconds
         in_flight = self._lanes.alone.in_flight
-        if self.keeps_everything and not (in_flight and in_flight[0].is_given_up):
+        if self.holds_everything and not (in_flight and in_flight[0].is_given_up):
             return None
         if in_flight:
             return now_seconds if in_flight[0].is_given_up else not_before_seconds
         oldest_seconds = self._accumulator.oldest_seconds
-        if oldest_seconds is None or self._is_kept:
+        if oldest_seconds is None or self._is_holding:
             return None
         if self._flushing or self._accumulator.has_full_batch:
             return not_before_seconds
-        return max(oldest_seconds + self._settings.linger_seconds, not_before_seconds)
+        return max(oldest_seconds + self._linger_seconds, not_before_seconds)
 
     def run(self) -> None:
         """Try once to send what comes next; what cannot be sent now stays in flight."""
@@ -279,7 +276,11 @@ class Sender:
             SenderStopped: the producer was closed.
         """
         lane = self._lanes.alone
-        while self._kept_bytes is not None and self._accumulator.size_bytes > self._kept_bytes and self.has_something:
+        while (
+            self._held_bytes_max is not None
+            and self._accumulator.size_bytes > self._held_bytes_max
+            and self.has_something
+        ):
             self.run()
             self._pause()
         while True:
@@ -316,24 +317,28 @@ class Sender:
             try:
                 return self._last_request()
             finally:
-                self._held = None
+                self._committing_database_id = None
 
     def _last_request(self) -> ProduceRequest | None:
         while True:
-            while self._has_more_than_held:
+            while self._has_more_than_commit:
                 if self._is_alone() and self._lanes.is_empty:
                     # Looked up and not sent: what has waited for its topic goes with the commit as well.
                     self._expire()
                     self._look_up_topics()
                 else:
                     self.run()
-                if self._has_more_than_held:
+                if self._has_more_than_commit:
                     self._pause()
-            is_alone = self._held is None
+            is_alone = self._committing_database_id is None
             with self._changed:
-                lane = self._lanes.alone if self._held is None else self._lanes.of(self._held)
+                lane = (
+                    self._lanes.alone
+                    if self._committing_database_id is None
+                    else self._lanes.of(self._committing_database_id)
+                )
                 batches = self._accumulator.take_batches(
-                    BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, None if is_alone else self._is_not_held
+                    BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, None if is_alone else self._goes_before_commit
                 )
                 is_last = self._accumulator.is_empty
             if not batches:
@@ -354,15 +359,15 @@ class Sender:
                 lane.in_flight.append(in_flight)
 
     @property
-    def _has_more_than_held(self) -> bool:
+    def _has_more_than_commit(self) -> bool:
         """Whether something waits, or is in flight, beside what goes with the commit."""
-        self._held = None if self._is_alone() else self.session.coordinator_database_id
+        self._committing_database_id = None if self._is_alone() else self.session.coordinator_database_id
         if not self._lanes.is_empty or self._accumulator.unknown_topics or self._look_up.is_running:
             return True
-        if self._held is None:
+        if self._committing_database_id is None:
             return False
         with self._changed:
-            return self._accumulator.waiting(self._is_held)[0] is not None
+            return self._accumulator.waiting(self._goes_with_commit)[0] is not None
 
     def _pause(self) -> None:
         if self._is_alone():
@@ -409,17 +414,17 @@ class Sender:
         known = self._topics.directory.cached(topic)
         return known.leaders[number] if known is not None and 0 <= number < len(known.leaders) else CONTROLLER_ID
 
-    def _is_held(self, topic: str, number: int) -> bool:
-        return self._home_of(topic, number) == self._held
+    def _goes_with_commit(self, topic: str, number: int) -> bool:
+        return self._home_of(topic, number) == self._committing_database_id
 
-    def _is_not_held(self, topic: str, number: int) -> bool:
-        return self._home_of(topic, number) != self._held
+    def _goes_before_commit(self, topic: str, number: int) -> bool:
+        return self._home_of(topic, number) != self._committing_database_id
 
     def _blocked(self) -> set[int]:
         """Return the databases for which nothing is taken from the queue now."""
         blocked = self._lanes.busy
-        if self._held is not None:
-            blocked.add(self._held)
+        if self._committing_database_id is not None:
+            blocked.add(self._committing_database_id)
         return blocked
 
     def _lanes_due_seconds(self, now_seconds: float) -> float | None:
@@ -428,11 +433,11 @@ class Sender:
         due = [self._lane_due_seconds(lane, now_seconds) for lane in self._lanes if lane.in_flight]
         due.append(self._look_up_due_seconds())
         due.append(self._queue_due_seconds(now_seconds))
-        if self._settings.message_timeout_seconds > 0:
+        if self._message_timeout_seconds > 0:
             # What waits behind a database that is away has its time too.
             oldest_seconds = self._accumulator.oldest_seconds
             if oldest_seconds is not None:
-                due.append(oldest_seconds + self._settings.message_timeout_seconds)
+                due.append(oldest_seconds + self._message_timeout_seconds)
         return min((at_seconds for at_seconds in due if at_seconds is not None), default=None)
 
     def _lane_due_seconds(self, lane: Lane, now_seconds: float) -> float | None:
@@ -446,7 +451,7 @@ class Sender:
         oldest_seconds = self._accumulator.oldest_unknown_seconds
         if oldest_seconds is None or self._look_up.is_running:
             return None
-        linger_seconds = 0.0 if self._flushing else self._settings.linger_seconds
+        linger_seconds = 0.0 if self._flushing else self._linger_seconds
         return max(oldest_seconds + linger_seconds, self._look_up.backoff.not_before_seconds)
 
     def _queue_due_seconds(self, now_seconds: float) -> float | None:
@@ -458,7 +463,7 @@ class Sender:
         if oldest_seconds is None:
             return None
         is_due = self._flushing or has_full_batch
-        return now_seconds if is_due else oldest_seconds + self._settings.linger_seconds
+        return now_seconds if is_due else oldest_seconds + self._linger_seconds
 
     def _run_lanes(self) -> None:
         """Look at what has come back from the databases, and give each that has nothing to do what comes next."""
@@ -645,7 +650,7 @@ class Sender:
         """Decide what becomes of a request that was not written."""
         if isinstance(error, StoreClosed):
             self._fail(in_flight, KafkaError(KafkaError._PURGE_INFLIGHT))
-        elif error.retriable or (error.outcome_unknown and self._settings.retries_unknown):
+        elif error.retriable or (error.outcome_unknown and self._retries_unknown):
             # What came before the write, a new identity for example, leaves no record in the log.
             in_flight.is_uncertain |= error.outcome_unknown and in_flight.request is not None
             in_flight.lane.backoff.retry_later(error)
@@ -725,9 +730,9 @@ class Sender:
         for in_flight in given_up:
             if not in_flight.lane.is_being_written(in_flight):
                 self._fail(in_flight, KafkaError(KafkaError._PURGE_INFLIGHT))
-        if self._settings.message_timeout_seconds <= 0:
+        if self._message_timeout_seconds <= 0:
             return
-        before_seconds = time.monotonic() - self._settings.message_timeout_seconds
+        before_seconds = time.monotonic() - self._message_timeout_seconds
         error = KafkaError(KafkaError._MSG_TIMED_OUT)
         for lane in list(self._lanes):
             while lane.in_flight and not lane.is_writing and _queued_seconds(lane.in_flight[0]) <= before_seconds:

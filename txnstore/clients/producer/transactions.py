@@ -1,103 +1,97 @@
-"""This file is the transactions of one producer: the five calls, the state that they move, and the work behind them.
+"""The transactions of one producer: the calls that begin and end them, and the work behind the calls.
 
-A call puts its work on the sender's thread and waits as long as its caller allows.  What takes longer goes on in the
-background, and the same call takes it up again.
+A transaction ends alone, in a database transaction of the application's (`enlistment`), or together with other
+databases that vote (`branches`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
 from functools import partial
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
+from txnstore.clients.configuration.configuration import Configuration, admin_configuration
+from txnstore.clients.connection import StoreConnection
 from txnstore.clients.membership.metadata import parse_group_metadata
-from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.producer.arguments import prepared_state_of
+from txnstore.clients.producer.branches import SQLITE_HOLDS, EnlistedBranches
+from txnstore.clients.producer.enlistment import Enlistment
+from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, Sender
-from txnstore.clients.producer.thread import DelayedJob, SenderStopped
-from txnstore.clients.producer.transaction_errors import transaction_error_of
-from txnstore.clients.producer.transaction_states import (
+from txnstore.clients.producer.state import (
     ALLOWED_IN,
-    BETWEEN_CALLS,
-    ENTERED_FROM,
-    RESUMABLE,
     WORKS_BETWEEN,
-    ProducerState,
     TransactionCall,
+    TransactionStage,
+    transaction_error_of,
 )
+from txnstore.clients.producer.thread import DelayedJob, SenderStopped
 from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.db.callers.connections import CallersConnection, callers_connection
+from txnstore.db.callers.on_caller_connection import is_same_store
 from txnstore.db.cluster.cluster import repaired
 from txnstore.db.store import Store
-from txnstore.errors import TransactionAbortable, TxnStoreError, UnknownTopicOrPartition
-from txnstore.groups.offsets import check_committer
-from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.errors import InvalidRequest, TransactionAbortable, TxnStoreError
+from txnstore.model import GroupMembership, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
-from txnstore.transactions.outcome import Ended
+from txnstore.transactions.outcome import Ended, Outcome, owner_of, read_outcome, resolve_outcome
 from txnstore.transactions.tokens import PreparedTxnState, TransactionToken
 from txnstore.transactions.writers import begin_transaction
 
+__all__ = ["Outcome", "PreparedTxnState", "ProducerTransactions", "outcome"]
+
 Result = TypeVar("Result")
 
-_S = ProducerState
+_S = TransactionStage
 _C = TransactionCall
 
-CLOSED_TEXT: Final = "Producer has been closed"
 NEEDS_TWO_PHASE_COMMIT: Final = "needs transaction.two.phase.commit.enable in the producer's configuration"
 
 
 class ProducerTransactions:
-    """The transactional side of a producer; hears of deliveries as the sender's listener."""
+    """The transactional side of a producer: one at a time, and what ends with it."""
 
-    def __init__(  # noqa: PLR0917 - the parts that it works with
+    def __init__(  # noqa: PLR0917 - what it works with
         self,
         transactional_id: str,
         timeout_ms: int,
-        changed: threading.Condition,
+        progress: TransactionProgress,
+        offsets: TransactionOffsets,
+        enlistment: Enlistment,
+        branches: EnlistedBranches,
         sender: Sender,
-        directory: TopicDirectory,
-        delayed: DelayedJob,
         serve_reports: Callable[[], object],
         *,
         two_phase_commit: bool = False,
     ) -> None:
-        """Begin in the state Init; `serve_reports` is called before a call returns that has sent records."""
-        self._two_phase_commit = two_phase_commit
-        #: What is prepared; None: nothing.
-        self._prepared: PreparedTxnState | None = None
-        #: Whether `init` was to keep what was prepared and there was nothing: it is complete already (KIP-939).
-        self._has_kept_nothing = False
-        self._directory = directory
-        self._delayed = delayed
-        self._serve_reports = serve_reports
+        """Begin in the stage Init; `serve_reports` is called before a call returns that has sent records."""
         self.transactional_id = transactional_id
-        self.state = _S.INIT
         self._timeout_ms = timeout_ms
+        self._longest_seconds = timeout_ms / 1000
+        self._progress = progress
+        self._changed = progress.changed
+        self._offsets = offsets
+        self._enlistment = enlistment
+        self._branches = branches
+        self._sender = sender
+        self._serve_reports = serve_reports
+        self._two_phase_commit = two_phase_commit
         if not two_phase_commit:
             sender.session.transaction_timeout_seconds = timeout_ms / 1000
-        self._changed = changed
-        self._sender = sender
-        self._error: KafkaError | None = None
-        #: The call that is not done, whether a thread is in it, and its work.
-        self._current: TransactionCall | None = None
-        self._is_called = False
-        self._work: Future[None] | None = None
-        #: Whether the transaction may be open in the store.
-        self._is_written = False
-        #: Whether other processes may have joined it.
-        self._has_token = False
-        self._failed_count = 0
-        #: Offsets that go with the commit, or when they have lingered.
-        self._offsets: dict[str, SentOffsets] = {}
-        #: Whether they all wait for the commit, which nothing else may come before.
-        self._holds_offsets = False
-        #: Whether the call that is being made has left its work to the background.
-        self._is_left = False
+        #: Whether `init` was to keep what was prepared and there was nothing: it is complete already (KIP-939).
+        self._has_kept_nothing = False
+
+    @property
+    def stage(self) -> TransactionStage:
+        """Where the transactions are."""
+        return self._progress.stage
 
     # --- the calls --------------------------------------------------------------------------------------------------
 
@@ -109,21 +103,21 @@ class ProducerTransactions:
         """
         if keep_prepared and not self._two_phase_commit:
             raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST, f"keep_prepared_txn {NEEDS_TWO_PHASE_COMMIT}"))
-        longest_seconds = 2 * self._timeout_ms / 1000
         work = partial(self._init_work, keep_prepared=keep_prepared)
-        self._call(_C.INIT, timeout_seconds, longest_seconds, work)
+        self._call(_C.INIT, timeout_seconds, 2 * self._longest_seconds, work)
 
     def begin(self) -> None:
         """Begin a transaction; nothing is written before its first record.
 
+        Branches of the last transaction that have not ended are left to recovery.
+
         Raises:
             KafkaException: the state does not allow it.
         """
-        with self._in_call(_C.BEGIN), self._changed:
-            self._enter(_S.IN_TRANSACTION)
-            self._is_written = self._has_token = self._has_kept_nothing = False
-            self._sender.session.begin_transaction()
-            self._failed_count = 0
+        with self._progress.in_call(_C.BEGIN), self._changed:
+            self._progress.begin()
+            self._has_kept_nothing = False
+        self._branches.leave_to_recovery()
 
     def send_offsets(self, positions: Sequence[TopicPartition], group_metadata: bytes, timeout_seconds: float) -> None:
         """Let the transaction hold consumed offsets.
@@ -135,17 +129,17 @@ class ProducerTransactions:
         if not valid:
             # Nothing to send is nothing to refuse, whatever the state.
             with self._changed:
-                self._check_conflict(_C.SEND_OFFSETS)
+                self._progress.check_conflict(_C.SEND_OFFSETS)
             return
-        with self._in_call(_C.SEND_OFFSETS):
+        with self._progress.in_call(_C.SEND_OFFSETS):
             try:
                 committer = parse_group_metadata(bytes(group_metadata))
             except ValueError as error:
                 raise KafkaException(KafkaError(KafkaError._BAD_MSG, str(error))) from None
             is_cancelled = threading.Event()
-            work = self._submit(lambda: self._send_offsets_work(committer, valid, is_cancelled))
+            work = self._progress.submit(lambda: self._send_offsets_work(committer, valid, is_cancelled))
             try:
-                self._wait(work, timeout_seconds, self._timeout_ms / 1000, resumable=False)
+                self._wait(work, timeout_seconds)
             finally:
                 # Never later: it could be another transaction's by then.
                 is_cancelled.set()
@@ -154,14 +148,17 @@ class ProducerTransactions:
     def token(self, timeout_seconds: float) -> bytes:
         """Make the transaction open in the store, and return what lets other processes join it.
 
+        Writers join before a connection is enlisted, which may keep them from writing.
+
         Raises:
-            KafkaException: see the class's tables.
+            KafkaException: see the class's tables; also `_STATE`: a connection is enlisted.
         """
-        with self._in_call(_C.TOKEN):
+        self._enlistment.refuse("transaction_token() comes before enlist()")
+        with self._progress.in_call(_C.TOKEN):
             is_cancelled = threading.Event()
-            work = self._submit(lambda: self._token_work(is_cancelled))
+            work = self._progress.submit(lambda: self._token_work(is_cancelled))
             try:
-                return self._wait(work, timeout_seconds, self._timeout_ms / 1000, resumable=False)
+                return self._wait(work, timeout_seconds)
             finally:
                 # Never later: it could begin another transaction by then.
                 is_cancelled.set()
@@ -171,17 +168,22 @@ class ProducerTransactions:
         """Send all of the transaction, so that whoever has the answer can commit it later, in another process too.
 
         Raises:
-            KafkaException: see the class's tables.
+            KafkaException: see the class's tables; also `_STATE`: a connection is enlisted, whose database transaction
+                outlives no process.
         """
+        reason = "a transaction with an enlisted connection cannot be prepared: commit it"
+        if self._branches.connections:
+            raise KafkaException(KafkaError(KafkaError._STATE, reason))
+        self._enlistment.refuse(reason)
         if not self._two_phase_commit:
             raise KafkaException(
                 KafkaError(KafkaError.INVALID_TXN_STATE, f"prepare_transaction() {NEEDS_TWO_PHASE_COMMIT}")
             )
-        with self._in_call(_C.PREPARE):
+        with self._progress.in_call(_C.PREPARE):
             is_cancelled = threading.Event()
-            work = self._submit(lambda: self._prepare_work(is_cancelled))
+            work = self._progress.submit(lambda: self._prepare_work(is_cancelled))
             try:
-                return self._wait(work, timeout_seconds, self._timeout_ms / 1000, resumable=False)
+                return self._wait(work, timeout_seconds)
             finally:
                 is_cancelled.set()
                 work.cancel()
@@ -193,17 +195,21 @@ class ProducerTransactions:
         Raises:
             KafkaException: see the class's tables.
         """
-        if self._current in (_C.COMMIT, _C.ABORT):
-            commit = self._current is _C.COMMIT
-        elif self._has_kept_nothing and self.state is _S.READY:
+        if self._progress.current in (_C.COMMIT, _C.ABORT):
+            commit = self._progress.current is _C.COMMIT
+        elif self._has_kept_nothing and self._progress.stage is _S.READY:
             return
         else:
             with self._changed:
-                if self.state not in ALLOWED_IN[_C.COMPLETE] and self._error is None and self._current is None:
-                    reason = f"no transaction is prepared: Operation not valid in state {self.state.value}"
+                if (
+                    self._progress.stage not in ALLOWED_IN[_C.COMPLETE]
+                    and self._progress.error is None
+                    and self._progress.current is None
+                ):
+                    reason = f"no transaction is prepared: Operation not valid in state {self._progress.stage.value}"
                     raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
-                self._check_call(_C.COMPLETE)
-                commit = self._prepared == remembered
+                self._progress.check_call(_C.COMPLETE)
+                commit = self._progress.prepared == remembered
         if commit:
             self.commit(timeout_seconds)
         else:
@@ -212,93 +218,169 @@ class ProducerTransactions:
     def commit(self, timeout_seconds: float, writers: Collection[int] | None = None) -> None:
         """Commit the transaction: afterwards every reader of committed records sees it.
 
-        Of further writers those count that are named, by default all that have reported.
+        Of further writers those count that are named, by default all that have reported.  An enlisted connection is
+        committed with it, on this thread; other databases vote before it is decided, and commit after it.
 
         Raises:
-            KafkaException: see the class's tables.
+            KafkaException: see the class's tables; also `_STATE`: this is not the thread of an enlisted SQLite
+                connection; `_TIMED_OUT`, retriable: it is decided, and a branch has not ended in its database.
         """
-        if self._has_kept_nothing and self.state is _S.READY:
+        progress, branches = self._progress, self._branches
+        deadline = self._deadline(timeout_seconds)
+        if branches.decided:
+            branches.finish(deadline, commit=True)
             return
-        self._check_writers(writers)
-        work = partial(self._commit_work, writers)
-        self._call(_C.COMMIT, timeout_seconds, self._timeout_ms / 1000, work)
+        if branches.connections:
+            if progress.current is None:
+                with self._changed:
+                    progress.check_call(_C.COMMIT)
+                branches.flush()
+            progress.is_written = True
+        try:
+            self._commit(timeout_seconds, writers)
+        except BaseException as error:
+            if not branches.finish_if_ended(deadline, commit=True):
+                branches.give_up(error)
+            raise
+        if branches.connections:
+            branches.decided = True
+            branches.finish(deadline, commit=True)
+
+    def _commit(self, timeout_seconds: float, writers: Collection[int] | None) -> None:
+        if self._enlistment.is_active:
+            self._enlistment.commit(timeout_seconds, writers)
+            return
+        if self._has_kept_nothing and self._progress.stage is _S.READY:
+            return
+        self._progress.check_writers(writers)
+        self._call(_C.COMMIT, timeout_seconds, self._longest_seconds, partial(self._commit_work, writers))
 
     def abort(self, timeout_seconds: float) -> None:
         """Abort the transaction: nobody will see its records as committed.
 
+        An enlisted connection is rolled back first, on this thread; other databases roll back afterwards.
+
         Raises:
-            KafkaException: see the class's tables.
+            KafkaException: see the class's tables; also `_STATE`: this is not the thread of an enlisted SQLite
+                connection; `_TIMED_OUT`, retriable: a branch has not ended in its database.
         """
-        if self._has_kept_nothing and self.state is _S.READY:
+        branches = self._branches
+        deadline = self._deadline(timeout_seconds)
+        if branches.decided is False:
+            branches.finish(deadline, commit=False)
             return
-        longest_seconds = 2 * self._timeout_ms / 1000
-        self._call(_C.ABORT, timeout_seconds, longest_seconds, self._abort_work)
+        if branches.connections and branches.are_registered:
+            self._progress.is_written = True
+        try:
+            self._abort(timeout_seconds)
+        except BaseException:
+            branches.finish_if_ended(deadline, commit=False)
+            raise
+        if branches.connections:
+            branches.decided = False
+            branches.finish(deadline, commit=False)
+
+    def _abort(self, timeout_seconds: float) -> None:
+        self._enlistment.roll_back_to_abort()
+        if self._has_kept_nothing and self._progress.stage is _S.READY:
+            return
+        self._call(_C.ABORT, timeout_seconds, 2 * self._longest_seconds, self._abort_work)
 
     def finish(self, timeout_seconds: float) -> None:
         """Let the call that is not done come to its end, and abort what is open then: the producer is being closed.
 
+        Whatever becomes of it, an enlisted connection is its owner's again.
+
         Raises:
             KafkaException: it took longer, or it failed; recovery will abort what is open.
         """
-        current = self._current
-        if current is _C.COMMIT:
-            self.commit(timeout_seconds)
-        elif current is _C.ABORT or self.is_open:
-            self.abort(timeout_seconds)
+        try:
+            if self._has_open_transaction:
+                self._finish_call(timeout_seconds)
+        finally:
+            # A commit that another thread is in still counts on the votes: without them it would decide alone.
+            if not self._progress.is_called:
+                self._branches.close()
 
-    def refuse_record(self) -> NoReturn:
-        """Raise what `produce` raises outside of a transaction."""
-        if self.state is _S.FATAL_ERROR:
-            raise KafkaException(KafkaError(KafkaError._FATAL, "Unable to produce message: Local: Fatal error"))
-        raise KafkaException(KafkaError(KafkaError._STATE, "Unable to produce message: Local: Erroneous state"))
+    def _finish_call(self, timeout_seconds: float) -> None:
+        try:
+            if self._progress.current is _C.COMMIT:
+                self.commit(timeout_seconds)
+            else:
+                self.abort(timeout_seconds)
+        finally:
+            self._enlistment.let_go()
 
     @property
     def is_open(self) -> bool:
+        """Whether there is something that closing the producer would have to end."""
+        return self._has_open_transaction or self._branches.has_leftovers
+
+    @property
+    def _has_open_transaction(self) -> bool:
         """Whether there is a transaction that would have to be aborted; one that is prepared outlives its producer."""
-        may_abort = self.state in ALLOWED_IN[_C.ABORT] and self.state is not _S.PREPARED
-        return may_abort or self._current in (_C.COMMIT, _C.ABORT)
+        may_abort = self._progress.stage in ALLOWED_IN[_C.ABORT] and self._progress.stage is not _S.PREPARED
+        return may_abort or self._progress.current in (_C.COMMIT, _C.ABORT)
 
-    # --- what the sender tells ----------------------------------------------------------------------------------------
+    # --- enlisting --------------------------------------------------------------------------------------------------
 
-    def writing(self) -> None:
-        """Take note that the transaction may be open in the store."""
-        self._is_written = True
+    def enlist(self, given: object, timeout_seconds: float) -> None:
+        """Let the transaction end together with the database transaction on a connection of the caller's.
 
-    def delivery_failed(self, record_count: int) -> None:
-        """Count records that make the transaction incomplete."""
-        with self._changed:
-            self._failed_count += record_count
+        Raises:
+            TypeError: it is no connection.
+            KafkaException: the state does not allow it, or the connection cannot be used; nothing has changed.
+        """
+        with self._progress.in_call(_C.ENLIST):
+            try:
+                callers = callers_connection(given)
+                callers.check_usable()
+                store = self._sender.session.connection.store()
+                if self._can_hold_everything(store, callers):
+                    if self._branches.connections and store.backend.name == "sqlite":
+                        raise InvalidRequest(SQLITE_HOLDS)
+                    self._enlistment.take(store, callers, timeout_seconds)
+                else:
+                    if self._enlistment.holds_sqlite and callers.backend_name != "sqlite":
+                        raise InvalidRequest(SQLITE_HOLDS)
+                    self._branches.enlist(callers)
+            except TxnStoreError as error:
+                raise KafkaException(joined_error_of(error)) from error
 
-    def records_refused(self, error: KafkaError) -> None:
-        """Let the transaction be aborted: the store does not take a record of it."""
-        reason = f"{error.str()}: the transaction must be aborted"
-        self._fail(KafkaError(error.code(), reason, txn_requires_abort=True))
+    def _can_hold_everything(self, store: Store, callers: CallersConnection) -> bool:
+        """Return whether the connection leads to the one database that holds the log; one of several only votes."""
+        if not is_same_store(store, callers):
+            return False
+        if self._sender.session.connection.is_alone:
+            return True
+        if callers.backend_name == "sqlite":
+            raise InvalidRequest(
+                "the store is spread over several SQLite files: no database transaction of one of them can hold the"
+                " records of all, and none can vote; write to the outbox in one of them instead"
+            )
+        return False
 
-    def transaction_failed(self, error: TxnStoreError) -> None:
-        """Let the transaction be aborted, or the producer be closed."""
-        self._fail(transaction_error_of(error, None))
-
-    # --- entering and leaving a call ----------------------------------------------------------------------------------
+    # --- a call and its work ----------------------------------------------------------------------------------------
 
     def _call(
         self, call: TransactionCall, timeout_seconds: float, longest_seconds: float, work: Callable[[], None]
     ) -> None:
         first_state, last_state = WORKS_BETWEEN[call]
-        with self._in_call(call):
+        with self._progress.in_call(call):
             # What an interrupt has left is taken up where it is: in the first state, under way, or done.
-            if self._work is None and self.state is not last_state:
+            if self._progress.work is None and self._progress.stage is not last_state:
                 with self._changed:
-                    if self.state in ALLOWED_IN[call]:
-                        self._enter(first_state)
+                    if self._progress.stage in ALLOWED_IN[call]:
+                        self._progress.enter(first_state)
                 if call is _C.ABORT:
                     # Nothing of it is wanted any more; what is on its way is dropped as well.
-                    self._delayed.forget()
+                    self._offsets.stop_lingering()
                     self._sender.purge(in_queue=True, in_flight=False)
-                self._work = self._submit(partial(self._work_once, first_state, work))
+                self._progress.work = self._progress.submit(partial(self._work_once, first_state, work))
             is_done = False
             try:
-                if self._work is not None:
-                    self._wait(self._work, timeout_seconds, longest_seconds, resumable=True)
+                if self._progress.work is not None:
+                    self._progress.wait(self._progress.work, timeout_seconds, longest_seconds, resumable=True)
                 is_done = True
             finally:
                 try:
@@ -307,114 +389,22 @@ class ProducerTransactions:
                 finally:
                     if is_done:
                         with self._changed:
-                            is_prepared = call is _C.INIT and self._prepared is not None
-                            self._enter(_S.PREPARED if is_prepared else _S.READY)
+                            is_prepared = call is _C.INIT and self._progress.prepared is not None
+                            self._progress.enter(_S.PREPARED if is_prepared else _S.READY)
 
-    def _work_once(self, first_state: ProducerState, work: Callable[[], None]) -> None:
+    def _work_once(self, first_state: TransactionStage, work: Callable[[], None]) -> None:
         """Do the work of a call, on the sender's thread; an interrupted call may have queued it before."""
-        if self.state is first_state:
+        if self._progress.stage is first_state:
             work()
-        elif self._error is not None and self.state in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
-            raise KafkaException(self._error)
+        elif self._progress.error is not None and self._progress.stage in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
+            raise KafkaException(self._progress.error)
 
-    @contextmanager
-    def _in_call(self, call: TransactionCall) -> Iterator[None]:
-        is_entered = is_interrupted = False
-        try:
-            with self._changed:
-                self._check_call(call)
-                is_entered = True
-                self._current = call
-                self._is_called = True
-                self._is_left = False
-            yield
-        except BaseException as error:
-            is_interrupted = not isinstance(error, Exception)
-            raise
-        finally:
-            if is_entered:
-                try:
-                    self._leave(call, is_interrupted=is_interrupted)
-                except BaseException:
-                    # A second interrupt, or the first one right here: nobody else would ever leave it.
-                    self._leave(call, is_interrupted=True)
-                    raise
+    def _wait(self, work: Future[Result], timeout_seconds: float) -> Result:
+        return self._progress.wait(work, timeout_seconds, self._longest_seconds, resumable=False)
 
-    def _leave(self, call: TransactionCall, *, is_interrupted: bool) -> None:
-        with self._changed:
-            self._is_called = False
-            if call in RESUMABLE:
-                is_left = self._work is not None and (self._is_left or not self._work.done())
-                if is_left or (is_interrupted and self.state not in BETWEEN_CALLS):
-                    return
-            self._current = self._work = None
-
-    def _check_conflict(self, call: TransactionCall) -> None:
-        if self._current is not None and self._current is not call:
-            reason = f"Conflicting {self._current.value} API call is already in progress"
-            raise KafkaException(KafkaError(KafkaError._CONFLICT, reason, retriable=True))
-        if self._is_called:
-            reason = f"Simultaneous {call.value} API calls not allowed"
-            raise KafkaException(KafkaError(KafkaError._PREV_IN_PROGRESS, reason, retriable=True))
-
-    def _check_call(self, call: TransactionCall) -> None:
-        self._check_conflict(call)
-        if self._current is None and self.state not in ALLOWED_IN[call]:
-            if self._error is not None and self.state in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
-                raise KafkaException(self._error)
-            raise KafkaException(KafkaError(KafkaError._STATE, f"Operation not valid in state {self.state.value}"))
-
-    def _submit(self, work: Callable[[], Result]) -> Future[Result]:
-        try:
-            return self._sender.thread.submit(work)
-        except SenderStopped:
-            raise RuntimeError(CLOSED_TEXT) from None
-
-    def _wait(self, work: Future[Result], timeout_seconds: float, longest_seconds: float, *, resumable: bool) -> Result:
-        bounded = timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
-        try:
-            return work.result(bounded)
-        except FutureTimeoutError:
-            # The work may be done by the time anybody looks: it is taken up again all the same.
-            self._is_left = resumable
-            hint = "retry call to resume" if resumable else "nothing of it is done later; repeat the call"
-            reason = f"Timed out waiting for operation to finish, {hint}"
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
-        except SenderStopped:
-            raise RuntimeError(CLOSED_TEXT) from None
-
-    def _check_writers(self, writers: Collection[int] | None) -> None:
-        if writers and not self._has_token:
-            reason = (
-                "no writer has joined this transaction: transaction_token() lets others join; nothing was committed"
-            )
-            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
-
-    def _enter(self, state: ProducerState) -> None:
-        assert self.state in ENTERED_FROM[state], f"{self.state.value} to {state.value}"
-        self.state = state
-        self._changed.notify_all()
-
-    def _fail(self, error: KafkaError) -> None:
-        """Enter the state of an error, and drop the records of the transaction that wait."""
-        target = _S.FATAL_ERROR if error.fatal() else _S.ABORTABLE_ERROR
-        with self._changed:
-            if self.state is _S.FATAL_ERROR or self.state not in ENTERED_FROM[target]:
-                return
-            self._error = error
-            self._enter(target)
-        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            # Of a topic that was deleted and made anew, the next transaction is to know the partitions that it has now.
-            self._directory.forget_all()
-        self._delayed.forget()
-        self._sender.purge(in_queue=True, in_flight=False)
-        self._sender.give_up_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
-        if error.fatal():
-            self._sender.thread.report_fatal(error)
-
-    def _fail_and_raise(self, error: KafkaError) -> NoReturn:
-        self._fail(error)
-        raise KafkaException(error)
+    def _deadline(self, timeout_seconds: float) -> float:
+        bounded = timeout_seconds if 0 <= timeout_seconds <= self._longest_seconds else self._longest_seconds
+        return time.monotonic() + bounded
 
     # --- the work of the calls; on the sender's thread ----------------------------------------------------------------
 
@@ -431,6 +421,17 @@ class ProducerTransactions:
     def _store(self) -> Store:
         """Return the store that coordinates the transactions."""
         return self._sender.session.connection.cluster().coordinator_of(self.transactional_id)
+
+    def _begin_in_store(self) -> None:
+        session = self._sender.session
+        begin_transaction(
+            self._store(),
+            self.transactional_id,
+            session.identity,
+            session.connection.cluster(),
+            retry_timeout_ms=TRY_TIMEOUT_MS,
+        )
+        session.has_begun = True
 
     def _init_work(self, *, keep_prepared: bool) -> None:
         def request() -> None:
@@ -449,170 +450,127 @@ class ProducerTransactions:
             ongoing = initialized.ongoing
             self._has_kept_nothing = keep_prepared and ongoing is None
             if ongoing is not None:
-                self._is_written = True
-                self._prepared = PreparedTxnState(ongoing.producer_id, ongoing.epoch)
+                self._progress.is_written = True
+                self._progress.prepared = PreparedTxnState(ongoing.producer_id, ongoing.epoch)
 
         try:
             self._sender.thread.until_answered(request)
         except TxnStoreError as error:
-            self._fail_and_raise(transaction_error_of(error, _C.INIT))
+            self._progress.fail_and_raise(transaction_error_of(error, _C.INIT))
         with self._changed:
-            self._enter(_S.READY_NOT_ACKED)
+            self._progress.enter(_S.READY_NOT_ACKED)
 
     def _token_work(self, is_cancelled: threading.Event) -> bytes:
         def request() -> bytes:
             store, identity = self._store(), self._sender.session.identity
             if not is_cancelled.is_set():
-                self._is_written = self._has_token = True
-                cluster = self._sender.session.connection.cluster()
-                begin_transaction(store, self.transactional_id, identity, cluster, retry_timeout_ms=TRY_TIMEOUT_MS)
+                self._progress.is_written = self._progress.has_token = True
+                self._begin_in_store()
             return bytes(TransactionToken(store.store_uuid, self.transactional_id, identity))
 
         try:
             return self._sender.thread.until_answered(request)
         except TxnStoreError as error:
-            self._fail_and_raise(transaction_error_of(error, _C.TOKEN))
+            self._progress.fail_and_raise(transaction_error_of(error, _C.TOKEN))
 
     def _prepare_work(self, is_cancelled: threading.Event) -> PreparedTxnState:
-        self._delayed.forget()
+        self._offsets.stop_lingering()
         while True:
             self._sender.send_everything()
-            self._check_delivered(None)
+            self._progress.check_delivered(None)
             try:
-                for group_id, sent in list(self._offsets.items()):
-                    self._sender.thread.until_answered(partial(self._write_offsets, sent))
-                    del self._offsets[group_id]
+                self._offsets.write_all()
             except TxnStoreError as error:
-                self._fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
+                self._progress.fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
             self._give_name(is_cancelled)
             with self._changed:
                 if self._sender.has_something and not is_cancelled.is_set():
                     continue
-                if self._prepared is None:
+                if self._progress.prepared is None:
                     identity = self._sender.session.identity
-                    self._prepared = PreparedTxnState(identity.producer_id, identity.epoch)
-                if self.state is _S.IN_TRANSACTION and not is_cancelled.is_set():
-                    self._enter(_S.PREPARED)
-                return self._prepared
+                    self._progress.prepared = PreparedTxnState(identity.producer_id, identity.epoch)
+                if self._progress.stage is _S.IN_TRANSACTION and not is_cancelled.is_set():
+                    self._progress.enter(_S.PREPARED)
+                return self._progress.prepared
 
     def _give_name(self, is_cancelled: threading.Event) -> None:
         """Let the transaction be open in the store, empty or not, so that its name is never another one's."""
         session = self._sender.session
-        if self.state is _S.PREPARED or session.has_begun:
+        if self._progress.stage is _S.PREPARED or session.has_begun:
             return
 
         def begin() -> None:
             if not is_cancelled.is_set():
-                self._is_written = True
-                begin_transaction(
-                    self._store(),
-                    self.transactional_id,
-                    session.identity,
-                    session.connection.cluster(),
-                    retry_timeout_ms=TRY_TIMEOUT_MS,
-                )
-                session.has_begun = True
+                self._progress.is_written = True
+                self._begin_in_store()
 
         try:
             self._sender.thread.until_answered(begin)
         except TxnStoreError as error:
-            self._fail_and_raise(transaction_error_of(error, _C.PREPARE))
+            self._progress.fail_and_raise(transaction_error_of(error, _C.PREPARE))
 
     def _send_offsets_work(
         self, committer: GroupMembership, positions: Sequence[TopicPartition], is_cancelled: threading.Event
     ) -> None:
         def request() -> None:
-            if is_cancelled.is_set():
-                return
-            sent = SentOffsets(committer, self._offsets_by_id(positions))
-            if committer.generation == NO_GENERATION and not self._holds_offsets:
-                # Nobody but the pending offsets keeps another reader of the group from going on at the old ones.
-                self._write_offsets(sent)
-                return
-            # The group's generation does, so they may go with the commit: refused now, if they will be.
-            store = self._sender.session.connection.cluster().coordinator_of(committer.group_id)
-            store.read(lambda connection: check_committer(connection, committer), retry_timeout_ms=TRY_TIMEOUT_MS)
-            self._keep_offsets(sent)
+            if not is_cancelled.is_set():
+                self._offsets.take(committer, positions)
 
         try:
             self._sender.thread.until_answered(request)
         except TxnStoreError as error:
-            self._fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
-
-    def _offsets_by_id(self, positions: Iterable[TopicPartition]) -> dict[int, OffsetAndMetadata]:
-        positions = list(positions)
-        topics = self._directory.find({position.topic for position in positions})
-        offsets: dict[int, OffsetAndMetadata] = {}
-        for position in positions:
-            topic = topics.get(position.topic)
-            if topic is None:
-                raise UnknownTopicOrPartition(f"there is no topic {position.topic[:80]!r} to commit an offset of")
-            epoch = position.leader_epoch
-            offsets[topic.partition_id(position.partition)] = OffsetAndMetadata(
-                position.offset, -1 if epoch is None else epoch, position.metadata
-            )
-        return offsets
-
-    def _keep_offsets(self, sent: SentOffsets) -> None:
-        known = self._offsets.get(sent.committer.group_id)
-        offsets = {**known.offsets, **sent.offsets} if known is not None else sent.offsets
-        self._offsets[sent.committer.group_id] = SentOffsets(sent.committer, offsets)
-        if not self._holds_offsets:
-            self._delayed.set(self._write_kept_offsets)
-
-    def _write_kept_offsets(self) -> None:
-        """Make offsets pending that have waited for the commit for long enough."""
-        for group_id, sent in list(self._offsets.items()):
-            try:
-                self._write_offsets(sent)
-            except TxnStoreError as error:
-                if error.retriable or error.outcome_unknown:
-                    self._sender.thread.backoff.retry_later(error)
-                    self._delayed.set(self._write_kept_offsets)
-                else:
-                    self._fail(transaction_error_of(error, _C.SEND_OFFSETS))
-                return
-            del self._offsets[group_id]
-
-    def _write_offsets(self, sent: SentOffsets) -> None:
-        self._is_written = True
-        self._at_coordinator(
-            lambda coordinator: coordinator.send_offsets(
-                self.transactional_id, self._sender.session.identity, sent, retry_timeout_ms=TRY_TIMEOUT_MS
-            )
-        )
-        self._sender.session.has_begun = True
+            self._progress.fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
 
     def _commit_work(self, writers: Collection[int] | None) -> None:
-        self._delayed.forget()
+        self._offsets.stop_lingering()
         request = self._sender.last_request()
-        self._check_delivered(request)
-        if self._is_written or request is not None or self._offsets:
+        self._progress.check_delivered(request)
+        if self._progress.is_written or request is not None or self._offsets:
             with self._changed:
-                self._enter(_S.COMMITTING)
+                self._progress.enter(_S.COMMITTING)
+            self._vote(request)
+            if request is None:
+                self._begin_if_unsure()
             self._commit_in_store(request, writers)
         self._reset()
         with self._changed:
-            self._enter(_S.COMMIT_NOT_ACKED)
+            self._progress.enter(_S.COMMIT_NOT_ACKED)
 
-    def _check_delivered(self, request: ProduceRequest | None) -> None:
-        """Refuse to commit if records are missing; what was to go with the commit is dropped then."""
-        if request is not None and (self._failed_count or self._error is not None):
-            # Its sequence numbers are used up: the abort has to bring a new epoch.
-            self._is_written = True
-            self._sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
-        if self._error is not None:
-            raise KafkaException(self._error)
-        if self._failed_count:
-            reason = f"{self._failed_count} message(s) failed delivery (see individual delivery reports)"
-            self._fail_and_raise(KafkaError(KafkaError._INCONSISTENT, reason, txn_requires_abort=True))
+    def _vote(self, request: ProduceRequest | None) -> None:
+        """Let other databases vote, while the caller waits or has gone to wait elsewhere."""
+        branches = self._branches
+        if not branches.will_vote:
+            return
+        try:
+            self._sender.thread.until_answered(branches.vote)
+        except TxnStoreError as error:
+            self._drop(request)
+            self._progress.fail_and_raise(transaction_error_of(error, None))
+        except SenderStopped:
+            self._drop(request)
+            raise
+
+    def _begin_if_unsure(self) -> None:
+        """Let an empty transaction be open before its end, if a call that was to begin it has timed out."""
+        session = self._sender.session
+        if session.has_begun or self._offsets or self._branches.connections or self._progress.prepared is not None:
+            return
+
+        try:
+            self._sender.thread.until_answered(self._begin_in_store)
+        except TxnStoreError as error:
+            self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
+
+    def _drop(self, request: ProduceRequest | None) -> None:
+        if request is not None:
+            self._sender.fail_request(request, KafkaError(KafkaError._PURGE_INFLIGHT))
 
     def _commit_in_store(self, request: ProduceRequest | None, writers: Collection[int] | None) -> None:
         is_uncertain = False
 
         def end() -> Ended:
             nonlocal is_uncertain
-            self._is_written = True
+            self._progress.is_written = True
             try:
                 return self._at_coordinator(
                     lambda coordinator: coordinator.end_transaction(
@@ -620,7 +578,7 @@ class ProducerTransactions:
                         self._sender.session.identity,
                         commit=True,
                         appends=request.appends if request is not None else (),
-                        offsets=list(self._offsets.values()),
+                        offsets=self._offsets.waiting,
                         writers=writers,
                         is_repeated=is_uncertain,
                         retry_timeout_ms=TRY_TIMEOUT_MS,
@@ -634,19 +592,17 @@ class ProducerTransactions:
             try:
                 ended = self._sender.thread.until_answered(end)
             except SenderStopped:
-                if request is not None:
-                    self._sender.fail_request(request, KafkaError(KafkaError._PURGE_INFLIGHT))
+                self._drop(request)
                 raise
             except TxnStoreError as error:
                 if request is None or not isinstance(error, RECORD_ERRORS) or is_uncertain:
-                    if request is not None:
-                        self._sender.fail_request(request, KafkaError(KafkaError._PURGE_INFLIGHT))
-                    self._fail_and_raise(transaction_error_of(error, _C.COMMIT))
+                    self._drop(request)
+                    self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
                 # Some of the records are at fault: their reports say which.
                 self._sender.send_again(request)
                 request = None
                 self._sender.send_everything()
-                self._check_delivered(None)
+                self._progress.check_delivered(None)
                 continue
             self._sender.session.become(ended.identity)
             if request is not None:
@@ -656,23 +612,23 @@ class ProducerTransactions:
     def _abort_work(self) -> None:
         self._sender.settle()
         with self._changed:
-            if self.state is _S.FATAL_ERROR and self._error is not None:
+            if self._progress.stage is _S.FATAL_ERROR and self._progress.error is not None:
                 # An answer to records that were on their way has said that a newer producer is at work.
-                raise KafkaException(self._error)
-        self._delayed.forget()
+                raise KafkaException(self._progress.error)
+        self._offsets.stop_lingering()
         self._sender.purge(in_queue=True, in_flight=False)
         self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
-        if self._is_written:
+        if self._progress.is_written:
             with self._changed:
-                self._enter(_S.ABORTING)
+                self._progress.enter(_S.ABORTING)
             try:
                 self._abort_in_store()
             except TxnStoreError as error:
-                self._fail_and_raise(transaction_error_of(error, _C.COMMIT))
+                self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
         self._reset()
         with self._changed:
-            self._error = None
-            self._enter(_S.ABORT_NOT_ACKED)
+            self._progress.error = None
+            self._progress.enter(_S.ABORT_NOT_ACKED)
 
     def _abort_in_store(self) -> None:
         session = self._sender.session
@@ -703,8 +659,67 @@ class ProducerTransactions:
         session.become(ended.identity)
 
     def _reset(self) -> None:
-        with self._changed:
-            self._is_written = self._has_token = False
-            self._prepared = None
-            self._failed_count = 0
-            self._offsets.clear()
+        self._progress.reset()
+        self._offsets.clear()
+        self._enlistment.release()
+
+
+def make_transactions(
+    configuration: Configuration,
+    changed: threading.Condition,
+    sender: Sender,
+    directory: TopicDirectory,
+    serve_reports: Callable[[], object],
+) -> tuple[ProducerTransactions, TransactionProgress]:
+    """Return the transactions of a producer with this configuration, and how far they are."""
+    name, timeout_ms = configuration["transactional.id"], configuration["transaction.timeout.ms"]
+    delayed = DelayedJob(changed, configuration["linger.ms"] / 1000)
+    sender.thread.timed_work.append(delayed)
+    progress = TransactionProgress(changed, sender, directory, delayed)
+    sender.listener = progress
+    offsets = TransactionOffsets(name, progress, sender, directory, delayed)
+    branches = EnlistedBranches(name, progress, sender)
+    transactions = ProducerTransactions(
+        name,
+        timeout_ms,
+        progress,
+        offsets,
+        Enlistment(name, timeout_ms, progress, offsets, branches, sender, directory, serve_reports),
+        branches,
+        sender,
+        serve_reports,
+        two_phase_commit=configuration["transaction.two.phase.commit.enable"],
+    )
+    return transactions, progress
+
+
+def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | str, *, fence: bool = False) -> Outcome:
+    """Return whether the transaction that `state` names was committed, was aborted, or is still open.
+
+    Nothing is changed, and nobody is fenced.  COMMITTED and ABORTED are final; OPEN may be something else the next
+    moment, for its producer may live: `Producer.init_transactions(keep_prepared_txn=True)` keeps it from that.
+
+    Args:
+        state: what `prepare_transaction()` returned, or its text "producer id:epoch".
+        configuration: what an `AdminClient` takes, or the database URL.
+        fence: make the answer final: what is open is aborted, its producer is fenced, and OPEN is never returned.
+
+    Raises:
+        TypeError, ValueError: the state is none, or is the empty one, which names no transaction.
+        KafkaException: TRANSACTIONAL_ID_NOT_FOUND: nothing is remembered of such a transaction: it never began, or
+            was longer ago than `txnstore.transaction.log.retention.ms`; or what the database answers.
+    """
+    prepared = prepared_state_of(state)
+    if prepared == PreparedTxnState():
+        raise ValueError("the state is empty: it names no transaction")
+    given = {"bootstrap.servers": configuration} if isinstance(configuration, str) else configuration
+    producer = ProducerIdentity(prepared.producer_id, prepared.epoch)
+    with contextlib.closing(StoreConnection(admin_configuration((given,), {}))) as connection:
+        try:
+            cluster = connection.cluster()
+            store = cluster.coordinator_of_producer(producer.producer_id)
+            if not fence:
+                return store.read(lambda opened: read_outcome(opened, producer))
+            return resolve_outcome(store, store.read(lambda opened: owner_of(opened, producer)), producer, cluster)
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from error

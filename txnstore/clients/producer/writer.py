@@ -1,4 +1,4 @@
-"""This file is a producer that joined the transaction of another one: it writes, reports that it is done, and no more.
+"""A producer that joined the transaction of another one: it writes, reports that it is done, and no more.
 
 The transaction is not its own: it neither begins nor ends it.  Whatever goes wrong ends this writer for good; the
 transaction can go on without it, with a new writer in its place.
@@ -12,15 +12,15 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final, NoReturn
 
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
+from txnstore.clients.producer.progress import CLOSED_TEXT
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS
 from txnstore.clients.producer.sender import Sender
+from txnstore.clients.producer.state import FENCED, TransactionStage
 from txnstore.clients.producer.thread import SenderStopped
-from txnstore.clients.producer.transaction_errors import FENCED
-from txnstore.clients.producer.transaction_states import ProducerState
 from txnstore.errors import TxnStoreError
 from txnstore.transactions.writers import report_writer
 
-_S = ProducerState
+_S = TransactionStage
 
 _REPORTED: Final = "the writer has reported that it wrote everything; another writer may join the transaction"
 _NOT_ITS_OWN: Final = (
@@ -32,18 +32,16 @@ _NOT_ITS_OWN: Final = (
 class TransactionWriterClient:
     """The transactional side of a producer with a token; hears of deliveries as the sender's listener."""
 
-    def __init__(
-        self, changed: threading.Condition, sender: Sender, serve_reports: Callable[[], object], closed_text: str
-    ) -> None:
+    def __init__(self, changed: threading.Condition, sender: Sender, serve_reports: Callable[[], object]) -> None:
         """Begin as a writer; it joins with its first record, or as it reports."""
-        self.state = _S.IN_TRANSACTION
+        self.stage = _S.IN_TRANSACTION
         self.is_open = False
         """There is nothing that closing this producer would have to abort."""
 
         self._changed = changed
         self._sender = sender
+        sender.listener = self
         self._serve_reports = serve_reports
-        self._closed_text = closed_text
         self._error: KafkaError | None = None
         self._failed_count = 0
         #: The writer's id once its report is durable.
@@ -61,7 +59,7 @@ class TransactionWriterClient:
                 raise KafkaException(self._error)
             if self._reported is not None:
                 return self._reported
-            self.state = _S.BEGIN_COMMIT
+            self.stage = _S.BEGIN_COMMIT
         try:
             work = self._sender.thread.submit(self._report_work)
             bounded = timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
@@ -70,7 +68,7 @@ class TransactionWriterClient:
             reason = "Timed out waiting for operation to finish, retry call to resume"
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
         except SenderStopped:
-            raise RuntimeError(self._closed_text) from None
+            raise RuntimeError(CLOSED_TEXT) from None
         finally:
             self._serve_reports()
 
@@ -142,7 +140,7 @@ class TransactionWriterClient:
             if self._error is not None:
                 return
             self._error = error
-            self.state = _S.FATAL_ERROR
+            self.stage = _S.FATAL_ERROR
         self._sender.purge(in_queue=True, in_flight=False)
         self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
         self._sender.thread.report_fatal(error)

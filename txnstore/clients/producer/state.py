@@ -1,5 +1,6 @@
-"""This file is the state machine of a transactional producer as its caller sees it, as tables; librdkafka's names.
+"""The state machine of a transactional producer as its caller sees it, as tables, and what an error does to it.
 
+The names of the states are librdkafka's.
 "Not acked" is what was done in the background after the call that asked for it had timed out: the same call has to be
 made again to take the answer.
 """
@@ -11,8 +12,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from txnstore.clients.model.errors import KafkaError, kafka_error_of
+from txnstore.errors import (
+    InvalidProducerEpoch,
+    InvalidProducerIdMapping,
+    InvalidTransactionState,
+    OutcomeForgotten,
+    PermissionDenied,
+    ProducerFenced,
+    TransactionalIdAuthorizationFailed,
+    TransactionCoordinatorFenced,
+    TxnStoreError,
+)
 
-class ProducerState(enum.Enum):
+
+class TransactionStage(enum.Enum):
     """Where a transactional producer is; the values are the names in error texts."""
 
     INIT = "Init"
@@ -31,10 +45,10 @@ class ProducerState(enum.Enum):
     FATAL_ERROR = "FatalError"
 
 
-_S = ProducerState
+_S = TransactionStage
 
 #: By state: the states that it may be entered from.
-ENTERED_FROM: Final[Mapping[ProducerState, frozenset[ProducerState]]] = MappingProxyType(
+ENTERED_FROM: Final[Mapping[TransactionStage, frozenset[TransactionStage]]] = MappingProxyType(
     {
         _S.INIT: frozenset(),
         _S.WAIT_PRODUCER_ID: frozenset({_S.INIT}),
@@ -51,7 +65,7 @@ ENTERED_FROM: Final[Mapping[ProducerState, frozenset[ProducerState]]] = MappingP
         _S.ABORTING: frozenset({_S.BEGIN_ABORT}),
         _S.ABORT_NOT_ACKED: frozenset({_S.BEGIN_ABORT, _S.ABORTING}),
         _S.ABORTABLE_ERROR: frozenset({_S.IN_TRANSACTION, _S.BEGIN_COMMIT, _S.COMMITTING}),
-        _S.FATAL_ERROR: frozenset(ProducerState),
+        _S.FATAL_ERROR: frozenset(TransactionStage),
     }
 )
 
@@ -73,7 +87,7 @@ class TransactionCall(enum.Enum):
 _C = TransactionCall
 
 #: By call: the states in which it may begin.
-ALLOWED_IN: Final[Mapping[TransactionCall, frozenset[ProducerState]]] = MappingProxyType(
+ALLOWED_IN: Final[Mapping[TransactionCall, frozenset[TransactionStage]]] = MappingProxyType(
     {
         _C.INIT: frozenset({_S.INIT}),
         _C.BEGIN: frozenset({_S.READY}),
@@ -93,7 +107,7 @@ ALLOWED_IN: Final[Mapping[TransactionCall, frozenset[ProducerState]]] = MappingP
 RESUMABLE: Final = frozenset({_C.INIT, _C.COMMIT, _C.ABORT})
 
 #: By resumable call: the state in which its work begins, and the one in which its answer waits to be taken.
-WORKS_BETWEEN: Final[Mapping[TransactionCall, tuple[ProducerState, ProducerState]]] = MappingProxyType(
+WORKS_BETWEEN: Final[Mapping[TransactionCall, tuple[TransactionStage, TransactionStage]]] = MappingProxyType(
     {
         _C.INIT: (_S.WAIT_PRODUCER_ID, _S.READY_NOT_ACKED),
         _C.COMMIT: (_S.BEGIN_COMMIT, _S.COMMIT_NOT_ACKED),
@@ -105,3 +119,32 @@ WORKS_BETWEEN: Final[Mapping[TransactionCall, tuple[ProducerState, ProducerState
 BETWEEN_CALLS: Final = frozenset(
     {_S.INIT, _S.READY, _S.IN_TRANSACTION, _S.PREPARED, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}
 )
+
+#: A newer producer has taken over; librdkafka has one code for what Kafka has two for.
+FENCED: Final = (ProducerFenced, InvalidProducerEpoch)
+#: Fatal whatever was asked for.
+_FATAL: Final = (
+    InvalidProducerIdMapping,
+    OutcomeForgotten,
+    TransactionalIdAuthorizationFailed,
+    TransactionCoordinatorFenced,
+)
+#: Fatal where the transaction itself was asked about; for records alone it is abortable.
+_FATAL_FOR_CALLS: Final = (InvalidTransactionState, PermissionDenied)
+
+
+def transaction_error_of(error: TxnStoreError, call: TransactionCall | None) -> KafkaError:
+    """Return the error with its class: `fatal()` (the end of the producer) or `txn_requires_abort()`.
+
+    `call` is what ran into it; None stands for records on their way to the log.  The table is Kafka's, of error
+    classes by request, but only a newer producer is a fatal `_FENCED`: a transaction that was aborted for its age, or
+    by an administrator, can be aborted here too and started over.
+    """
+    if isinstance(error, FENCED):
+        return KafkaError(KafkaError._FENCED, str(error), fatal=True)
+    is_fatal = (
+        call is TransactionCall.INIT
+        or isinstance(error, _FATAL)
+        or (call is not None and isinstance(error, _FATAL_FOR_CALLS))
+    )
+    return kafka_error_of(error, fatal=is_fatal, retriable=False, txn_requires_abort=not is_fatal)

@@ -1,0 +1,359 @@
+"""The progress of a producer's transactions: the stage that they are in, the call that is being made, and its work.
+
+A call puts its work on the sender's thread and waits as long as its caller allows.  What takes longer goes on in the
+background, and the same call takes it up again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, NoReturn, TypeVar
+
+from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
+from txnstore.clients.producer.sender import Sender
+from txnstore.clients.producer.state import (
+    ALLOWED_IN,
+    BETWEEN_CALLS,
+    ENTERED_FROM,
+    RESUMABLE,
+    TransactionCall,
+    TransactionStage,
+    transaction_error_of,
+)
+from txnstore.clients.producer.thread import DelayedJob, SenderStopped
+from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.db.cluster.cluster import repaired
+from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
+from txnstore.groups.offsets import check_committer
+from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.locked import SentOffsets
+from txnstore.transactions.tokens import PreparedTxnState
+
+Result = TypeVar("Result")
+
+_S = TransactionStage
+
+CLOSED_TEXT: Final = "Producer has been closed"
+
+
+class TransactionProgress:
+    """How far the transactions of one producer are; hears of deliveries as the sender's listener."""
+
+    def __init__(
+        self, changed: threading.Condition, sender: Sender, directory: TopicDirectory, delayed: DelayedJob
+    ) -> None:
+        """Begin in the stage Init; `delayed` is work for the transaction that its end makes needless."""
+        self.changed = changed
+        """The producer's one lock."""
+        self.stage = _S.INIT
+        self.error: KafkaError | None = None
+        """Why the transaction has to be aborted, or the producer is finished."""
+        self.current: TransactionCall | None = None
+        """The call that is not done."""
+        self.is_called = False
+        """Whether a thread is in it."""
+        self.work: Future[None] | None = None
+        """Its work."""
+        self.is_written = False
+        """Whether the transaction may be open in the store."""
+        self.has_token = False
+        """Whether other processes may have joined it."""
+        self.prepared: PreparedTxnState | None = None
+        """What is prepared, if anything is."""
+        self.when_fatal: Callable[[], object] | None = None
+        """What a fatal error does to whatever was to end with the transaction."""
+        self._sender = sender
+        self._directory = directory
+        self._delayed = delayed
+        self._failed_count = 0
+        #: Whether the call that is being made has left its work to the background.
+        self._is_left = False
+
+    # --- the calls --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_call(self, call: TransactionCall) -> Iterator[None]:
+        """Make a call, if the stage allows it and no other one is being made.
+
+        A resumable call whose work is not done at the end is left open for the same call to take it up.
+        """
+        is_entered = is_interrupted = False
+        try:
+            with self.changed:
+                self.check_call(call)
+                is_entered = True
+                self.current = call
+                self.is_called = True
+                self._is_left = False
+            yield
+        except BaseException as error:
+            is_interrupted = not isinstance(error, Exception)
+            raise
+        finally:
+            if is_entered:
+                try:
+                    self._leave(call, is_interrupted=is_interrupted)
+                except BaseException:
+                    # A second interrupt, or the first one right here: nobody else would ever leave it.
+                    self._leave(call, is_interrupted=True)
+                    raise
+
+    def _leave(self, call: TransactionCall, *, is_interrupted: bool) -> None:
+        with self.changed:
+            self.is_called = False
+            if call in RESUMABLE:
+                is_left = self.work is not None and (self._is_left or not self.work.done())
+                if is_left or (is_interrupted and self.stage not in BETWEEN_CALLS):
+                    return
+            self.current = self.work = None
+
+    def check_conflict(self, call: TransactionCall) -> None:
+        """Refuse a call while another one is being made; under the lock."""
+        if self.current is not None and self.current is not call:
+            reason = f"Conflicting {self.current.value} API call is already in progress"
+            raise KafkaException(KafkaError(KafkaError._CONFLICT, reason, retriable=True))
+        if self.is_called:
+            reason = f"Simultaneous {call.value} API calls not allowed"
+            raise KafkaException(KafkaError(KafkaError._PREV_IN_PROGRESS, reason, retriable=True))
+
+    def check_call(self, call: TransactionCall) -> None:
+        """Refuse a call that the stage does not allow; under the lock."""
+        self.check_conflict(call)
+        if self.current is None and self.stage not in ALLOWED_IN[call]:
+            if self.error is not None and self.stage in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
+                raise KafkaException(self.error)
+            raise KafkaException(KafkaError(KafkaError._STATE, f"Operation not valid in state {self.stage.value}"))
+
+    def check_writers(self, writers: Collection[int] | None) -> None:
+        """Refuse a commit that names writers of a transaction that nobody could join."""
+        if writers and not self.has_token:
+            reason = (
+                "no writer has joined this transaction: transaction_token() lets others join; nothing was committed"
+            )
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+        """Put work on the sender's thread."""
+        try:
+            return self._sender.thread.submit(work)
+        except SenderStopped:
+            raise RuntimeError(CLOSED_TEXT) from None
+
+    def wait(self, work: Future[Result], timeout_seconds: float, longest_seconds: float, *, resumable: bool) -> Result:
+        """Wait for the answer of work as long as the caller allows, or as long as the call may take by itself."""
+        bounded = timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
+        try:
+            return work.result(bounded)
+        except FutureTimeoutError:
+            # The work may be done by the time anybody looks: it is taken up again all the same.
+            self._is_left = resumable
+            hint = "retry call to resume" if resumable else "nothing of it is done later; repeat the call"
+            reason = f"Timed out waiting for operation to finish, {hint}"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
+        except SenderStopped:
+            raise RuntimeError(CLOSED_TEXT) from None
+
+    # --- the stages -------------------------------------------------------------------------------------------------
+
+    def enter(self, stage: TransactionStage) -> None:
+        """Enter the stage; under the lock."""
+        assert self.stage in ENTERED_FROM[stage], f"{self.stage.value} to {stage.value}"
+        self.stage = stage
+        self.changed.notify_all()
+
+    def begin(self) -> None:
+        """Enter a transaction that has nothing yet; under the lock."""
+        self.enter(_S.IN_TRANSACTION)
+        self.is_written = self.has_token = False
+        self._sender.session.begin_transaction()
+        self._failed_count = 0
+
+    def reset(self) -> None:
+        """Take note that the transaction has ended; under the lock."""
+        self.is_written = self.has_token = False
+        self.prepared = None
+        self._failed_count = 0
+
+    def fail(self, error: KafkaError) -> None:
+        """Enter the stage of an error, and drop the records of the transaction that wait."""
+        self._enter_error(error)
+        if error.fatal() and self.when_fatal is not None:
+            self.when_fatal()
+
+    def fail_and_raise(self, error: KafkaError) -> NoReturn:
+        """Enter the stage of an error, and raise it."""
+        self.fail(error)
+        raise KafkaException(error)
+
+    def _enter_error(self, error: KafkaError) -> None:
+        target = _S.FATAL_ERROR if error.fatal() else _S.ABORTABLE_ERROR
+        with self.changed:
+            if self.stage is _S.FATAL_ERROR or self.stage not in ENTERED_FROM[target]:
+                return
+            self.error = error
+            self.enter(target)
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            # Of a topic that was deleted and made anew, the next transaction is to know the partitions that it has now.
+            self._directory.forget_all()
+        self._delayed.forget()
+        self._sender.purge(in_queue=True, in_flight=False)
+        self._sender.give_up_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+        if error.fatal():
+            self._sender.thread.report_fatal(error)
+
+    # --- records ----------------------------------------------------------------------------------------------------
+
+    def check_delivered(self, request: ProduceRequest | None) -> None:
+        """Refuse to commit if records are missing; what was to go with the commit is dropped then."""
+        if request is not None and (self._failed_count or self.error is not None):
+            # Its sequence numbers are used up: the abort has to bring a new epoch.
+            self.is_written = True
+            self._sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
+        if self.error is not None:
+            raise KafkaException(self.error)
+        if self._failed_count:
+            reason = f"{self._failed_count} message(s) failed delivery (see individual delivery reports)"
+            self.fail_and_raise(KafkaError(KafkaError._INCONSISTENT, reason, txn_requires_abort=True))
+
+    def refuse_record(self) -> NoReturn:
+        """Raise what `produce` raises outside of a transaction."""
+        if self.stage is _S.FATAL_ERROR:
+            raise KafkaException(KafkaError(KafkaError._FATAL, "Unable to produce message: Local: Fatal error"))
+        raise KafkaException(KafkaError(KafkaError._STATE, "Unable to produce message: Local: Erroneous state"))
+
+    # --- what the sender tells ----------------------------------------------------------------------------------------
+
+    def writing(self) -> None:
+        """Take note that the transaction may be open in the store."""
+        self.is_written = True
+
+    def delivery_failed(self, record_count: int) -> None:
+        """Count records that make the transaction incomplete."""
+        with self.changed:
+            self._failed_count += record_count
+
+    def records_refused(self, error: KafkaError) -> None:
+        """Let the transaction be aborted: the store does not take a record of it."""
+        reason = f"{error.str()}: the transaction must be aborted"
+        self.fail(KafkaError(error.code(), reason, txn_requires_abort=True))
+
+    def transaction_failed(self, error: TxnStoreError) -> None:
+        """Let the transaction be aborted, or the producer be closed."""
+        self.fail(transaction_error_of(error, None))
+
+
+class TransactionOffsets:
+    """The consumed offsets of a transaction: they go with its commit, or by themselves when they have lingered.
+
+    All but `linger` and `stop_lingering` are for the sender's thread.
+    """
+
+    def __init__(
+        self,
+        transactional_id: str,
+        progress: TransactionProgress,
+        sender: Sender,
+        directory: TopicDirectory,
+        delayed: DelayedJob,
+    ) -> None:
+        """Begin without any."""
+        self.hold_until_commit = False
+        """Whether they all wait for the commit, which nothing else may come before."""
+        self._transactional_id = transactional_id
+        self._progress = progress
+        self._sender = sender
+        self._directory = directory
+        self._delayed = delayed
+        self._sent: dict[str, SentOffsets] = {}
+
+    def __bool__(self) -> bool:
+        """Return whether some wait."""
+        return bool(self._sent)
+
+    @property
+    def waiting(self) -> list[SentOffsets]:
+        """Those that wait."""
+        return list(self._sent.values())
+
+    def clear(self) -> None:
+        """Forget them: the transaction has ended."""
+        self._sent.clear()
+
+    def linger(self) -> None:
+        """Let those that wait become pending by themselves after a while."""
+        self._delayed.set(self._write_lingering)
+
+    def stop_lingering(self) -> None:
+        """Let those that wait be written by whoever ends the transaction now."""
+        self._delayed.forget()
+
+    def take(self, committer: GroupMembership, positions: Iterable[TopicPartition]) -> None:
+        """Take offsets, or refuse them if their group will."""
+        sent = SentOffsets(committer, self._offsets_by_id(positions))
+        if committer.generation == NO_GENERATION and not self.hold_until_commit:
+            # Nobody but the pending offsets keeps another reader of the group from going on at the old ones.
+            self._write(sent)
+            return
+        # The group's generation does, so they may go with the commit: refused now, if they will be.
+        store = self._sender.session.connection.cluster().coordinator_of(committer.group_id)
+        store.read(lambda connection: check_committer(connection, committer), retry_timeout_ms=TRY_TIMEOUT_MS)
+        known = self._sent.get(committer.group_id)
+        offsets = {**known.offsets, **sent.offsets} if known is not None else sent.offsets
+        self._sent[committer.group_id] = SentOffsets(committer, offsets)
+        if not self.hold_until_commit:
+            self.linger()
+
+    def write_all(self) -> None:
+        """Make all that wait pending, however long the database is away."""
+        for group_id, sent in list(self._sent.items()):
+            self._sender.thread.until_answered(partial(self._write, sent))
+            del self._sent[group_id]
+
+    def _offsets_by_id(self, positions: Iterable[TopicPartition]) -> dict[int, OffsetAndMetadata]:
+        positions = list(positions)
+        topics = self._directory.find({position.topic for position in positions})
+        offsets: dict[int, OffsetAndMetadata] = {}
+        for position in positions:
+            topic = topics.get(position.topic)
+            if topic is None:
+                raise UnknownTopicOrPartition(f"there is no topic {position.topic[:80]!r} to commit an offset of")
+            epoch = position.leader_epoch
+            offsets[topic.partition_id(position.partition)] = OffsetAndMetadata(
+                position.offset, -1 if epoch is None else epoch, position.metadata
+            )
+        return offsets
+
+    def _write_lingering(self) -> None:
+        """Make offsets pending that have waited for the commit for long enough."""
+        for group_id, sent in list(self._sent.items()):
+            try:
+                self._write(sent)
+            except TxnStoreError as error:
+                if error.retriable or error.outcome_unknown:
+                    self._sender.thread.backoff.retry_later(error)
+                    self.linger()
+                else:
+                    self._progress.fail(transaction_error_of(error, TransactionCall.SEND_OFFSETS))
+                return
+            del self._sent[group_id]
+
+    def _write(self, sent: SentOffsets) -> None:
+        self._progress.is_written = True
+        session = self._sender.session
+        cluster = session.connection.cluster()
+        repaired(
+            cluster,
+            cluster.coordinator_id_of(self._transactional_id),
+            lambda store: TransactionCoordinator(store, cluster).send_offsets(
+                self._transactional_id, session.identity, sent, retry_timeout_ms=TRY_TIMEOUT_MS
+            ),
+        )
+        session.has_begun = True
