@@ -22,7 +22,7 @@ class ProtocolMember:
         self.told: list[tuple[str, list[str]]] = []
         self.is_stopped = False
         self.is_out = False
-        """Whether it has given up: its lasting name lives elsewhere, or nobody can work with its assignors."""
+        """Whether it has given up: another consumer has its group.instance.id, or no group works with its assignors."""
         self.sent: list[Report] = []
         self.memberships: list[GroupMembership] = []
         """All that it has been."""

@@ -1,4 +1,4 @@
-"""The assignors deal out every partition once, to subscribers only, as evenly and as steadily as each promises."""
+"""The assignors assign every partition once, to subscribers only, as evenly and as steadily as each promises."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def equal_groups(draw):
 def test_every_partition_goes_to_one_subscriber(name, members, counts):
     assigned = ASSIGNORS[name].assign(members, counts)
     assert assigned.keys() == {member.member_id for member in members}
-    dealt = [partition for mine in assigned.values() for partition in mine]
-    assert sorted(dealt) == subscribed_partitions(members, counts)
+    given = [partition for mine in assigned.values() for partition in mine]
+    assert sorted(given) == subscribed_partitions(members, counts)
     for member in members:
         assert {partition.topic for partition in assigned[member.member_id]} <= member.topics
 
@@ -79,7 +79,7 @@ def test_the_order_of_the_input_does_not_matter(name, members, counts, seed):
 
 
 @given(members=groups(), counts=COUNTS)
-def test_range_deals_out_each_topic_in_runs_and_the_first_members_get_more(members, counts):
+def test_range_assigns_each_topic_in_runs_and_the_first_members_get_more(members, counts):
     assigned = assign_range(members, counts)
     for topic in counts:
         runs = [
@@ -191,15 +191,15 @@ def test_static_members_come_first_and_in_the_order_of_their_lasting_names():
 
 
 def test_a_restarted_static_member_gets_what_it_had():
-    def deal(assign, second_id):
+    def assigned_with(assign, second_id):
         members = [Subscriber(n, frozenset("a"), i) for n, i in (("x", "one"), (second_id, "two"), ("y", "three"))]
         return assign(members, {"a": 8})[second_id]
 
     for assign in (assign_range, assign_round_robin):
-        assert deal(assign, "b") == deal(assign, "q")
+        assert assigned_with(assign, "b") == assigned_with(assign, "q")
 
 
-#: What librdkafka 2.16.1 deals out in its mock cluster: topics a, b and c of four partitions, by member id.
+#: What librdkafka 2.16.1 assigns in its mock cluster: topics a, b and c of four partitions, by member id.
 OBSERVED = {
     "range": {
         "0x7f4bf40096f0": (("a", "b", "c"), {"a": {0, 1}, "b": {0, 1}, "c": {0, 1, 2, 3}}),
@@ -229,7 +229,7 @@ def test_members_with_different_topics_get_what_librdkafka_gives_them(name):
     }
 
 
-def test_a_large_group_is_dealt_out_evenly():
+def test_the_partitions_of_a_large_group_are_assigned_evenly():
     topics = {f"t{number}": 50 for number in range(40)}
     members = [Subscriber(f"m{number}", frozenset(topics)) for number in range(60)]
     held = assign_range(members, topics)

@@ -209,7 +209,7 @@ def test_members_that_expired_without_having_anything_raise_the_generation_too()
     assert again.group.generation == 3
 
 
-def test_a_topic_that_has_grown_is_dealt_out_again():
+def test_a_topic_that_has_grown_is_assigned_anew():
     grown = {"t": 5}
     group, step = group_of("a", "b", assignors=("cooperative-sticky",))
     group, answer = beat(group, "a", step + 1, 2, some(0, 1), grown)
@@ -218,7 +218,7 @@ def test_a_topic_that_has_grown_is_dealt_out_again():
     assert (group.generation, answer.is_settled) == (3, False)
 
 
-def test_another_subscription_is_dealt_out_again_and_the_same_is_not():
+def test_another_subscription_is_assigned_anew_and_the_same_is_not():
     counts = {"t": 4, "u": 2}
     group, step = group_of("a", "b", assignors=("cooperative-sticky",), counts=counts)
     cooperative = details("cooperative-sticky")

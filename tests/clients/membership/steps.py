@@ -1,6 +1,6 @@
-"""This file is several consumers of one group in one process, polled by the test in turns, and what each was told.
+"""Several consumers of one group in one process, polled by the test in turns, and what each was told.
 
-Whatever a test does, one thing is looked at all the time: nobody is given a partition that another has not given back,
+Whatever a test does, one thing is checked all the time: nobody is given a partition that another has not given back,
 and nobody is handed a record of a partition that is another's.
 """
 

@@ -194,7 +194,7 @@ def test_a_pattern_takes_the_topics_there_are_and_those_that_come(two, make_cons
     assert listener.taken() == [told("on_assign", 0, topic="tango")]
 
 
-def test_a_topic_that_there_is_not_is_said_once_and_picked_up_when_it_comes(make_consumer, listener, log):
+def test_a_missing_topic_is_reported_once_and_picked_up_when_it_comes(make_consumer, listener, log):
     consumer = make_consumer()
     listener.subscribe(consumer, "nope")
     message = consumer.poll(PATIENCE_SECONDS)
@@ -314,7 +314,7 @@ def test_a_consumer_without_membership_commits_once_a_crashed_member_is_expired(
 
 
 @pytest.mark.parametrize("name", ["half\ud800", "nul\0", "..", "a b", "'; DROP TABLE topics; --", "x" * 300])
-def test_what_is_no_name_of_a_topic_is_a_topic_that_there_is_not(two, make_consumer, name):
+def test_what_cannot_name_a_topic_is_a_missing_topic(two, make_consumer, name):
     consumer = make_consumer()
     consumer.subscribe([name, "t"])
     messages = consumer.consume(1, PATIENCE_SECONDS) + consumer.consume(2, PATIENCE_SECONDS)

@@ -52,7 +52,7 @@ def refused(configuration):
 @pytest.mark.parametrize(
     ("key", "position"), [(key, n) for key, values in NUMBER_KEYS.items() for n in range(len(values))]
 )
-def test_a_time_that_is_none_is_refused_by_its_name(key, position):
+def test_an_invalid_time_is_refused_by_its_name(key, position):
     value = NUMBER_KEYS[key][position]
     assert key in refused({key: value}), value
 
@@ -72,7 +72,7 @@ def test_a_group_is_needed(value):
 
 
 @pytest.mark.parametrize("position", [n for n, value in enumerate(ASSIGNORS_REFUSED) if value is not None])
-def test_an_assignor_that_there_is_not_is_refused(position):
+def test_an_unknown_assignor_is_refused(position):
     text = refused({"partition.assignment.strategy": ASSIGNORS_REFUSED[position]})
     assert "partition.assignment.strategy" in text
     assert text.isprintable()

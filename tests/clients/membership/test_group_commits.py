@@ -246,7 +246,7 @@ def test_a_member_may_be_let_commit_what_it_does_not_own_as_in_kafka(shared, pro
     assert committed(b, moved) == [4]
 
 
-def test_whoever_is_no_member_any_more_commits_nothing_as_in_kafka(expired, producer):
+def test_a_former_member_commits_nothing_as_in_kafka(expired, producer):
     a, b = expired(**AS_IN_KAFKA)
     assert a.refused("commit", offsets=[TP("t", 0, 1)], asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
     error = refused_transaction(producer, [TP("t", 0, 1)], a.consumer.consumer_group_metadata())

@@ -1,4 +1,4 @@
-"""Static members (group.instance.id): a restart disturbs nobody, one life fences the other, closing does not leave."""
+"""Static members (group.instance.id): restarts disturb nobody, a successor fences, and closing does not leave."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def test_a_restart_gets_its_partitions_back_and_disturbs_nobody(pair, crew, log,
     a.close()
     assert a.calls[-1] == revoked(*had)
     assert [member.group_instance_id for member in sorted(log.members(), key=lambda m: m.client_id)] == ["1", "2"]
-    for life in range(2):
-        again = come(crew, f"again-{life}", "1", strategy)
+    for restart in range(2):
+        again = come(crew, f"again-{restart}", "1", strategy)
         crew.until([again, b], lambda again=again: again.partitions == had)
         assert again.calls == [assigned(*had)]
         assert again.generation == generation
-        if life == 0:
+        if restart == 0:
             again.close()
     assert (b.calls, b.generation) == ([], generation)
     assert len(log.members()) == 2
 
 
-def test_the_next_life_goes_on_where_the_former_one_committed(pair, crew):
+def test_a_successor_goes_on_where_its_predecessor_committed(pair, crew):
     a, b = pair(enable_auto_commit=False)
     crew.until([a, b], lambda: has_read_all(a, b))
     a.consumer.commit(offsets=[TP("t", 0, 2)], asynchronous=False)
@@ -82,7 +82,7 @@ def test_the_next_life_goes_on_where_the_former_one_committed(pair, crew):
 
 
 @both_strategies
-def test_a_second_life_fences_the_first(pair, crew, strategy):
+def test_a_successor_fences_its_predecessor(pair, crew, strategy):
     crew.may_be_late = True
     a, b = pair(strategy, enable_auto_commit=False)
     had, generation = a.partitions, b.generation
@@ -110,7 +110,7 @@ def test_a_second_life_fences_the_first(pair, crew, strategy):
     assert (b.calls, b.generation) == ([], generation)
 
 
-def test_the_first_life_is_refused_before_it_knows(pair, crew, make_producer):
+def test_a_predecessor_is_refused_before_it_knows(pair, crew, make_producer):
     crew.may_be_late = True
     a, b = pair(enable_auto_commit=False)
     metadata = a.consumer.consumer_group_metadata()
