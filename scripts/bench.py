@@ -19,7 +19,7 @@ from rich.table import Table
 
 from scripts import bench_branches, bench_clients, bench_cluster, bench_enlist, bench_groups, bench_log, bench_outbox
 from scripts.bench_support import MANY, Bench, Raw, Result
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.testing.servers import choose_server
 
 BENCHES = (

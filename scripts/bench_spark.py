@@ -21,7 +21,7 @@ from sqlalchemy.engine import URL, make_url
 
 from scripts.bench_support import BATCH_RECORDS, VALUE, Raw
 from txnstore import Consumer, TopicPartition
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic

@@ -24,8 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from scripts.bench import databases, show
 from scripts.bench_support import Bench, Raw, Result
+from txnstore.db.opening import open_store
 from txnstore.db.postgresql.backend import connect_driver
-from txnstore.db.store import open_store
 from txnstore.db.url import parse_url
 from txnstore.log.topics import create_topic
 from txnstore.spark.data_source import TxnStoreDataSource

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy.engine import make_url
 
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer, connection_string
 from txnstore.testing.private_cluster import NoServerProgramsError, find_programs

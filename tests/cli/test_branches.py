@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.participants.branches import Branches
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions.coordinator import TransactionCoordinator

@@ -11,8 +11,8 @@ from tests.copies import copy_file
 from txnstore.db import migrating, opening
 from txnstore.db.backend import Limits
 from txnstore.db.identity import check_original
+from txnstore.db.opening import connect_store, open_store
 from txnstore.db.schema import SCHEMA_VERSION
-from txnstore.db.store import connect_store, open_store
 from txnstore.log.topics import create_topic, list_topics
 from txnstore.testing.private_cluster import free_port
 

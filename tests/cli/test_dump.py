@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.topics import get_topic

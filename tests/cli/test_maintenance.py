@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic

@@ -12,7 +12,7 @@ import pytest
 from tests.copies import copy_file
 from tests.tools.readmes import TOP, block_of
 from txnstore.db.identity import check_original
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 
 PROGRAM = "from txnstore.cli import main; main()"
 

@@ -14,7 +14,7 @@ import pytest
 from tests.clients.consumer.log_writer import LogWriter
 from tests.clients.membership.steps import Crew
 from txnstore import Consumer, Producer
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.testing.postgres_server import connection_string
 
 _numbers = itertools.count(1)

@@ -25,7 +25,7 @@ from tests.clients.interrupted import (
     run_case,
 )
 from tests.tools.proxy import Proxy, upstream_of
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.testing.postgres_server import connection_string
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

@@ -16,8 +16,9 @@ import pytest
 from sqlalchemy import select, update
 
 from txnstore.db.cluster.cluster import Cluster, open_cluster
+from txnstore.db.opening import open_store
 from txnstore.db.schema import databases, pending_markers, record_batches, stores
-from txnstore.db.store import Store, open_store
+from txnstore.db.store import Store
 from txnstore.errors import StoreUnavailable
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
 from txnstore.log.append import Append, Appended

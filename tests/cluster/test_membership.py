@@ -23,7 +23,8 @@ from txnstore.db.cluster.membership import (
     read_databases,
     reserve,
 )
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.db.url import parse_url
 from txnstore.errors import (
     ConcurrentTransactions,

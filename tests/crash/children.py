@@ -9,7 +9,8 @@ from tests.crash.scenarios import ALL, FIRST, SENT, Scenario
 from tests.crash.sinking import SINKING_BY_NAME
 from tests.crash.worlds import Place, Victim, World
 from tests.crash.writing_together import TOGETHER_BY_NAME
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.model import ControlType
 from txnstore.testing.manual_clock import ManualClock
 

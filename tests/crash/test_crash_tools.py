@@ -20,8 +20,9 @@ from tests.tools.crashes import (
     steps_of,
 )
 from tests.tools.killed_children import ChildFailedError, every_kill, kill_at
+from txnstore.db.opening import open_store
 from txnstore.db.schema import topics
-from txnstore.db.store import Store, open_store
+from txnstore.db.store import Store
 from txnstore.errors import ForeignSchema
 from txnstore.log.topics import create_topic
 

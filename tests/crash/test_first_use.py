@@ -10,8 +10,8 @@ from tests.crash.children import use_first
 from tests.crash.worlds import Progress
 from tests.tools.crashes import CrashPoint, When, at_each_step, crash_at, every_crash, noting, steps_of
 from tests.tools.killed_children import kill_at
+from txnstore.db.opening import open_store
 from txnstore.db.schema import metadata
-from txnstore.db.store import open_store
 from txnstore.errors import SchemaOutdated
 from txnstore.log.topics import create_topic
 from txnstore.testing.invariants import assert_sound

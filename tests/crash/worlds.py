@@ -17,6 +17,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Select, Table, select
 
 from tests.tools.crashes import CrashPoint, When
+from txnstore.db.opening import open_store
 from txnstore.db.schema import (
     finished_transactions,
     group_offsets,
@@ -36,7 +37,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.store import Store, open_store
+from txnstore.db.store import Store
 from txnstore.groups.offsets import read_offsets
 from txnstore.log.append import Append
 from txnstore.log.codec import encode

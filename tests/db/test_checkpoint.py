@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
+from txnstore.db.opening import open_store
 from txnstore.db.sqlite import checkpoint as sqlite_checkpoint
 from txnstore.db.sqlite.checkpoint import ROOM_LAST_SECONDS, WAL_BYTES_DUE, WAL_BYTES_ROOM, checkpoint, make_room
 from txnstore.db.sqlite.connections import connect
-from txnstore.db.store import open_store
 
 CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
 #: Where a file need not wait for a disk: how often matters here, not that it lasts.

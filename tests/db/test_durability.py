@@ -10,7 +10,7 @@ import pytest
 
 from txnstore import KafkaException, Producer
 from txnstore.db.backend import Durability, Limits
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
 

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import text
 
 from txnstore.db import opening
+from txnstore.db.opening import connect_store, open_store
 from txnstore.db.schema import SCHEMA_VERSION, metadata
-from txnstore.db.store import connect_store, open_store
 from txnstore.errors import ForeignSchema, InvalidUrl, SchemaOutdated
 from txnstore.log.topics import create_topic, list_topics
 

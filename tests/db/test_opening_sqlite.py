@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from txnstore.db.backend import Limits
-from txnstore.db.store import connect_store, open_store
+from txnstore.db.opening import connect_store, open_store
 from txnstore.errors import InvalidUrl, PermissionDenied, StoreBusy, StoreDamaged, StoreReadOnly
 from txnstore.log.topics import create_topic, list_topics
 

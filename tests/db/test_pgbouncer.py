@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch

@@ -13,8 +13,8 @@ import pytest
 from tests.copies import copy_file, restore_dump
 from txnstore import Consumer, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
+from txnstore.db.opening import open_store
 from txnstore.db.schema import outbox
-from txnstore.db.store import open_store
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.participants.adoption import adopt
 from txnstore.testing.private_cluster import PrivateCluster

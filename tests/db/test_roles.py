@@ -6,9 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from txnstore.db.opening import upgrade
+from txnstore.db.opening import connect_store, open_store, upgrade
 from txnstore.db.schema import SCHEMA_VERSION
-from txnstore.db.store import connect_store, open_store
 from txnstore.errors import PermissionDenied, StoreReadOnly
 from txnstore.log.topics import create_topic, list_topics
 

@@ -12,7 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from txnstore.db.backend import Limits
-from txnstore.db.store import connect_store, open_store
+from txnstore.db.opening import connect_store, open_store
 from txnstore.errors import InvalidUrl, PermissionDenied, StoreUnavailable, TxnStoreError
 from txnstore.testing.private_cluster import free_port
 

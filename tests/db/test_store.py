@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from txnstore.db.backend import Limits
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.errors import StatementFailed, StoreBusy, StoreClosed, StoreUnavailable, WriteConflict
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds

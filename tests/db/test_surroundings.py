@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from txnstore.db.backend import Limits
+from txnstore.db.opening import open_store
 from txnstore.db.postgresql.backend import connect_driver
-from txnstore.db.store import open_store
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidUrl
 from txnstore.testing.postgres_server import connection_string

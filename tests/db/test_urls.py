@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
 
 from txnstore.db.backend import Limits
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.errors import InvalidUrl
 from txnstore.testing.private_cluster import PrivateCluster

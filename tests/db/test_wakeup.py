@@ -15,11 +15,11 @@ import pytest
 from sqlalchemy import event
 
 from tests.tools.proxy import Proxy, upstream_of
+from txnstore.db.opening import open_store
 from txnstore.db.postgresql import wakeup as postgresql_wakeup
 from txnstore.db.postgresql.wakeup import SILENCE_MS
 from txnstore.db.sqlite import connections as sqlite_connections
 from txnstore.db.sqlite import waiter as sqlite_waiter
-from txnstore.db.store import open_store
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode

@@ -23,9 +23,10 @@ from sqlalchemy import Connection, event
 from tests.tools.sqlite_faults import FailingDisk
 from txnstore import KafkaError, Message, Producer
 from txnstore.db.backend import Limits
+from txnstore.db.opening import open_store
 from txnstore.db.sqlite.checkpoint import checkpoint
 from txnstore.db.sqlite.connections import connect
-from txnstore.db.store import Store, open_store
+from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode

@@ -23,7 +23,8 @@ from sqlalchemy import Connection
 
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore.db.backend import Limits
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.log.append import Append, Appended, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode

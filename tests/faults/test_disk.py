@@ -17,8 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.tools.sqlite_faults import FailingDisk, NoSQLiteLibraryError
 from txnstore.db.backend import Limits
+from txnstore.db.opening import open_store
 from txnstore.db.sqlite import connections as sqlite_connections
-from txnstore.db.store import open_store
 from txnstore.errors import OutcomeUnknown, StoreBusy, StoreFull, StoreUnavailable, TransactionPoisoned
 from txnstore.log.append import append
 from txnstore.model import ProducerIdentity

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from txnstore.db.backend import Limits
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.errors import OutcomeUnknown, StoreFull, StoreReadOnly, StoreUnavailable
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, server_user

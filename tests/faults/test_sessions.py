@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from txnstore.db.backend import Limits
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.errors import OutcomeUnknown, StatementTimedOut, StoreBusy, StoreUnavailable
 from txnstore.log.append import append
 from txnstore.testing.postgres_server import connection_string

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.tools.interleaving import Scenario, before_locks, before_transactions, explore
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.log.topics import ensure_topic, find_topics
 
 _numbers = itertools.count(1)

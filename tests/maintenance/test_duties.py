@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from sqlalchemy import func, select
 
+from txnstore.db.opening import open_store
 from txnstore.db.schema import group_offsets, groups, producer_states, transaction_log, transactions
-from txnstore.db.store import open_store
 from txnstore.groups import coordinator
 from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets, read_offsets

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from txnstore.db.migrating import upgrade
 from txnstore.db.names import VERSION_TABLE
-from txnstore.db.store import connect_store
+from txnstore.db.opening import connect_store
 
 SCHEMA = "(SELECT oid FROM pg_namespace WHERE nspname = :schema)"
 # Each query gives rows of one kind of thing, without object ids, for the schema that is asked for. What PostgreSQL

@@ -14,7 +14,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, Text, create_engine, in
 
 from txnstore.db import migrating
 from txnstore.db.migrating import include_name
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 
 ENVIRONMENT = """
 from alembic import context

@@ -7,8 +7,8 @@ from sqlalchemy import CheckConstraint, MetaData, UniqueConstraint
 
 from txnstore.db import ddl
 from txnstore.db.names import CODE_SCHEMA
+from txnstore.db.opening import open_store
 from txnstore.db.schema import metadata
-from txnstore.db.store import open_store
 from txnstore.db.types import Bytes
 
 

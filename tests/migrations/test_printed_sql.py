@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from txnstore.db import migrating, opening
-from txnstore.db.store import connect_store, open_store
+from txnstore.db.opening import connect_store, open_store
 from txnstore.errors import SchemaOutdated
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import insert, select, text
 
 from txnstore.db import migrating, opening
+from txnstore.db.opening import connect_store, open_store
 from txnstore.db.schema import OLDEST_WRITER_VERSION, SCHEMA_VERSION, group_members, groups
-from txnstore.db.store import connect_store, open_store
 from txnstore.errors import ForeignSchema, SchemaOutdated, SchemaTooNew, StatementFailed
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
 from txnstore.log.append import Append, append

@@ -13,7 +13,7 @@ import psycopg
 
 from tests.outbox.conftest import plain_connection
 from txnstore import Outbox
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.errors import TxnStoreError
 from txnstore.log.outbox import rows as outbox_rows
 from txnstore.log.outbox.sequencer import OutboxPoller

@@ -12,7 +12,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
 from tests.outbox.steps import Caller
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.testing.postgres_server import connection_string
 
 

@@ -11,7 +11,8 @@ import pytest
 from tests.outbox.conftest import plain_connection
 from tests.outbox.steps import Caller, records, refusals, values, waiting
 from tests.tools.crashes import CrashPoint, When, every_crash, every_second_crash, noting
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.log.outbox import rows as outbox_rows
 from txnstore.log.outbox.sequencer import drain_outbox, sequence_outbox
 from txnstore.testing.invariants import assert_sound

@@ -13,7 +13,8 @@ from sqlalchemy import create_engine, event
 from tests.outbox.conftest import engine_url, plain_connection
 from tests.outbox.steps import records, values, waiting
 from txnstore import Consumer, KafkaError, KafkaException, Outbox
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.errors import PermissionDenied, StoreUnavailable
 from txnstore.log.outbox.sequencer import drain_outbox, sequence_outbox
 

@@ -20,7 +20,8 @@ import pytest
 from tests.outbox import children
 from tests.outbox.conftest import plain_connection
 from tests.outbox.steps import records, refusals, waiting
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.log.topics import create_topic
 from txnstore.testing.invariants import assert_sound

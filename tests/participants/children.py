@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.participants.bank import Bank, Table
 from tests.participants.dying import kill_at
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.testing.manual_clock import ManualClock
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psycopg
 
 from txnstore import KafkaException, Producer
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.errors import TxnStoreError
 from txnstore.participants.recovery import recover_branches
 from txnstore.testing.postgres_server import connection_string

@@ -15,9 +15,8 @@ from txnstore.db.callers.connections import callers_connection
 from txnstore.db.callers.on_caller_connection import is_same_store, run_joined
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.cluster.membership import read_databases
-from txnstore.db.opening import upgrade
+from txnstore.db.opening import connect_store, open_store, upgrade
 from txnstore.db.schema import outbox, stores
-from txnstore.db.store import connect_store, open_store
 from txnstore.errors import InvalidRequest, PermissionDenied, StoreCopied, TxnStoreError, WrongCluster
 from txnstore.participants.adoption import adopt
 from txnstore.participants.recovery import recover_branches, recover_in_cluster

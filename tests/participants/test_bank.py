@@ -22,7 +22,7 @@ import pytest
 from tests.participants.bank import Table
 from tests.participants.tellers import ACCOUNTS, PARTITIONS, TOPIC, Job, end_what_was_left, move_money
 from txnstore.db.backend import Limits
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.errors import TxnStoreError
 from txnstore.log.bounds import read_bounds
 from txnstore.log.fetch import fetch

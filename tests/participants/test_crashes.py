@@ -11,7 +11,8 @@ import pytest
 from tests.participants.bank import Bank, Transfer
 from tests.participants.dying import die_at, places_of
 from tests.tools.crashes import noting
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.participants.recovery import raise_failed, recover_branches
 from txnstore.transactions import rows

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Text, create_engine, event, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from txnstore import Consumer, KafkaError, KafkaException, Producer
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.participants.branches import Branches
 from txnstore.participants.recovery import raise_failed, recover_branches
 from txnstore.transactions.branch_rows import all_branches

@@ -14,7 +14,7 @@ from tests.participants.children import Task, transfer_and_be_killed
 from tests.participants.dying import at_each_place, places_of
 from tests.participants.test_crashes import check, is_committed, look
 from tests.tools.crashes import noting
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.errors import TransactionAbortable, TxnStoreError
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.private_cluster import PrivateCluster

@@ -7,11 +7,11 @@ import threading
 import pytest
 from sqlalchemy import delete, update
 
+from txnstore.db.opening import open_store
 from txnstore.db.postgresql import branches as postgresql_branches
 from txnstore.db.postgresql.branches import list_prepared
 from txnstore.db.postgresql.exchange import Answer, AnswerKind, exchange
 from txnstore.db.schema import transaction_branches, transactions
-from txnstore.db.store import open_store
 from txnstore.errors import (
     BranchUnfinished,
     InvalidRequest,

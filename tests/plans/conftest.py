@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.plans.big_store import BigStore, fill
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.testing.postgres_server import PostgresServer
 
 

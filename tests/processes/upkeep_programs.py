@@ -24,7 +24,8 @@ from tests.processes.upkeep_ledger import COMMITTED, REFUSED, UNKNOWN, Ledger, r
 from tests.tools.workload import Job, again
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.errors import ProducerFenced, TxnStoreError
 from txnstore.log.append import Append
 from txnstore.log.codec import encode

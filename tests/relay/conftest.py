@@ -9,7 +9,7 @@ import pytest
 from tests.relay.kafka_side import KafkaSide
 from tests.relay.stand_in import StandIn
 from tests.relay.store_side import partition_id_of
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.log import deleting, topics
 
 

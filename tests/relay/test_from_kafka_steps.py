@@ -13,8 +13,9 @@ from tests.relay.running import beside, wait_until
 from tests.relay.store_side import copy, make_topic, numbered, read
 from tests.relay.test_to_kafka_steps import NULLS
 from tests.tools.crashes import every_crash, noting
+from txnstore.db.opening import open_store
 from txnstore.db.schema import relay_positions
-from txnstore.db.store import Store, open_store
+from txnstore.db.store import Store
 from txnstore.errors import OutcomeUnknown, RecordTooLarge
 from txnstore.log.append import append as append_records
 from txnstore.log.topics import get_topic

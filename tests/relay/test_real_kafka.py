@@ -22,7 +22,7 @@ from tests.relay.running import beside, wait_until
 from tests.relay.store_side import begin, copy, make_topic, numbered, put, read, ship
 from tests.relay.test_to_kafka_steps import NULLS
 from tests.tools.readmes import block_of
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.relay.errors import RelayFailed, RelayFenced
 from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.kafka_cluster import KafkaCluster

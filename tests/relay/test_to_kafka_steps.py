@@ -11,9 +11,9 @@ from tests.relay.kafka_side import Sent
 from tests.relay.stand_in import CALLS, CrashingLibrary
 from tests.relay.store_side import begin, make_topic, numbered, put, read, ship
 from tests.tools.crashes import Crash, When
+from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
 from txnstore.db.server_time import server_now_ms
-from txnstore.db.store import open_store
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.options import OnGap, Start
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import txnstore
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.groups.offsets import read_offsets
 from txnstore.log.bounds import read_bounds
 from txnstore.log.fetch import fetch

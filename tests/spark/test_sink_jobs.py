@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 
 from tests.spark.sink_pipeline import finish, make_topics, read
 from tests.spark.sink_steps import SteppedDataSource, Steps
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.log.topics import create_topic
 
 pytestmark = pytest.mark.slow

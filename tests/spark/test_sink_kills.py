@@ -16,7 +16,7 @@ import pytest
 
 from tests.spark.sink_pipeline import SECONDS, check, fill, finish, make_topics, read, start
 from tests.spark.sink_steps import SteppedDataSource, Steps
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.model import IsolationLevel
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, free_port
 

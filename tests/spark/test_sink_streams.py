@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from tests.spark.sink_pipeline import check, fill, finish, make_topics, read, start
 from tests.spark.sink_steps import SteppedDataSource, Steps
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.model import IsolationLevel
 
 pytestmark = pytest.mark.slow

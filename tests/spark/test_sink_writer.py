@@ -107,7 +107,7 @@ def query(url, opened_stores):
 @pytest.fixture
 def out(url):
     """A store for looking, with the topic `out` of two partitions; by the server's clock, as Spark's processes."""
-    from txnstore.db.store import open_store
+    from txnstore.db.opening import open_store
 
     with open_store(url) as store:
         store.write(lambda connection: create_topic(connection, "out", partition_count=2))

@@ -25,7 +25,8 @@ from typing import Any, Final, TypeVar
 from tests.tools.histories import Event, History, Kind, Operation, read_lines
 from tests.tools.recording import LineRecorder, RecordedProducer, RecordedReader, Values
 from txnstore.db.backend import Limits
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, Recovery, TransactionAbortable, TxnStoreError
 from txnstore.model import IsolationLevel, ProducerIdentity
 from txnstore.transactions.recovery import recover

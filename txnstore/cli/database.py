@@ -13,9 +13,8 @@ from txnstore.db import migrating
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.opening import Found, check_schema_name, upgrade
+from txnstore.db.opening import Found, check_schema_name, connect_store, open_store, upgrade
 from txnstore.db.schema import SCHEMA_VERSION
-from txnstore.db.store import connect_store, open_store
 from txnstore.db.url import parse_url
 from txnstore.participants import adoption
 

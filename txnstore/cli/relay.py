@@ -15,7 +15,7 @@ from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, example
 from txnstore.cli.produce import key_values
 from txnstore.cli.terminal import FAILED, TRY_AGAIN_LATER, CommandFailed, say
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka

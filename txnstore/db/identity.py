@@ -8,15 +8,13 @@ adopt` has given the copy a uuid of its own, or has been told that it is the ori
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sqlalchemy import Connection, select, update
 
 from txnstore.db.schema import stores
+from txnstore.db.store import Store
 from txnstore.errors import StoreCopied
-
-if TYPE_CHECKING:
-    from txnstore.db.store import Store
 
 _READ: Final = select(stores.c.store_uuid, stores.c.database_identity)
 # An adoption comes before it, and is seen, or after it, and finds what was done: FOR KEY SHARE lets new producer ids

@@ -1,4 +1,4 @@
-"""This file is the first look at a database: whose tables are these, of which version, or shall there be some?"""
+"""The opening of a store: the first look at a database, and its tables if there are none yet."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import enum
 import re
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, literal_column, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from txnstore.clock import Clock
 from txnstore.db import migrating
+from txnstore.db.backend import Backend, Limits
 from txnstore.db.identity import record_identity
-from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.names import DEFAULT_SCHEMA, RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.postgresql.backend import PostgreSQLBackend
 from txnstore.db.schema import (
     OLDEST_WRITER_VERSION,
     SCHEMA_VERSION,
@@ -23,6 +26,9 @@ from txnstore.db.schema import (
     stores,
 )
 from txnstore.db.server_time import server_now_ms
+from txnstore.db.sqlite.backend import SQLiteBackend
+from txnstore.db.store import Store
+from txnstore.db.url import parse_url
 from txnstore.errors import (
     ForeignSchema,
     InvalidUrl,
@@ -32,8 +38,7 @@ from txnstore.errors import (
     TxnStoreError,
 )
 
-if TYPE_CHECKING:
-    from txnstore.db.store import Store
+BACKENDS: Final[dict[str, Backend]] = {"sqlite": SQLiteBackend(), "postgresql": PostgreSQLBackend()}
 
 _OUR_TABLES: Final = frozenset(str(table.name) for table in metadata.tables.values())
 #: What PostgreSQL keeps of an identifier; a longer one would be cut without a word.
@@ -95,6 +100,56 @@ def check_schema_name(schema: object) -> None:
         raise InvalidUrl(f"the schema's name is longer than PostgreSQL's {_IDENTIFIER_BYTES} bytes")
     if schema.lower().startswith("pg_") or schema.lower() == "information_schema":
         raise InvalidUrl(f"the schema {schema} belongs to PostgreSQL itself; choose another one")
+
+
+def connect_store(
+    url: str,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+    pool_size: int = 5,
+) -> Store:
+    """Return a store on the database at `url` before anybody has looked at it: for those who look after its tables.
+
+    Raises:
+        InvalidUrl: the URL cannot be understood or names no database.
+    """
+    address = parse_url(url)
+    check_schema_name(schema)
+    backend = BACKENDS[address.kind]
+    limits = limits or Limits()
+    engine = backend.create_engine(address, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
+    return Store(backend, address, engine, schema=schema, limits=limits, clock=clock)
+
+
+def open_store(
+    url: str,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+    pool_size: int = 5,
+    create: bool = True,
+) -> Store:
+    """Open the store in the database at `url`; an empty database gets its tables first.
+
+    `schema` names the PostgreSQL schema that holds the tables.  `clock` stands in for the database server's clock.
+    Several processes may open an empty database at once: one creates the tables, the others wait for it.
+
+    Raises:
+        InvalidUrl: the URL cannot be understood or names no database.
+        SchemaOutdated, SchemaTooNew, ForeignSchema: the tables there are not those of this version.
+        TxnStoreError: the database cannot be reached or refuses.
+    """
+    store = connect_store(url, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
+    try:
+        store.store_uuid = ensure_tables(store, create=create)
+        store.prepare_announcements()
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def ensure_tables(store: Store, *, create: bool) -> str:

@@ -22,12 +22,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from txnstore.clock import Clock
-from txnstore.db import opening
 from txnstore.db.backend import Access, Backend, Limits, Stage
-from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.postgresql.backend import PostgreSQLBackend
-from txnstore.db.sqlite.backend import SQLiteBackend
-from txnstore.db.url import DatabaseUrl, parse_url
+from txnstore.db.url import DatabaseUrl
 from txnstore.db.waiting import Announcer, Waiter
 from txnstore.errors import (
     NotCoordinator,
@@ -41,8 +37,6 @@ from txnstore.errors import (
 )
 
 Result = TypeVar("Result")
-
-BACKENDS: Final[dict[str, Backend]] = {"sqlite": SQLiteBackend(), "postgresql": PostgreSQLBackend()}
 
 #: A database that belongs to no others, and the first of those that do.
 ONLY_DATABASE_ID: Final = 1
@@ -65,7 +59,7 @@ class Store:
     def __init__(
         self, backend: Backend, url: DatabaseUrl, engine: Engine, *, schema: str, limits: Limits, clock: Clock | None
     ) -> None:
-        """Use `open_store` instead: it checks what it opens."""
+        """Use `opening.open_store` instead: it checks what it opens."""
         self.backend = backend
         self.url = url
         self.engine = engine
@@ -289,56 +283,6 @@ def _doubting(store: Store) -> Callable[..., None]:
             found.is_original, found.identity = False, None
 
     return doubt
-
-
-def connect_store(
-    url: str,
-    *,
-    schema: str = DEFAULT_SCHEMA,
-    clock: Clock | None = None,
-    limits: Limits | None = None,
-    pool_size: int = 5,
-) -> Store:
-    """Return a store on the database at `url` before anybody has looked at it: for those who look after its tables.
-
-    Raises:
-        InvalidUrl: the URL cannot be understood or names no database.
-    """
-    address = parse_url(url)
-    opening.check_schema_name(schema)
-    backend = BACKENDS[address.kind]
-    limits = limits or Limits()
-    engine = backend.create_engine(address, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
-    return Store(backend, address, engine, schema=schema, limits=limits, clock=clock)
-
-
-def open_store(
-    url: str,
-    *,
-    schema: str = DEFAULT_SCHEMA,
-    clock: Clock | None = None,
-    limits: Limits | None = None,
-    pool_size: int = 5,
-    create: bool = True,
-) -> Store:
-    """Open the store in the database at `url`; an empty database gets its tables first.
-
-    `schema` names the PostgreSQL schema that holds the tables.  `clock` stands in for the database server's clock.
-    Several processes may open an empty database at once: one creates the tables, the others wait for it.
-
-    Raises:
-        InvalidUrl: the URL cannot be understood or names no database.
-        SchemaOutdated, SchemaTooNew, ForeignSchema: the tables there are not those of this version.
-        TxnStoreError: the database cannot be reached or refuses.
-    """
-    store = connect_store(url, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
-    try:
-        store.store_uuid = opening.ensure_tables(store, create=create)
-        store.prepare_announcements()
-    except BaseException:
-        store.close()
-        raise
-    return store
 
 
 def _after_fork_in_child() -> None:

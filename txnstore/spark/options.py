@@ -28,7 +28,8 @@ from txnstore.clients.model.errors import KafkaException
 from txnstore.db.cluster.cluster import split_urls
 from txnstore.db.cluster.membership import read_databases
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.store import Store, open_store
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidConfiguration
 

@@ -17,8 +17,9 @@ from typing import Final
 import pytest
 from sqlalchemy import update
 
+from txnstore.db.opening import open_store
 from txnstore.db.schema import stores
-from txnstore.db.store import Store, open_store
+from txnstore.db.store import Store
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
 from txnstore.testing.servers import NoServerError, choose_server

@@ -15,7 +15,7 @@ from txnstore.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 from txnstore.clients import connection as connection_module
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import open_cluster
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.errors import StoreUnavailable
 from txnstore.log.topics import list_topics
 

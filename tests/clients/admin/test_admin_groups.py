@@ -20,9 +20,9 @@ from txnstore import (
     TopicPartition,
 )
 from txnstore.admin import AdminClient
+from txnstore.db.opening import open_store
 from txnstore.db.schema import group_members, group_offsets, groups
 from txnstore.db.server_time import server_now_ms
-from txnstore.db.store import open_store
 from txnstore.errors import IllegalGeneration, UnknownMember
 from txnstore.groups import coordinator
 from txnstore.groups.group import MemberDetails, Report

@@ -7,8 +7,8 @@ from sqlalchemy import update
 
 from txnstore import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from txnstore.admin import AdminClient, EarliestSpec, LatestSpec, MaxTimestampSpec, OffsetSpec, TimestampSpec
+from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
-from txnstore.db.store import open_store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.markers import Marker, write_markers

@@ -15,7 +15,7 @@ from txnstore.admin import (
     TransactionListing,
     TransactionState,
 )
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.errors import ProducerFenced, TransactionAbortable
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds

@@ -14,8 +14,8 @@ from tests.clients.callers import KINDS, application_engine, calling, ledger_of,
 from tests.clients.membership.steps import TP
 from tests.clients.steps import PATIENCE_SECONDS, error_of
 from txnstore import OFFSET_INVALID, Consumer, KafkaError
+from txnstore.db.opening import open_store
 from txnstore.db.schema import group_members, group_offsets, groups
-from txnstore.db.store import open_store
 from txnstore.log.topics import delete_topic, find_topics
 
 BY_HAND = {"enable.auto.commit": False}

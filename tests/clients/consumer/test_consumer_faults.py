@@ -128,7 +128,7 @@ def test_a_consumer_goes_on_after_the_network_was_gone(txnstore_postgresql_url, 
 @pytest.fixture
 def topic_on_postgresql(txnstore_postgresql_url):
     from tests.clients.consumer.log_writer import LogWriter
-    from txnstore.db.store import open_store
+    from txnstore.db.opening import open_store
 
     with open_store(txnstore_postgresql_url) as store:
         log = LogWriter(store)

@@ -24,7 +24,7 @@ from tests.clients.membership.steps import (
     Crew,
 )
 from txnstore import Consumer
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 

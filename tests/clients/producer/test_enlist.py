@@ -17,7 +17,7 @@ from tests.clients.callers import KINDS, application_engine, calling, ledger_of,
 from tests.clients.membership.steps import TP
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, Refusal, create_topic, error_of, read_to_end, values
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Producer
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 
 _numbers = itertools.count(1)
 

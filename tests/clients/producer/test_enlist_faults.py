@@ -24,7 +24,7 @@ from txnstore import OFFSET_INVALID, Consumer, KafkaError, Producer
 from txnstore.clients.producer import enlistment as enlisted_transactions
 from txnstore.db.callers import cursors as joined_cursors
 from txnstore.db.callers.enlisted import EnlistedConnection
-from txnstore.db.store import open_store
+from txnstore.db.opening import open_store
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 

@@ -10,8 +10,8 @@ from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore import Consumer, KafkaError, Producer, TopicPartition
 from txnstore.db.callers.enlisted import EnlistedConnection
+from txnstore.db.opening import open_store
 from txnstore.db.schema import transaction_log, transactions
-from txnstore.db.store import open_store
 from txnstore.errors import OutcomeUnknown
 from txnstore.transactions.coordinator import TransactionCoordinator
 

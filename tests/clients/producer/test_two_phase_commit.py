@@ -13,8 +13,8 @@ from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error
 from tests.tools.killed_children import every_kill
 from txnstore import KafkaError, KafkaException, Outcome, PreparedTxnState, Producer, TopicPartition, outcome
 from txnstore.admin import AdminClient
+from txnstore.db.opening import open_store
 from txnstore.db.settings import change_store_settings
-from txnstore.db.store import open_store
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
 TOPIC = "orders"

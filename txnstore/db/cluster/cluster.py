@@ -29,9 +29,10 @@ from txnstore.db.cluster.database_list import Address, addresses_of, split_urls
 from txnstore.db.cluster.members import Members
 from txnstore.db.cluster.membership import CONTROLLER_ID, Database, coordinator_of_name, coordinator_of_producer
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.opening import open_store
 from txnstore.db.portions import chunks
 from txnstore.db.schema import partitions
-from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store, open_store
+from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store
 from txnstore.errors import (
     MissingMember,
     NotCoordinator,

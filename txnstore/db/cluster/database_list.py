@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from txnstore.db.cluster.membership import label_of_address
+from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.errors import InvalidUrl, StoreUnavailable, TxnStoreError, WrongCluster
-
-if TYPE_CHECKING:
-    from txnstore.db.store import Store
 
 # A comma may stand within a URL (several hosts, a file's name): what follows one that parts two begins with a scheme.
 _BETWEEN: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+]*://)")
