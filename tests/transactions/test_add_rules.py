@@ -1,4 +1,4 @@
-"""AddPartitionsToTxn and AddOffsetsToTxn, the pure rules: each row of Kafka's table, also where it only verifies."""
+"""AddPartitionsToTxn and AddOffsetsToTxn, the pure rules: each row of Kafka's table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.protocol import add_to_transaction, verify_in_transaction
+from txnstore.transactions.protocol import add_to_transaction
 from txnstore.transactions.states import AT_REST, FenceReason, TransactionMetadata, TransactionState
 
 S = TransactionState
@@ -29,10 +29,6 @@ CURRENT = ProducerIdentity(7, 5)
 
 def add(row: TransactionMetadata | None, producer: ProducerIdentity = CURRENT, *, holds_all: bool) -> Any:
     return add_to_transaction(row, producer, now_ms=NOW_MS, holds_all=holds_all)
-
-
-def verify(row: TransactionMetadata | None, producer: ProducerIdentity = CURRENT, *, holds_all: bool) -> None:
-    verify_in_transaction(row, producer, holds_all=holds_all)
 
 
 #: State, changes of the row, who asks, what it is told. None as state: there is no row.
@@ -54,6 +50,10 @@ REFUSED: dict[str, tuple[TransactionState | None, dict[str, Any], ProducerIdenti
     "PrepareCommit, older epoch": (S.PREPARE_COMMIT, {}, ProducerIdentity(7, 4), ProducerFenced),
     "CompleteCommit, older epoch": (S.COMPLETE_COMMIT, {}, ProducerIdentity(7, 4), ProducerFenced),
     "CompleteAbort, older epoch": (S.COMPLETE_ABORT, {}, ProducerIdentity(7, 4), ProducerFenced),
+    "CompleteCommit, another producer id": (S.COMPLETE_COMMIT, {}, ProducerIdentity(9, 5), InvalidProducerIdMapping),
+    "PrepareCommit, higher epoch": (S.PREPARE_COMMIT, {}, ProducerIdentity(7, 6), ProducerFenced),
+    "CompleteCommit, higher epoch": (S.COMPLETE_COMMIT, {}, ProducerIdentity(7, 6), ProducerFenced),
+    "CompleteAbort, higher epoch": (S.COMPLETE_ABORT, {}, ProducerIdentity(7, 6), ProducerFenced),
     "PrepareCommit": (S.PREPARE_COMMIT, {}, CURRENT, ConcurrentTransactions),
     "PrepareAbort": (S.PREPARE_ABORT, {}, CURRENT, ConcurrentTransactions),
     "CompleteAbort for its age, older epoch": (
@@ -83,12 +83,10 @@ REFUSED: dict[str, tuple[TransactionState | None, dict[str, Any], ProducerIdenti
 }
 
 
-@pytest.mark.parametrize("ask", [add, verify])
 @pytest.mark.parametrize("holds_all", [True, False], ids=["contained", "missing"])
 @pytest.mark.parametrize(("state", "changes", "producer", "error"), REFUSED.values(), ids=REFUSED)
 def test_who_may_not_write_is_told_why(
     new_row: NewRow,
-    ask: Callable[..., Any],
     holds_all: bool,
     state: TransactionState | None,
     changes: dict[str, Any],
@@ -97,7 +95,7 @@ def test_who_may_not_write_is_told_why(
 ) -> None:
     row = None if state is None else new_row(state, **changes)
     with pytest.raises(error) as raised:
-        ask(row, producer, holds_all=holds_all)
+        add(row, producer, holds_all=holds_all)
     assert type(raised.value) is error
 
 
@@ -146,13 +144,3 @@ def test_a_transaction_that_was_prepared_before_takes_no_more_records(new_row: N
 def test_a_row_in_a_state_that_is_never_stored_is_a_defect(new_row: NewRow, state: TransactionState) -> None:
     with pytest.raises(AssertionError):
         add(new_row(state), holds_all=False)
-
-
-def test_verifying_passes_what_the_open_transaction_holds(new_row: NewRow) -> None:
-    verify(new_row(S.ONGOING), holds_all=True)
-
-
-@pytest.mark.parametrize("state", [S.ONGOING, *sorted(AT_REST)], ids=lambda state: state.kafka_name)
-def test_verifying_refuses_what_no_open_transaction_holds(new_row: NewRow, state: TransactionState) -> None:
-    with pytest.raises(TransactionAbortable):
-        verify(new_row(state), holds_all=False)

@@ -191,11 +191,7 @@ def _place(work: LockedPartitions, item: Append, *, coordinated: bool) -> Append
 
 
 def _check_form(batch: EncodedBatch) -> None:
-    """Refuse a batch that no producer may send.
-
-    Raises:
-        InvalidRecord: it is a marker, or producer id, epoch and sequence number do not come together.
-    """
+    """Refuse a batch that no producer may send."""
     if batch.control_type is not None:
         raise InvalidRecord("markers are written by the coordinator, never appended as records")
     numbers = (batch.producer_id, batch.producer_epoch, batch.base_sequence)
@@ -204,11 +200,7 @@ def _check_form(batch: EncodedBatch) -> None:
 
 
 def _stamped(item: Append, now_ms: int) -> EncodedBatch:
-    """Return the batch with the timestamps that the topic wants.
-
-    Raises:
-        InvalidTimestamp: the topic keeps the producer's timestamps, and one is too far from the store's time.
-    """
+    """Return the batch with the timestamps that the topic wants."""
     settings, batch = item.topic_settings, item.batch
     if settings["message.timestamp.type"] == "LogAppendTime":
         return batch.stamped(now_ms)

@@ -302,10 +302,6 @@ def store_at(address: StoreAddress, *, create: bool = False) -> Store:
 
 
 def _refuse_several(store: Store) -> None:
-    """Refuse a store that is one of several databases.
-
-    Raises:
-        InvalidConfiguration: it is.
-    """
+    """Refuse a store that is one of several databases."""
     if len(store.read(read_databases)) > 1:
         raise InvalidConfiguration(f"{store.url} is one of several databases: {_SEVERAL}")

@@ -252,21 +252,6 @@ def add_to_transaction(
     )
 
 
-def verify_in_transaction(row: TransactionMetadata | None, producer: ProducerIdentity, *, holds_all: bool) -> None:
-    """Return if the producer's open transaction holds all of the partitions asked for (KIP-890, part 1).
-
-    Raises:
-        InvalidProducerIdMapping, ProducerFenced, ConcurrentTransactions: as `add_to_transaction`.
-        TransactionAbortable: the transaction does not hold them.
-    """
-    known = _check_mapping(row, producer)
-    _check_current(known, producer)
-    if known.state in DECIDED:
-        raise ConcurrentTransactions
-    if not (known.state is _S.ONGOING and holds_all):
-        raise TransactionAbortable("the partition is not a part of the producer's open transaction; abort it")
-
-
 # --- EndTxn ----------------------------------------------------------------------------------------------------------
 
 
@@ -445,13 +430,7 @@ def _check_mapping(row: TransactionMetadata | None, producer: ProducerIdentity) 
 
 
 def _check_current(row: TransactionMetadata, producer: ProducerIdentity) -> None:
-    """Refuse a producer that may not write now.
-
-    Raises:
-        TransactionAbortable: its transaction was aborted from outside, and nobody has taken its place.
-        InvalidProducerIdMapping: its producer id was replaced.
-        ProducerFenced: its epoch is not the row's.
-    """
+    """Refuse a producer that may not write now."""
     if producer == row.identity:
         return
     _raise_if_aborted_from_outside(row, producer)
