@@ -130,7 +130,7 @@ def asked(monkeypatch):
         count = 0
         left_seconds = 60.0
 
-        def __call__(self, store, partition_ids) -> float:
+        def __call__(self, store, partition_ids, cluster=None) -> float:
             self.count += 1
             return self.left_seconds
 

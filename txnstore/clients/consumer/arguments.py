@@ -30,7 +30,7 @@ _ISOLATION_LEVELS: Final = {
 #: How much is read ahead at most, in addition to the page under way: enough to keep a reader busy, and little memory.
 READ_AHEAD_RECORDS: Final = 2 * PAGE_RECORDS_MAX
 READ_AHEAD_BYTES: Final = 2 * PAGE_BYTES_MAX
-#: A reader that is not woken looks by itself, but not more often than this.
+#: A reader that is not woken still looks from time to time, but not more often than this.
 LOOK_AGAIN_MS_MIN: Final = 100
 
 
@@ -50,7 +50,7 @@ class ConsumerOptions:
     """earliest, latest or error."""
     reports_eof: bool
     stores_offsets: bool
-    commits_by_itself: bool
+    commits_automatically: bool
     commits_unowned: bool
     """Whether it may commit partitions that it does not own."""
     commit_interval_seconds: float
@@ -87,7 +87,7 @@ def consumer_options(configuration: Configuration) -> ConsumerOptions:
         offset_reset=configuration["auto.offset.reset"],
         reports_eof=configuration["enable.partition.eof"],
         stores_offsets=configuration["enable.auto.offset.store"],
-        commits_by_itself=configuration["enable.auto.commit"],
+        commits_automatically=configuration["enable.auto.commit"],
         commits_unowned=configuration["txnstore.commit.ownership"] == "member",
         commit_interval_seconds=configuration["auto.commit.interval.ms"] / 1000,
         read_ahead_records=min(configuration["queued.min.messages"], READ_AHEAD_RECORDS),

@@ -45,9 +45,9 @@ from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED
 from txnstore.db.callers.connections import callers_connection
 from txnstore.errors import TxnStoreError, UnstableOffsetCommit
 
-#: How long close() waits for what it has to write, and for its threads.
+#: How long close() waits for its last writes and its threads.
 CLOSE_SECONDS: Final = 10.0
-#: And how long once it is interrupted.
+#: How long it goes on once it is interrupted.
 INTERRUPTED_SECONDS: Final = 0.5
 #: How often committed() asks again while an open transaction holds the offsets.
 UNSTABLE_PAUSE_SECONDS: Final = 0.02
@@ -74,7 +74,7 @@ class Consumer:
         KafkaException: `_INVALID_ARG`: a key is unknown or its value is not one that it takes.
     """
 
-    #: A subclass that does not initialise this class has a consumer that is closed.
+    #: A subclass that does not call `__init__` gets a closed consumer.
     _closed = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -90,7 +90,7 @@ class Consumer:
         self._closed = False
         self._assignment_changed = False
         self._finalizer = weakref.finalize(self, self._core.abandon)
-        # At the end of the program the threads end by themselves, and the database may be gone.
+        # At the end of the program the threads end on their own, and the database may be gone.
         self._finalizer.atexit = False
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class Consumer:
         self._check()
         wanted_seconds = check_timeout(timeout)
         core = self._core
-        # The short way, for it is taken for each record: nothing is created, called or asked that can be left out.
+        # The short way, taken for each record: it creates, calls and asks nothing that can be left out.
         with core.lock:
             if (not core.group.is_subscribed or core.group.polled()) and not core.inbox.events:
                 message = core.subscription.next_message()
@@ -246,7 +246,7 @@ class Consumer:
             callback(*arguments)
 
     def _rebalance(self, event: RebalanceEvent) -> None:
-        """Ask the application, and do what it does not do itself."""
+        """Call the application, and change the assignment unless it has done so itself."""
         callback = event.listener.callback(event.kind)
         core = self._core
         self._assignment_changed = False
@@ -286,7 +286,7 @@ class Consumer:
             on_revoke=check_callback(on_revoke, "on_revoke"),
             on_lost=check_callback(on_lost, "on_lost"),
         )
-        # Those of earlier subscriptions may still be called, for what is taken away because of this one.
+        # The callbacks of earlier subscriptions may still be called, for partitions that this one takes away.
         self._subscription_callbacks.append(callbacks)
         listener = Listener(*map(callbacks.weakly, ("on_assign", "on_revoke", "on_lost")))
         with self._core.arrived:
@@ -414,7 +414,7 @@ class Consumer:
             core.read_on()
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return for each partition the next offset to be handed out, or OFFSET_INVALID if there was none yet.
+        """Return for each partition the next offset to be handed out, or OFFSET_INVALID if nothing was.
 
         Markers and aborted records that follow the last record are stepped over.
         """
@@ -528,10 +528,10 @@ class Consumer:
 
     def _commit_on(self, connection: object, chosen: list[TopicPartition]) -> list[TopicPartition]:
         core = self._core
-        if core.options.commits_by_itself:
+        if core.options.commits_automatically:
             reason = (
-                "Commit failed: with a connection, enable.auto.commit must be false: offsets that are committed by"
-                " themselves would stand when the connection's database transaction is rolled back"
+                "Commit failed: with a connection, enable.auto.commit must be false: offsets that are committed"
+                " automatically would remain after a rollback of the connection's database transaction"
             )
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
         if all(partition.offset < 0 for partition in chosen):
@@ -706,7 +706,7 @@ class Consumer:
             raise
         finally:
             if not core.close(deadline):
-                core.logger.warning("a thread of %r is still waiting for the database; it ends by itself", self)
+                core.logger.warning("a thread of %r is still waiting for the database; it ends on its own", self)
             self._finalizer.detach()
         while (event := core.inbox.pop()) is not None:
             if isinstance(event, CommitEvent):
@@ -714,5 +714,5 @@ class Consumer:
 
 
 def _after(error: BaseException, deadline: float) -> float:
-    """Return how long to go on after an error: Ctrl-C is to be felt."""
+    """Return until when to go on after an error: not for long after Ctrl-C."""
     return deadline if isinstance(error, Exception) else min(deadline, time.monotonic() + INTERRUPTED_SECONDS)

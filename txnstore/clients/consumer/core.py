@@ -1,6 +1,6 @@
-"""The core of a consumer: its state and its threads, and what these do by themselves.
+"""The core of a consumer: its state and its threads, and what they do in the background.
 
-It does not know the `Consumer`, so that one that nobody holds any more can be collected and its threads end.
+It does not know the `Consumer`: so one that is dropped can be collected, and its threads end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Result = TypeVar("Result")
 HELP_AFTER_SECONDS: Final = 1.0
 HELP_INTERVAL_SECONDS: Final = 5.0
 
-#: How long one try of the database goes on by itself.
+#: How long one try of a call to the database takes at most.
 TRY_TIMEOUT_MS: Final = 500
 _numbers: Final = itertools.count(1)
 
@@ -71,7 +71,7 @@ class ConsumerCore:
         self.arrived = threading.Condition(lock)
         """Notified when there is something for the application."""
         name = f"txnstore-consumer-{options.group_id[:40]}"
-        # Short tries: what waits for the database looks between them whether it is still wanted.
+        # Short tries: between them, what waits for the database checks whether it is still wanted.
         self.connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
         self.directory = TopicDirectory(
             self.connection, refresh_ms=options.metadata_refresh_ms, allow_create=options.creates_topics
@@ -129,9 +129,9 @@ class ConsumerCore:
             if callbacks["error_cb"] is None
             else DatabaseLook(self.connection, self.worker.submit, self.report_background_error)
         )
-        """What tells an idle application of a database that is away, if it wants to hear of it."""
+        """Tells an idle application that has an error_cb of a database that is away."""
         self.is_losing = False
-        """Whether the partitions that go now belong to another consumer already: nothing of them is committed."""
+        """Whether the partitions being removed already belong to another consumer: nothing is committed for them."""
         self._helped_at = self._ended_overdue_at = -math.inf
         self._commit_under_way: Future[CommitResult] | None = None
 
@@ -140,7 +140,7 @@ class ConsumerCore:
     def ask(
         self, work: Callable[[], Result], deadline: float, prefix: str, *, late_code: int = KafkaError._TIMED_OUT
     ) -> Result:
-        """Have the worker do this, and return what it found; see `answer`."""
+        """Let the worker do this, and return its result as `answer` does."""
         return self.answer(lambda: self.worker.submit(work), deadline, prefix, late_code=late_code)
 
     def answer(
@@ -152,7 +152,7 @@ class ConsumerCore:
         unless: type[TxnStoreError] | tuple[()] = (),
         late_code: int = KafkaError._TIMED_OUT,
     ) -> Result:
-        """Return what the worker found, as long as the caller waits for it; errors, but `unless`, get the prefix."""
+        """Return the worker's result if it comes in time; all errors but `unless` get the prefix."""
         began = time.monotonic()
         try:
             future = submit()
@@ -162,7 +162,7 @@ class ConsumerCore:
         try:
             return future.result(seconds_left(deadline))
         except FutureTimeoutError:
-            # Nobody needs it any more.
+            # The result is no longer needed.
             future.cancel()
             if late_code != KafkaError._TIMED_OUT or self.connection.trouble_since(began) is not None:
                 raise unreachable(self.connection, prefix, began, code=late_code) from None
@@ -198,7 +198,7 @@ class ConsumerCore:
         self._commit_removed(self.subscription.clear())
 
     def _commit_removed(self, removed: list[AssignedPartition]) -> None:
-        if removed and self.options.commits_by_itself and not self.is_losing:
+        if removed and self.options.commits_automatically and not self.is_losing:
             self._commit_in_background(removed)
 
     def change_assignment(self, event: RebalanceEvent) -> None:
@@ -222,13 +222,13 @@ class ConsumerCore:
     # --- trouble -----------------------------------------------------------------------------------------------------
 
     def look_for_database(self) -> None:
-        """Find out whether the database is there, if nothing else would tell: nothing is read."""
+        """Check whether the database can be reached if nothing else would show it, because nothing is read."""
         if self._look is not None and not len(self.subscription):
             with contextlib.suppress(RuntimeError):  # closed by another thread since the call began
                 self._look.polled()
 
     def report_background_error(self, error: BaseException) -> None:
-        """Tell the application what went wrong while it did not ask: passing trouble by error_cb, else poll()."""
+        """Tell the application what went wrong in the background: passing trouble by error_cb, the rest by poll()."""
         if isinstance(error, StoreClosed):
             return
         if isinstance(error, TxnStoreError):
@@ -245,7 +245,7 @@ class ConsumerCore:
     # --- commits -----------------------------------------------------------------------------------------------------
 
     def submit_commit(self, offsets: Sequence[TopicPartition]) -> Future[CommitResult] | None:
-        """Commit in the background; on_commit hears of it at the next poll()."""
+        """Commit in the background; the next poll() calls on_commit."""
         try:
             future = self.commits.submit(offsets)
         except RuntimeError:
@@ -281,8 +281,8 @@ class ConsumerCore:
     def _duties(self, configuration: Configuration, callbacks: Callbacks) -> Duties:
         duties = Duties()
         duties.add(HELP_AFTER_SECONDS, self._help)
-        if self.options.commits_by_itself and self.options.commit_interval_seconds > 0:
-            duties.add(self.options.commit_interval_seconds, self._commit_by_itself)
+        if self.options.commits_automatically and self.options.commit_interval_seconds > 0:
+            duties.add(self.options.commit_interval_seconds, self._commit_automatically)
         interval_seconds = configuration["statistics.interval.ms"] / 1000
         statistics = Statistics(
             name=f"consumer-{next(_numbers)}",
@@ -298,7 +298,7 @@ class ConsumerCore:
             duties.add(interval_seconds, statistics.run)
         return duties
 
-    def _commit_by_itself(self) -> None:
+    def _commit_automatically(self) -> None:
         if self._commit_under_way is None or self._commit_under_way.done():
             self._commit_under_way = self._commit_in_background()
 
@@ -318,7 +318,7 @@ class ConsumerCore:
     # --- open transactions that hold the reader back -----------------------------------------------------------------
 
     def note_held_back(self) -> None:
-        """Note that an open transaction keeps the application waiting, and end those whose time is up."""
+        """Note that an open transaction keeps the application waiting, and end transactions whose time is up."""
         self.fetcher.note_held_back()
         now = time.monotonic()
         if now - self._ended_overdue_at >= ASK_SECONDS_MIN:
@@ -358,7 +358,7 @@ class ConsumerCore:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def finish_work(self, deadline: float) -> None:
-        """Wait until the worker has written everything that it was given: it does so in that order."""
+        """Wait until the worker has done everything it was given: it works in that order."""
         last = self.worker.submit(_nothing)
         try:
             last.exception(seconds_left(deadline))
@@ -379,7 +379,7 @@ class ConsumerCore:
         return fetcher_ended and group_ended and worker_ended
 
     def abandon(self) -> None:
-        """End without waiting: nobody holds the consumer any more. Nothing is committed, as after a crash."""
+        """End without waiting, because the consumer was dropped. Nothing is committed, as after a crash."""
         if self.connection.process_id == os.getpid():
             self.close(time.monotonic())
 

@@ -80,7 +80,7 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Refuse: if one of many messages could not be deserialized, the others would be lost; use `poll`."""
-        raise NotImplementedError("a DeserializingConsumer has poll() alone")
+        raise NotImplementedError("a DeserializingConsumer has no consume(): call poll()")
 
     def _deserialize(self, message: Message) -> None:
         context = SerializationContext(message.topic() or "", MessageField.KEY, message.headers())

@@ -36,7 +36,7 @@ from txnstore.errors import StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.log.outbox.sequencer import sequence_outbox
 
-#: A reader that hears of no commit for long looks by itself less and less often, down to one time in this many.
+#: A reader that hears of no commit for long looks less and less often, down to one time in this many.
 LOOK_AGAIN_FACTOR_MAX: Final = 4.0
 #: A group's member looks whether there is news of its group at most this often, when others commit something.
 NEWS_INTERVAL_SECONDS: Final = 0.1
