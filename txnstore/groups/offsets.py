@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.portions import chunks
-from txnstore.db.schema import group_members, group_offsets, groups, partitions, pending_group_offsets, topics
+from txnstore.db.schema import group_members, group_offsets, groups, partitions, pending_group_offsets
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import IllegalGeneration, InvalidRequest, UnknownTopicOrPartition, UnstableOffsetCommit
@@ -28,6 +28,7 @@ from txnstore.groups.commit_rules import (
     is_storable_text,
 )
 from txnstore.groups.rows import ensure_group, lock_group
+from txnstore.log.topics import names_of_partitions
 from txnstore.model import NO_PRODUCER, OFFSET_MAX, GroupMembership, OffsetAndMetadata, ProducerIdentity
 
 LEADER_EPOCH_MAX: Final = 2**31 - 1
@@ -134,11 +135,6 @@ _COUNT_IN: Final = _COUNT_IN_SOURCE.on_conflict_do_update(
 _DROP_PENDING: Final = delete(pending_group_offsets).where(_THESE_PENDING)
 _IN_PARTITIONS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
 _PARTITIONS: Final = select(partitions.c.partition_id).where(partitions.c.partition_id.in_(_IN_PARTITIONS))
-_NAMES: Final = (
-    select(partitions.c.partition_id, topics.c.name, partitions.c.partition_number)
-    .join(topics, topics.c.topic_id == partitions.c.topic_id)
-    .where(partitions.c.partition_id.in_(_IN_PARTITIONS))
-)
 _READ: Final = (
     select(
         group_offsets.c.partition_id,
@@ -335,8 +331,8 @@ def _owned_anew(
     if subscription is None:
         return set()
     owned: Mapping[str, list[int]] = json.loads(subscription).get("owned", {})
-    rows = [row for some in chunks(sorted(ids)) for row in connection.execute(_NAMES, {"partition_ids": some})]
-    return {partition_id for partition_id, name, number in rows if number in owned.get(name, ())}
+    names = names_of_partitions(connection, ids)
+    return {partition_id for partition_id, name in names.items() if name.partition in owned.get(name.topic, ())}
 
 
 def _read_members(connection: Connection, committer: GroupMembership) -> list[CommittingMember]:
