@@ -1,4 +1,4 @@
-"""This file is how Alembic runs our migrations: on a connection that txnstore gives it, or as SQL text."""
+"""The environment in which Alembic runs our migrations: on a connection from txnstore, or as SQL text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is what tests of the clients need to run once more, over a cluster of two SQLite files.
+"""Fixtures with which tests of the clients run once more, over a cluster of two SQLite files.
 
 A file that imports these fixtures and another file's tests runs them as they are: what a program sees is the same.
 """

@@ -1,4 +1,4 @@
-"""This file is the seam between txnstore and a kind of database.
+"""The seam between txnstore and a kind of database.
 
 A member belongs here only when its bodies differ between the databases; everything else is one SQLAlchemy Core
 statement for all of them.

@@ -1,4 +1,4 @@
-"""This file is what belongs to the tables and what SQLAlchemy has no words for: how columns are kept, and the view."""
+"""The parts of the tables that SQLAlchemy has no words for: how columns are kept, and the view."""
 
 from __future__ import annotations
 

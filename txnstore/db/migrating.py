@@ -1,4 +1,4 @@
-"""This file is the way from one version of the tables to the next: Alembic, with a version table of our own."""
+"""The way from one version of the tables to the next: Alembic, with a version table of our own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is how tables are named: by a schema on PostgreSQL, by a prefix on SQLite, and one way in the code."""
+"""The names of tables: a schema on PostgreSQL, a prefix on SQLite, and one way in the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the view `records`: the log as SQL users see it, one row a record.
+"""The view `records`: the log as SQL users see it, one row a record.
 
 The view opens batches with nothing but SQL, in time that grows with the number of records and not with the size of
 their batches.  What is pushed down to the index of the batches, on both databases, are conditions on `topic`,

@@ -1,4 +1,4 @@
-"""This file is the tables: the format document of a store, from which the README's table reference is generated.
+"""The tables: the format document of a store, from which the table reference of the README is generated.
 
 Every column says what it holds.  There are no foreign keys: the rows that would stand at the two ends may live in
 different databases of a cluster.  Integers that count or name something have 64 bits.

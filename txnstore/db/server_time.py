@@ -1,4 +1,4 @@
-"""This file is the one way a statement asks for the time: the database server's clock, or the store's own `Clock`."""
+"""The time as a statement asks for it: the database server's clock, or the store's own `Clock`."""
 
 from __future__ import annotations
 

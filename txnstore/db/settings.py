@@ -1,4 +1,4 @@
-"""This file is the settings of a store as they stand in its table."""
+"""The settings of a store as they stand in its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the store: one database, and the two ways to run a database transaction on it.
+"""The store: one database, and the two ways to run a database transaction on it.
 
 Functions of the upper layers take a `Connection` and never open one, so that a caller composes several of them into
 one database transaction:

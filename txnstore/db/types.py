@@ -1,4 +1,4 @@
-"""This file is the column types: each the type that STRICT tables of SQLite and PostgreSQL both have."""
+"""The column types: each one exists in SQLite's STRICT tables and in PostgreSQL."""
 
 from __future__ import annotations
 

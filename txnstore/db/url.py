@@ -1,4 +1,4 @@
-"""This file is database URLs: parsed once, checked, and never printed with their password."""
+"""Database URLs: parsed once, checked, and never printed with their password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is how a reader waits for news without asking all the time.
+"""Waiting for news: how a reader learns of commits without asking all the time.
 
 A wake-up is a hint and nothing more: whoever is woken reads again, and whoever is not looks again by itself after
 a while.  So a lost, late or forged one costs time, never a record.

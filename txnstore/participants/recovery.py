@@ -26,7 +26,7 @@ from txnstore.db.postgresql.branches import (
     list_prepared,
     look_at_database,
 )
-from txnstore.db.postgresql.connection import StoreConnection
+from txnstore.db.postgresql.connection import PostgreSQLConnection
 from txnstore.db.postgresql.exchange import Answer, AnswerKind
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url
@@ -133,7 +133,7 @@ def raise_failed(recovered: RecoveredBranches) -> None:
 class _Recovery:
     """One look at one database."""
 
-    def __init__(self, store: Store, cluster: Cluster | None, driver: StoreConnection) -> None:
+    def __init__(self, store: Store, cluster: Cluster | None, driver: PostgreSQLConnection) -> None:
         self._store = store
         self._cluster = cluster
         self._driver = driver

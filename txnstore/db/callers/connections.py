@@ -1,4 +1,4 @@
-"""This file is the kinds of connections that a caller may hand over, and what each must be like to be used.
+"""The kinds of connections that a caller may hand over, and what each must be like to be used.
 
 He keeps it, and with it his database transaction: nothing here begins, commits, rolls back or closes anything, but
 for what his own next statement would have begun.

@@ -1,4 +1,4 @@
-"""This file is the cursors for our statements on a connection of the caller's: his settings do not reach them.
+"""Cursors for our statements on a caller's connection, which the caller's settings do not reach.
 
 Whatever he has set for the rows, texts, types or prepared statements of his own, ours come as tuples of plain values,
 and nothing of ours stays in his session.

@@ -1,4 +1,4 @@
-"""This file is a database transaction that its caller has begun and that txnstore commits.
+"""The enlisted connection: a database transaction that its caller has begun and that txnstore commits.
 
     taken = EnlistedConnection(store, callers, refuse)
     taken.take()

@@ -1,4 +1,4 @@
-"""This file is what keeps a caller from ending a database transaction that txnstore is to commit.
+"""Guards that keep a caller from ending a database transaction that txnstore is to commit.
 
 His commit() and rollback() are refused while the guards are set, by whichever of his objects he calls them.  What a
 guard cannot reach, SQL's own COMMIT for example, shows when txnstore looks at the database transaction again.

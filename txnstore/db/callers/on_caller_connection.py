@@ -1,4 +1,4 @@
-"""This file is our statements within a database transaction of the caller's, on his connection.
+"""Our statements within a database transaction of the caller's, on the caller's connection.
 
     callers = callers_connection(given)
     run_joined(store, callers, lambda connection: commit_offsets(connection, ...))

@@ -1,4 +1,4 @@
-"""This file is the INSERT into the outbox on a caller's own connection, whichever library it is of.
+"""The INSERT into the outbox on a caller's own connection, whichever library it is from.
 
 It is one statement inside the database transaction that the caller has begun and will end: nothing is begun,
 committed, rolled back, listened for or told to anybody, and no lock is taken that another caller waits for.

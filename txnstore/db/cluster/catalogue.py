@@ -1,4 +1,4 @@
-"""This file is what every database of a cluster has a copy of: databases, topics, partitions and settings.
+"""The catalogue, of which every database of a cluster has a copy: databases, topics, partitions and settings.
 
 The controller's rows are the truth.  Each of its changes has a number; a copy is brought to the state of a whole
 snapshot, and never back to an older one.  So a copy may be made by anybody, at any time, and by several at once.

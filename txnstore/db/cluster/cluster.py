@@ -1,7 +1,7 @@
-"""This file is the cluster: several databases under one roof, each opened when it is first needed.
+"""The cluster: several databases under one roof, each opened when it is first needed.
 
 The first database of the list is the controller: it keeps topics, settings and the list of members.  A partition
-lives in one database, its home; a transactional id or a group in the one that its name's hash selects.  A database
+lives in one database, its leader; a transactional id or a group in the one that its name's hash selects.  A database
 that is away holds up only what lives there: whoever asks for it is told so, by its label.
 """
 
@@ -269,10 +269,10 @@ class Cluster:
         Raises:
             UnknownTopicOrPartition: the controller does not know it.
         """
-        home = self.leaders_of([partition_id]).get(partition_id)
-        if home is None:
+        leader_id = self.leaders_of([partition_id]).get(partition_id)
+        if leader_id is None:
             raise UnknownTopicOrPartition(f"there is no partition with id {partition_id}; was its topic deleted?")
-        return home
+        return leader_id
 
     def store_of_partition(self, partition_id: int) -> Store:
         """Return the store of the database that holds the partition.

@@ -1,4 +1,4 @@
-"""This file is the list of databases that a client is given: cut into URLs, each with a name for people."""
+"""The list of databases that a client is given: cut into URLs, each with a name for people."""
 
 from __future__ import annotations
 

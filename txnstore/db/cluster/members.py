@@ -1,4 +1,4 @@
-"""This file is the members of a cluster: found in the list, opened when needed, left alone while away, and taken in.
+"""The members of a cluster: found in the list, opened when needed, left alone while away, and taken in.
 
 A member is known by the identity of its store.  The name in its URL only tells where to look first.
 """

@@ -1,4 +1,4 @@
-"""This file is which databases a cluster has, as its tables say, and which of them coordinates what.
+"""The databases of a cluster, as its tables say, and which of them coordinates what.
 
 The controller's table is the truth; each member has a copy.  Transactional ids and groups live where the hash of
 their name selects one of the databases that coordinate.  These are fixed once, when the second database comes, and
@@ -90,7 +90,7 @@ def hash_of_name(name: str) -> int:
 
 
 def check_lives_here(connection: Connection, name: str, *, is_locked: bool = False) -> None:
-    """Refuse a new transactional id or group whose home is another database, whatever the client believes.
+    """Refuse a new transactional id or group that another database coordinates, whatever the client believes.
 
     With `is_locked` the caller has changed the row of `stores` already, and so waits for nobody else here.
 
@@ -102,9 +102,9 @@ def check_lives_here(connection: Connection, name: str, *, is_locked: bool = Fal
     members = read_databases(connection)
     if len(members) == 1:
         return
-    home = coordinator_of_name(name, members)
-    if not any(member.is_own and member.database_id == home for member in members):
-        label = next(member.label for member in members if member.database_id == home)
+    coordinator_id = coordinator_of_name(name, members)
+    if not any(member.is_own and member.database_id == coordinator_id for member in members):
+        label = next(member.label for member in members if member.database_id == coordinator_id)
         raise NotCoordinator(
             f"{name[:80]!r} lives in the database {label!r}, which the cluster has by now; nothing was changed. Look at"
             " the cluster again"

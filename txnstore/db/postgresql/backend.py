@@ -1,4 +1,4 @@
-"""This file is PostgreSQL's side of the seam: settings that live in one database transaction, COMMIT's tag, SQLSTATEs.
+"""PostgreSQL's side of the seam: settings that live in one database transaction, COMMIT's tag, SQLSTATEs.
 
 Nothing depends on the state of a session: between two database transactions a pooler such as pgbouncer may give us
 another server connection.  So settings are SET LOCAL, sent together with BEGIN, and statements are not prepared.
@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, Durability, Limits, Stage
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
-from txnstore.db.postgresql.connection import StoreConnection
+from txnstore.db.postgresql.connection import PostgreSQLConnection
 from txnstore.db.postgresql.wakeup import Announcer, ListenWaiter
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
@@ -149,9 +149,9 @@ class StorePostgreSQLDialect(PGDialect_psycopg):
         """Ask as SQLAlchemy does, but not a stranger's function that the role's search path may find first."""
         return connection.exec_driver_sql("SELECT pg_catalog.current_schema()").scalar()
 
-    def connect(self, *arguments: Any, **options: Any) -> StoreConnection:  # type: ignore[override]  # it is one
+    def connect(self, *arguments: Any, **options: Any) -> PostgreSQLConnection:  # type: ignore[override]  # it is one
         """Return a new connection, whose waits are bounded."""
-        return StoreConnection.connect(*arguments, **options)
+        return PostgreSQLConnection.connect(*arguments, **options)
 
 
 registry.register("postgresql.txnstore", __name__, "StorePostgreSQLDialect")
@@ -310,20 +310,20 @@ def connect_arguments(url: DatabaseUrl) -> dict[str, Any]:
     return arguments
 
 
-def connect_driver(url: DatabaseUrl) -> StoreConnection:
+def connect_driver(url: DatabaseUrl) -> PostgreSQLConnection:
     """Open a connection outside the pool, in autocommit mode, for listening and notifying."""
     dialect: Any = StorePostgreSQLDialect
     _, options = dialect().create_connect_args(url.url)
-    return StoreConnection.connect(**(options | connect_arguments(url)), autocommit=True)
+    return PostgreSQLConnection.connect(**(options | connect_arguments(url)), autocommit=True)
 
 
-def _driver_connection(connection: Connection) -> StoreConnection:
+def _driver_connection(connection: Connection) -> PostgreSQLConnection:
     driver: Any = connection.connection.driver_connection
-    assert isinstance(driver, StoreConnection)
+    assert isinstance(driver, PostgreSQLConnection)
     return driver
 
 
-def _bound_of_silence(driver: StoreConnection, limits: Limits) -> str:
+def _bound_of_silence(driver: PostgreSQLConnection, limits: Limits) -> str:
     """Return the setting that frees the locks of a client that fell silent in the middle of a request.
 
     It is not idle then, nor is a statement running, so none of the other limits ends it.

@@ -1,4 +1,4 @@
-"""This file is what PostgreSQL does for a branch: look at its database, PREPARE TRANSACTION, COMMIT PREPARED.
+"""The PostgreSQL side of a branch: look at its database, PREPARE TRANSACTION, COMMIT PREPARED.
 
 The connection of a branch is its owner's: no state of it may change but that its database transaction ends.
 """
@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
 
 from txnstore.db.postgresql.backend import IDENTIFY, MAKE_DURABLE, connect_driver, connecting_error
-from txnstore.db.postgresql.connection import StoreConnection
+from txnstore.db.postgresql.connection import PostgreSQLConnection
 from txnstore.db.postgresql.exchange import Answer, AnswerKind, Statement, exchange
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import InvalidRequest, InvalidUrl, StoreUnavailable
@@ -168,7 +168,7 @@ class BranchAddress:
         self._parameters: dict[str, Any] = dict(driver.info.get_parameters())
         self._password = driver.info.password
 
-    def connect(self, timeout_seconds: float) -> StoreConnection:
+    def connect(self, timeout_seconds: float) -> PostgreSQLConnection:
         """Open another connection.
 
         Raises:
@@ -178,10 +178,10 @@ class BranchAddress:
         parameters = self._parameters | {"connect_timeout": max(2, int(timeout_seconds))}
         if self._password:
             parameters["password"] = self._password
-        return _connected(lambda: StoreConnection.connect(**parameters, autocommit=True, prepare_threshold=None))
+        return _connected(lambda: PostgreSQLConnection.connect(**parameters, autocommit=True, prepare_threshold=None))
 
 
-def connect_participant(url: DatabaseUrl) -> StoreConnection:
+def connect_participant(url: DatabaseUrl) -> PostgreSQLConnection:
     """Open a connection to a participating database.
 
     Raises:
@@ -193,7 +193,7 @@ def connect_participant(url: DatabaseUrl) -> StoreConnection:
     return _connected(lambda: connect_driver(url))
 
 
-def list_prepared(driver: StoreConnection, prefix: str) -> list[PreparedBranch]:
+def list_prepared(driver: PostgreSQLConnection, prefix: str) -> list[PreparedBranch]:
     """Return what is prepared in this database, by whomever, under gids that begin with `prefix`; the oldest first.
 
     Raises:
@@ -206,7 +206,7 @@ def list_prepared(driver: StoreConnection, prefix: str) -> list[PreparedBranch]:
         raise StoreUnavailable(_DOES_NOT_ANSWER.format(error.sqlstate or type(error).__name__)) from None
 
 
-def end_prepared(driver: StoreConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
+def end_prepared(driver: PostgreSQLConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
     """Commit or roll back a prepared branch on a connection of our own, as the role that prepared it if need be.
 
     While somebody else is ending it, that is waited for.
@@ -219,7 +219,7 @@ def end_prepared(driver: StoreConnection, gid: str, *, commit: bool, timeout_sec
         time.sleep(_BUSY_PAUSE_SECONDS)
 
 
-def _end_prepared_now(driver: StoreConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
+def _end_prepared_now(driver: PostgreSQLConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
     statement = end_statement(driver, gid, commit=commit)
     (answer,) = exchange([statement], timeout_seconds)
     if answer.sqlstate != INSUFFICIENT_PRIVILEGE:
@@ -268,7 +268,7 @@ def _ask(driver: Driver, question: str) -> tuple[Any, ...]:
     return row
 
 
-def _connected(connect: Callable[[], StoreConnection]) -> StoreConnection:
+def _connected(connect: Callable[[], PostgreSQLConnection]) -> PostgreSQLConnection:
     try:
         return connect()
     except psycopg.Error as error:

@@ -1,4 +1,4 @@
-"""This file is a connection to PostgreSQL on which nobody waits for ever.
+"""A connection to PostgreSQL on which nobody waits for ever.
 
 The server itself ends what takes too long, and says so.  If it says nothing either, it was stopped, or something on
 the way swallows what is sent and keeps the connection open: no timeout of TCP notices that.
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 SILENCE_MS: Final = 10_000
 
 
-class StoreConnection(psycopg.Connection[Any]):
+class PostgreSQLConnection(psycopg.Connection[Any]):
     """A connection that counts as broken once an answer is overdue."""
 
     _silence_seconds: float | None = SILENCE_MS / 1000

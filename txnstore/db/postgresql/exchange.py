@@ -1,4 +1,4 @@
-"""This file is statements sent on connections of others, several at once, each wait with a deadline.
+"""Statements sent on the connections of others, several at once, each wait with a deadline.
 
 They go past psycopg's own idea of transactions, straight to libpq, and one thread waits for all of the answers:
 

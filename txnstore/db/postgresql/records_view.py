@@ -1,4 +1,4 @@
-"""This file is the text of the view `records` for PostgreSQL.
+"""The text of the view `records` for PostgreSQL.
 
 The arrays of a batch become PostgreSQL arrays, whose elements are found by arithmetic, once a batch: OFFSET 0 keeps
 the planner from moving that to each record.  The data is copied once a batch for the same reason: a value out of line

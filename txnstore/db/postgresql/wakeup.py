@@ -1,4 +1,4 @@
-"""This file is how writers wake waiting readers on PostgreSQL: NOTIFY after the commit, many commits in one.
+"""The wake-up on PostgreSQL: NOTIFY after the commit tells waiting readers, many commits in one.
 
 NOTIFY is a statement of its own on a connection of its own: within the appending transaction it would take a
 database-wide lock at commit and forbid PREPARE TRANSACTION.

@@ -1,4 +1,4 @@
-"""This file is SQLite's side of the seam: WAL with full durability, one writer at a time, and its error codes."""
+"""SQLite's side of the seam: WAL with full durability, one writer at a time, and its error codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is when SQLite's write-ahead log is moved into the database file, and why never while anybody writes.
+"""The checkpoint: SQLite's write-ahead log is moved into the database file, never while anybody writes.
 
 SQLite 3.7.0 to 3.51.2 may corrupt the file when one connection checkpoints in the very moment in which another
 writes or checkpoints (the "WAL-reset bug").  So connections of txnstore never checkpoint by themselves

@@ -1,4 +1,4 @@
-"""This file is how SQLite files are opened, and why no connection to one is open while the process forks.
+"""Connections to SQLite files, and why none of them is open while the process forks.
 
 SQLite remembers in the memory of the process which locks the process holds on a file.  A child inherits that memory,
 but not the locks.  So a connection that it opens later would rely on locks that nobody holds: the parent, closing its
@@ -28,14 +28,14 @@ FORK_PATIENCE_SECONDS: Final = 1.0
 #: Held while a connection is opened, and by a fork from its beginning to its end.
 FORK_LOCK: Final = threading.RLock()
 
-_open: Final[weakref.WeakSet[StoreConnection]] = weakref.WeakSet()
+_open: Final[weakref.WeakSet[SQLiteConnection]] = weakref.WeakSet()
 #: Who keeps connections that are not in use, and how it closes them.
 _holders: Final[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = weakref.WeakKeyDictionary()
 #: The files, by device and number, of which a connection was in use when this process was forked off.
 _lost_files: Final[set[tuple[int, int]]] = set()
 
 
-class StoreConnection(sqlite3.Connection):
+class SQLiteConnection(sqlite3.Connection):
     """A connection that is known as open until it is closed."""
 
     def __init__(self, path: str, **options: Any) -> None:
@@ -66,7 +66,7 @@ def connect(path: str) -> sqlite3.Connection:
         _refuse_if_lost(path)
         # timeout=0: SQLite's own waiting starves writers when commits sync to disk; the store's retry is fair.
         connection = sqlite3.connect(
-            path, timeout=0, isolation_level=None, check_same_thread=False, factory=StoreConnection
+            path, timeout=0, isolation_level=None, check_same_thread=False, factory=SQLiteConnection
         )
         try:
             _configure(connection)

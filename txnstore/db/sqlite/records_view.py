@@ -1,4 +1,4 @@
-"""This file is the text of the view `records` for SQLite.
+"""The text of the view `records` for SQLite.
 
 SQLite has no LATERAL and reads a large column anew whenever an expression names it.  Were records cut straight out of
 their batch, each would cost a copy of the batch.  So the view cuts in two steps: a batch into chunks of a number of

@@ -1,4 +1,4 @@
-"""This file is reading text that others have written: SQLite keeps any bytes as text, also what is no UTF-8."""
+"""Text that others have written: SQLite keeps any bytes as text, even if they are not UTF-8."""
 
 from __future__ import annotations
 

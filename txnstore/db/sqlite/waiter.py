@@ -1,4 +1,4 @@
-"""This file is how a reader of an SQLite file notices commits: it looks at its data version, ever more rarely."""
+"""The waiter of an SQLite file: a reader notices commits by its data version, at which it looks ever more rarely."""
 
 from __future__ import annotations
 
