@@ -56,9 +56,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long files, in whatever order the rest is."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what is slow on one database before tests are chosen; begin with the long files, the rest as it comes."""
+    for item in items:
+        if "[postgresql" in item.name and item.get_closest_marker("slow_on_postgresql") is not None:
+            item.add_marker(pytest.mark.slow)
+    yield
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
 

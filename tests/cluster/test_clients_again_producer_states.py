@@ -2,5 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.clients.producer.test_producer_states import *  # noqa: F403 - the tests; their own fixtures come last
 from tests.cluster.again import *  # noqa: F403 - the fixtures
+
+pytestmark = pytest.mark.slow

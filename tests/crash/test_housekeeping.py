@@ -25,6 +25,8 @@ from txnstore.transactions.recovery import (
 )
 from txnstore.transactions.states import TransactionState
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 DAY_MS = 86_400_000
 
 

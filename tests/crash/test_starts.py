@@ -26,6 +26,8 @@ from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.states import TransactionState
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 _ABORT, _COMMIT = ControlType.ABORT, ControlType.COMMIT
 
 STARTS = (

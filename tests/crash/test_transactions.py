@@ -13,6 +13,8 @@ from tests.crash.worlds import NEW_OFFSET, OLD, OLD_OFFSET, PARTITIONS, Place, V
 from txnstore.db.store import Store
 from txnstore.model import ControlType
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 
 @pytest.mark.parametrize("scenario", ALL, ids=str)
 def test_a_crash_at_any_step_leaves_a_transaction_that_ends_whole_or_not_at_all(place: Place, scenario: Scenario):

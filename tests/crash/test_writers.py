@@ -17,6 +17,8 @@ from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import recover
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 
 def goes_on(case: Together, place: Place, world: World, store: Store, left: View) -> ControlType:
     """Whoever died repeats the call, and the transaction comes to its end."""

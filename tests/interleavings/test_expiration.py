@@ -16,6 +16,8 @@ from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 RETENTION_MS = 7 * 86_400_000
 OLD, NEW = 5, 8
 PRODUCER = ProducerIdentity(1_000, 0)

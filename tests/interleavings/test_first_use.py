@@ -10,6 +10,8 @@ from tests.tools.interleaving import Scenario, before_locks, before_transactions
 from txnstore.db.opening import open_store
 from txnstore.log.topics import ensure_topic, find_topics
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 _numbers = itertools.count(1)
 
 

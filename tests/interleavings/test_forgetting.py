@@ -9,6 +9,8 @@ from tests.tools.interleaving import before_locks, before_transactions, explore
 from txnstore.db.schema import producer_states
 from txnstore.transactions.recovery import expire_producers
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 DAY_MS = 86_400_000
 
 

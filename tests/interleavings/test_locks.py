@@ -13,6 +13,8 @@ from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import delete_topic, find_topics
 from txnstore.model import Record
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 INTERRUPTIONS_MAX = 2
 
 

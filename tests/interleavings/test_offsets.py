@@ -12,6 +12,8 @@ from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.locked import SentOffsets
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 PLAIN, PENDING = 5, 10
 
 

@@ -9,6 +9,8 @@ from txnstore.db.store import Store
 from txnstore.transactions.rows import read_row
 from txnstore.transactions.states import TransactionState
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 
 def transaction_of(store: Store, transactional_id: str):
     row = store.read(lambda connection: read_row(connection, transactional_id).row)

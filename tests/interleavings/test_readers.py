@@ -11,6 +11,8 @@ from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.locked import SentOffsets
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 
 @pytest.mark.parametrize("isolation", list(IsolationLevel))
 def test_a_reader_between_the_steps_of_producers_gets_every_record_once_and_in_order(world, in_turn, isolation):

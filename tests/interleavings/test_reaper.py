@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.tools.interleaving import explore, stop_here
 from txnstore.transactions.recovery import abort_if_timed_out, abort_timed_out
 from txnstore.transactions.rows import read_row
 from txnstore.transactions.states import FenceReason
+
+pytestmark = pytest.mark.slow_on_postgresql
 
 TIMEOUT_MS = 1_000
 

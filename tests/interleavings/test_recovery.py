@@ -13,6 +13,8 @@ from txnstore.transactions.recovery import complete_all_decided
 from txnstore.transactions.rows import read_row
 from txnstore.transactions.states import TransactionState
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 
 def decide(setting, store, producer, transaction, *, commit):
     """Take the decision and go away, as a coordinator does that crashes then: nobody hears an answer."""

@@ -22,6 +22,8 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_if_timed_out, recover
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 TIMEOUT_MS = 1_000
 
 
