@@ -1,4 +1,4 @@
-"""This file is the lanes of a sender: what is on its way to each database, in order, with pauses of its own.
+"""The lanes of a sender: what is on its way to each database, in order, with pauses of its own.
 
 A cluster of one has one lane, and the sender's thread writes by itself.  With several databases each has a thread that
 writes, from its first request on: one that is away, or slow, holds up nothing but its own records.
@@ -50,6 +50,11 @@ class Lane:
     in_flight: deque[InFlight] = field(default_factory=deque)
     _written: InFlight | None = None
     _answer: Future[Any] | None = None
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the sender's thread writes by itself."""
+        return self._helper is None
 
     @property
     def is_writing(self) -> bool:

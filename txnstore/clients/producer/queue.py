@@ -140,21 +140,18 @@ class Accumulator:
         return not self._queues and not self._unassigned
 
     @property
-    def has_full_batch(self) -> bool:
-        """Whether some partition has as much as a batch may hold."""
-        return any(self._is_full(queue) for queue in self._queues.values())
-
-    @property
     def oldest_seconds(self) -> float | None:
         """When the oldest record was queued, by the monotonic clock."""
         return min((queue.records[0][QUEUED_SECONDS] for queue in self._all_queues()), default=None)
 
-    def waiting(self, unless: Callable[[str, int], bool]) -> tuple[float | None, bool]:
-        """Return when the oldest record was queued and whether a batch is full, but for some partitions.
+    def waiting(self, unless: Callable[[str, int], bool] | None = None) -> tuple[float | None, bool]:
+        """Return when the oldest record of a known topic was queued, and whether a batch is full.
 
-        Left out are those for which `unless` is true, and topics that are not known yet.
+        Partitions for which `unless` is true are left out.
         """
-        queues = [queue for queue in self._queues.values() if not unless(queue.topic, queue.partition)]
+        queues = [
+            queue for queue in self._queues.values() if unless is None or not unless(queue.topic, queue.partition)
+        ]
         oldest_seconds = min((queue.records[0][QUEUED_SECONDS] for queue in queues), default=None)
         return oldest_seconds, any(self._is_full(queue) for queue in queues)
 

@@ -1,5 +1,6 @@
-"""This file is how a producer sends: batches leave the queue when they have lingered, one request at a time.
+"""The sending of a producer: batches leave the queue when they have lingered, one request at a time.
 
+A cluster of one has one lane, in which the sender's thread writes by itself; of several databases each has its own.
 Nothing overtakes: a request that could not be written is written again before the next one to the same database, and a
 commit comes after all of its transaction's records.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
@@ -162,11 +163,10 @@ class Sender:
 
     @property
     def _is_holding(self) -> bool:
-        return (
-            self._held_bytes_max is not None
-            and not self._flushing
-            and self._accumulator.size_bytes <= self._held_bytes_max
-        )
+        """Whether what waits is to go with the commit, as far as anybody can say now."""
+        if self._held_bytes_max is None or self.holds_everything:
+            return self.holds_everything
+        return not self._flushing and self._accumulator.size_bytes <= self._held_bytes_max
 
     @property
     def unknown_topics(self) -> list[str]:
@@ -210,50 +210,139 @@ class Sender:
 
     def due_seconds(self, now_seconds: float) -> float | None:
         """Return when there is something to send; None if there is nothing."""
-        if not self._is_alone():
-            return self._lanes_due_seconds(now_seconds)
-        not_before_seconds = self.thread.backoff.not_before_seconds
-        in_flight = self._lanes.alone.in_flight
-        if self.holds_everything and not (in_flight and in_flight[0].is_given_up):
+        if self._look_up.has_answer or any(lane.has_answer for lane in self._lanes):
+            return now_seconds
+        due = [self._lane_due_seconds(lane, now_seconds) for lane in self._lanes if lane.in_flight]
+        is_alone = self._is_alone()
+        if not is_alone or not (due or self._is_holding):
+            due += [self._look_up_due_seconds(), self._queue_due_seconds(now_seconds)]
+        if not is_alone and self._message_timeout_seconds > 0:
+            # What waits behind a database that is away has its time too.
+            oldest_seconds = self._accumulator.oldest_seconds
+            if oldest_seconds is not None:
+                due.append(oldest_seconds + self._message_timeout_seconds)
+        return min((at_seconds for at_seconds in due if at_seconds is not None), default=None)
+
+    def _lane_due_seconds(self, lane: Lane, now_seconds: float) -> float | None:
+        if lane.is_writing:
             return None
-        if in_flight:
-            return now_seconds if in_flight[0].is_given_up else not_before_seconds
-        oldest_seconds = self._accumulator.oldest_seconds
-        if oldest_seconds is None or self._is_holding:
+        if any(sent.is_given_up for sent in lane.in_flight):
+            return now_seconds
+        if lane is self._lanes.alone:
+            if not self._is_alone():
+                return now_seconds
+            if self.holds_everything:
+                return None
+        return lane.backoff.not_before_seconds
+
+    def _look_up_due_seconds(self) -> float | None:
+        oldest_seconds = self._accumulator.oldest_unknown_seconds
+        if oldest_seconds is None or self._look_up.is_running:
             return None
-        if self._flushing or self._accumulator.has_full_batch:
-            return not_before_seconds
-        return max(oldest_seconds + self._linger_seconds, not_before_seconds)
+        linger_seconds = 0.0 if self._flushing else self._linger_seconds
+        backoff = self.thread.backoff if self._is_alone() else self._look_up.backoff
+        return max(oldest_seconds + linger_seconds, backoff.not_before_seconds)
+
+    def _queue_due_seconds(self, now_seconds: float) -> float | None:
+        """Return when records are to be taken from the queue of a database whose lane is free."""
+        is_alone = self._is_alone()
+        oldest_seconds, has_full_batch = self._accumulator.waiting(None if is_alone else self._unless_blocked())
+        if oldest_seconds is None:
+            return None
+        is_due = self._flushing or has_full_batch
+        due_seconds = now_seconds if is_due else oldest_seconds + self._linger_seconds
+        return max(due_seconds, self.thread.backoff.not_before_seconds) if is_alone else due_seconds
 
     def run(self) -> None:
-        """Try once to send what comes next; what cannot be sent now stays in flight."""
-        if not self._is_alone():
-            self._run_lanes()
-            return
+        """Look at what has come back, and give each database that has nothing to do what comes next.
+
+        A cluster of one is written to right here; what cannot be sent now stays in flight.
+        """
+        for lane in list(self._lanes):
+            if lane.has_answer:
+                self._take_answer(lane)
         self._expire()
-        lane = self._lanes.alone
-        if not lane.in_flight:
-            self._look_up_topics()
-            if not self._is_alone():
-                # The look-up was what opened the databases.
-                self._run_lanes()
+        if not self._is_alone():
+            self._leave_lane_of_one()
+            self._look_up_in_background()
+        elif not self._lanes.alone.in_flight:
+            self._look_up_here()
+        self._distribute()
+        ready = [(lane, request) for lane in list(self._lanes) if (request := self._next_of(lane)) is not None]
+        if ready:
+            self._write(ready)
+
+    def _write(self, ready: Sequence[tuple[Lane, ProduceRequest]]) -> None:
+        """Write what comes first in each of these lanes."""
+        if self.listener is not None:
+            self.listener.writing()
+        if not self._is_alone():
+            self.session.expect({number for _, request in ready for number in request.partition_ids})
+        for lane, request in ready:
+            in_flight, write = lane.in_flight[0], partial(self.session.write, request)
+            if lane.is_inline:
+                self._finish(in_flight, request, write)
+            else:
+                with self._changed:
+                    lane.write(in_flight, write, self._changed)
+
+    def _take_answer(self, lane: Lane) -> None:
+        with self._changed:
+            in_flight, answer = lane.take_answer()
+            if in_flight not in lane.in_flight:
+                # Its transaction was aborted meanwhile, which has been reported.
                 return
-            with self._changed:
-                batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX)
-                if not batches:
-                    return
-                lane.in_flight.append(InFlight(lane, batches))
-        in_flight = lane.in_flight[0]
+        assert in_flight.request is not None
         try:
-            request = self._prepared(in_flight)
-            if self.listener is not None:
-                self.listener.writing()
-            appended = self.session.write(request)
+            self._finish(in_flight, in_flight.request, answer.result)
+        except BaseException:
+            lane.backoff.back_off()
+            raise
+
+    def _finish(self, in_flight: InFlight, request: ProduceRequest, answer: Callable[[], Sequence[Appended]]) -> None:
+        """Report a request by the answer of its database, or decide what becomes of it."""
+        try:
+            appended = answer()
         except TxnStoreError as error:
             self._handle(in_flight, error)
         else:
+            in_flight.lane.backoff.succeeded()
             self.report(request, appended)
             self._done(in_flight)
+
+    def _distribute(self) -> None:
+        """Take what comes next from the queue, for each database whose lane is free."""
+        with self._changed:
+            if self._is_alone():
+                lane = self._lanes.alone
+                if not lane.in_flight:
+                    batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX)
+                    if batches:
+                        lane.in_flight.append(InFlight(lane, batches))
+                return
+            due_seconds = self._queue_due_seconds(time.monotonic())
+            if due_seconds is not None and due_seconds <= time.monotonic():
+                unless = self._unless_blocked()
+                self._enter(self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless))
+
+    def _next_of(self, lane: Lane) -> ProduceRequest | None:
+        """Return the request that the lane is to write now, if there is one."""
+        if lane.is_writing or not lane.in_flight:
+            return None
+        # With one database there is nothing else to do meanwhile: whoever runs this has waited before.
+        if not lane.is_inline and lane.backoff.not_before_seconds > time.monotonic():
+            return None
+        in_flight = lane.in_flight[0]
+        try:
+            if not lane.is_inline and in_flight.request is None and self._is_misplaced(in_flight):
+                with self._changed:
+                    lane.in_flight.popleft()
+                    self._enter(in_flight.batches, has_fresh_topics=in_flight.has_fresh_topics)
+                return None
+            return self._prepared(in_flight)
+        except TxnStoreError as error:
+            self._handle(in_flight, error)
+            return None
 
     def send_everything(self) -> None:
         """Send until nothing waits any more.
@@ -284,7 +373,7 @@ class Sender:
             self.run()
             self._pause()
         while True:
-            self._look_up_topics()
+            self._look_up_here()
             with self._changed:
                 while batches := self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX):
                     lane.in_flight.append(InFlight(lane, batches))
@@ -325,7 +414,7 @@ class Sender:
                 if self._is_alone() and self._lanes.is_empty:
                     # Looked up and not sent: what has waited for its topic goes with the commit as well.
                     self._expire()
-                    self._look_up_topics()
+                    self._look_up_here()
                 else:
                     self.run()
                 if self._has_more_than_commit:
@@ -390,7 +479,7 @@ class Sender:
         finally:
             self.end_flush()
 
-    def _look_up_topics(self) -> None:
+    def _look_up_here(self) -> None:
         for failed, error in self._topics.look_up(self.thread.backoff.retry_later):
             self._fail_batch(failed, error)
 
@@ -420,92 +509,12 @@ class Sender:
     def _goes_before_commit(self, topic: str, number: int) -> bool:
         return self._home_of(topic, number) != self._committing_database_id
 
-    def _blocked(self) -> set[int]:
-        """Return the databases for which nothing is taken from the queue now."""
+    def _unless_blocked(self) -> Callable[[str, int], bool]:
+        """Return what is true of the partitions of which nothing is taken from the queue now."""
         blocked = self._lanes.busy
         if self._committing_database_id is not None:
             blocked.add(self._committing_database_id)
-        return blocked
-
-    def _lanes_due_seconds(self, now_seconds: float) -> float | None:
-        if self._look_up.has_answer or any(lane.has_answer for lane in self._lanes):
-            return now_seconds
-        due = [self._lane_due_seconds(lane, now_seconds) for lane in self._lanes if lane.in_flight]
-        due.append(self._look_up_due_seconds())
-        due.append(self._queue_due_seconds(now_seconds))
-        if self._message_timeout_seconds > 0:
-            # What waits behind a database that is away has its time too.
-            oldest_seconds = self._accumulator.oldest_seconds
-            if oldest_seconds is not None:
-                due.append(oldest_seconds + self._message_timeout_seconds)
-        return min((at_seconds for at_seconds in due if at_seconds is not None), default=None)
-
-    def _lane_due_seconds(self, lane: Lane, now_seconds: float) -> float | None:
-        if lane.is_writing:
-            return None
-        if lane is self._lanes.alone or any(sent.is_given_up for sent in lane.in_flight):
-            return now_seconds
-        return lane.backoff.not_before_seconds
-
-    def _look_up_due_seconds(self) -> float | None:
-        oldest_seconds = self._accumulator.oldest_unknown_seconds
-        if oldest_seconds is None or self._look_up.is_running:
-            return None
-        linger_seconds = 0.0 if self._flushing else self._linger_seconds
-        return max(oldest_seconds + linger_seconds, self._look_up.backoff.not_before_seconds)
-
-    def _queue_due_seconds(self, now_seconds: float) -> float | None:
-        """Return when records are to be taken from the queue of a database whose lane is free."""
-        blocked = self._blocked()
-        oldest_seconds, has_full_batch = self._accumulator.waiting(
-            lambda topic, number: self._home_of(topic, number) in blocked
-        )
-        if oldest_seconds is None:
-            return None
-        is_due = self._flushing or has_full_batch
-        return now_seconds if is_due else oldest_seconds + self._linger_seconds
-
-    def _run_lanes(self) -> None:
-        """Look at what has come back from the databases, and give each that has nothing to do what comes next."""
-        for lane in list(self._lanes):
-            if lane.has_answer:
-                self._take_answer(lane)
-        self._expire()
-        self._leave_lane_of_one()
-        self._look_up_in_background()
-        self._distribute()
-        ready: list[tuple[InFlight, ProduceRequest]] = []
-        for lane in list(self._lanes):
-            request = self._next_of(lane)
-            if request is not None:
-                ready.append((lane.in_flight[0], request))
-        if not ready:
-            return
-        if self.listener is not None:
-            self.listener.writing()
-        self.session.expect({number for _, request in ready for number in request.partition_ids})
-        for in_flight, request in ready:
-            with self._changed:
-                in_flight.lane.write(in_flight, partial(self.session.write, request), self._changed)
-
-    def _take_answer(self, lane: Lane) -> None:
-        with self._changed:
-            in_flight, answer = lane.take_answer()
-            if in_flight not in lane.in_flight:
-                # Its transaction was aborted meanwhile, which has been reported.
-                return
-        assert in_flight.request is not None
-        try:
-            appended = answer.result()
-        except TxnStoreError as error:
-            self._handle(in_flight, error)
-        except BaseException:
-            lane.backoff.back_off()
-            raise
-        else:
-            lane.backoff.succeeded()
-            self.report(in_flight.request, appended)
-            self._done(in_flight)
+        return lambda topic, number: self._home_of(topic, number) in blocked
 
     def _leave_lane_of_one(self) -> None:
         """Let what was in flight while there was one database go on in the lane of its home."""
@@ -525,20 +534,6 @@ class Sender:
         if due_seconds is not None and due_seconds <= time.monotonic():
             self._look_up.start(self._topics)
 
-    def _distribute(self) -> None:
-        """Take what is due from the queue, for each database whose lane is free."""
-        with self._changed:
-            due_seconds = self._queue_due_seconds(time.monotonic())
-            if due_seconds is None or due_seconds > time.monotonic():
-                return
-            blocked = self._blocked()
-            batches = self._accumulator.take_batches(
-                BATCHES_PER_PARTITION_MAX,
-                REQUEST_BYTES_MAX,
-                lambda topic, number: self._home_of(topic, number) in blocked,
-            )
-            self._enter(batches)
-
     def _enter(self, batches: Sequence[Batch], *, has_fresh_topics: bool = False) -> None:
         """Put batches into the lanes of their leaders."""
         by_leader: dict[int, list[Batch]] = {}
@@ -547,22 +542,6 @@ class Sender:
         for home, own in by_leader.items():
             lane = self._lanes.of(home)
             lane.in_flight.append(InFlight(lane, own, has_fresh_topics=has_fresh_topics))
-
-    def _next_of(self, lane: Lane) -> ProduceRequest | None:
-        """Return the request that the lane is to write now, if there is one."""
-        if lane.is_writing or not lane.in_flight or lane.backoff.not_before_seconds > time.monotonic():
-            return None
-        in_flight = lane.in_flight[0]
-        try:
-            if in_flight.request is None and self._is_misplaced(in_flight):
-                with self._changed:
-                    lane.in_flight.popleft()
-                    self._enter(in_flight.batches, has_fresh_topics=in_flight.has_fresh_topics)
-                return None
-            return self._prepared(in_flight)
-        except TxnStoreError as error:
-            self._handle(in_flight, error)
-            return None
 
     def _is_misplaced(self, in_flight: InFlight) -> bool:
         """Return whether some of the batches live elsewhere after all: a topic was made anew."""
