@@ -171,6 +171,20 @@ def test_a_name_that_came_too_late_is_written_when_it_is_asked_for_again(url, st
     assert outcome(state, url) is Outcome.COMMITTED
 
 
+@pytest.mark.parametrize("call", ["prepare_transaction", "transaction_token"])
+@pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+def test_an_empty_transaction_whose_begin_came_too_late_can_be_ended(url, start, hold_database, call, end):
+    producer = start()
+    producer.begin_transaction()
+    with hold_database(url):
+        assert error_of(getattr(producer, call), 0.1).code() == KafkaError._TIMED_OUT
+    getattr(producer, end)(PATIENCE_SECONDS)
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"a", partition=0)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url) == [b"a"]
+
+
 def test_nothing_is_added_to_what_is_prepared(url, start):
     producer = start()
     state = prepared(producer, b"a")

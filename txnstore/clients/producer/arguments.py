@@ -1,4 +1,4 @@
-"""This file is the arguments of `produce` and of calls that wait: what they may be, and what they become."""
+"""The arguments of `produce` and of calls that wait: what they may be, and what they become."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def prepared_state_of(state: object) -> PreparedTxnState:
 
     Raises:
         TypeError: it is neither text nor what `prepare_transaction` returned.
-        ValueError: the text is none that `prepare_transaction` returned.
+        ValueError: the text is not one that `prepare_transaction` returned.
     """
     if isinstance(state, PreparedTxnState):
         return state

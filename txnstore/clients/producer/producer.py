@@ -65,7 +65,6 @@ INTERRUPTED_SECONDS: Final = 0.5
 ABANDONED_SECONDS: Final = 0.2
 
 _numbers: Final = itertools.count(1)
-
 _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
@@ -94,7 +93,7 @@ class Producer:
             KafkaException: `_INVALID_ARG`: a key is unknown, a value is out of range, or two contradict each other.
         """
         configuration = producer_configuration(arguments, keywords)
-        names = ("on_delivery", "error_cb", "stats_cb")
+        names = "on_delivery", "error_cb", "stats_cb"
         # For the producer to hold: what works for it knows them weakly, and does not hold the producer either.
         self._callbacks = callbacks = Callbacks(**{name: configuration[name] for name in names})
         self._configuration = configuration = configuration.without(*names)
@@ -151,9 +150,7 @@ class Producer:
         #: What tells an idle application of a database that is away, if it wants to hear of it.
         self._look: DatabaseLook | None = None
         if callbacks["error_cb"] is not None:
-            self._look = DatabaseLook(
-                connection, self._thread.submit, lambda error: reporter.report(kafka_error_of(error))
-            )
+            self._look = DatabaseLook(connection, self._thread.submit, lambda e: reporter.report(kafka_error_of(e)))
         self._clock: Clock | None = configuration["txnstore.clock"]
         self._process_id = connection.process_id
         self._record_bytes_max: int = configuration["message.max.bytes"]
@@ -700,12 +697,7 @@ class Producer:
             self._sender.end_flush()
 
     def _ask(
-        self,
-        question: Callable[[], Answer],
-        timeout_seconds: float,
-        prefix: str,
-        *,
-        code: int = KafkaError._TRANSPORT,
+        self, question: Callable[[], Answer], timeout_seconds: float, prefix: str, *, code: int = KafkaError._TRANSPORT
     ) -> Answer:
         """Return the answer of a question that the sender's thread puts to the database."""
         if timeout_seconds < 0:

@@ -268,18 +268,18 @@ class Sender:
         elif not self._lanes.alone.in_flight:
             self._look_up_here()
         self._distribute()
-        ready = [(lane, request) for lane in list(self._lanes) if (request := self._next_of(lane)) is not None]
+        ready = [found for lane in list(self._lanes) if (found := self._next_of(lane)) is not None]
         if ready:
             self._write(ready)
 
-    def _write(self, ready: Sequence[tuple[Lane, ProduceRequest]]) -> None:
+    def _write(self, ready: Sequence[tuple[InFlight, ProduceRequest]]) -> None:
         """Write what comes first in each of these lanes."""
         if self.listener is not None:
             self.listener.writing()
         if not self._is_alone():
             self.session.expect({number for _, request in ready for number in request.partition_ids})
-        for lane, request in ready:
-            in_flight, write = lane.in_flight[0], partial(self.session.write, request)
+        for in_flight, request in ready:
+            lane, write = in_flight.lane, partial(self.session.write, request)
             if lane.is_inline:
                 self._finish(in_flight, request, write)
             else:
@@ -325,8 +325,8 @@ class Sender:
                 unless = self._unless_blocked()
                 self._enter(self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless))
 
-    def _next_of(self, lane: Lane) -> ProduceRequest | None:
-        """Return the request that the lane is to write now, if there is one."""
+    def _next_of(self, lane: Lane) -> tuple[InFlight, ProduceRequest] | None:
+        """Return what the lane is to write now, if there is something."""
         if lane.is_writing or not lane.in_flight:
             return None
         # With one database there is nothing else to do meanwhile: whoever runs this has waited before.
@@ -339,7 +339,7 @@ class Sender:
                     lane.in_flight.popleft()
                     self._enter(in_flight.batches, has_fresh_topics=in_flight.has_fresh_topics)
                 return None
-            return self._prepared(in_flight)
+            return in_flight, self._prepared(in_flight)
         except TxnStoreError as error:
             self._handle(in_flight, error)
             return None

@@ -1,4 +1,4 @@
-"""This file is the producer that turns keys and values into bytes by the serializers of its configuration."""
+"""The producer that turns keys and values into bytes by the serializers of its configuration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The state machine of a transactional producer as its caller sees it, as tables, and what an error does to it.
 
-The names of the states are librdkafka's.
-"Not acked" is what was done in the background after the call that asked for it had timed out: the same call has to be
-made again to take the answer.
+The names of the states are librdkafka's.  "Not acked" is what was done in the background after the call that asked for
+it had timed out: the same call has to be made again to take the answer.
 """
 
 from __future__ import annotations

@@ -450,7 +450,7 @@ class ProducerTransactions:
             ongoing = initialized.ongoing
             self._has_kept_nothing = keep_prepared and ongoing is None
             if ongoing is not None:
-                self._progress.is_written = True
+                self._progress.is_written = self._sender.session.has_begun = True
                 self._progress.prepared = PreparedTxnState(ongoing.producer_id, ongoing.epoch)
 
         try:
@@ -553,7 +553,7 @@ class ProducerTransactions:
     def _begin_if_unsure(self) -> None:
         """Let an empty transaction be open before its end, if a call that was to begin it has timed out."""
         session = self._sender.session
-        if session.has_begun or self._offsets or self._branches.connections or self._progress.prepared is not None:
+        if session.has_begun or self._offsets or self._branches.connections:
             return
 
         try:
@@ -705,7 +705,7 @@ def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | st
         fence: make the answer final: what is open is aborted, its producer is fenced, and OPEN is never returned.
 
     Raises:
-        TypeError, ValueError: the state is none, or is the empty one, which names no transaction.
+        TypeError, ValueError: it is not the state of a transaction, or is the empty one, which names no transaction.
         KafkaException: TRANSACTIONAL_ID_NOT_FOUND: nothing is remembered of such a transaction: it never began, or
             was longer ago than `txnstore.transaction.log.retention.ms`; or what the database answers.
     """
