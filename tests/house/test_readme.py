@@ -12,6 +12,7 @@ import pytest
 
 from scripts.draw import PARTS, drawn, misplaced, readmes
 from tests.tools.readmes import READMES, TOP, anchors, block_of, blocks, without_fences
+from txnstore.db.schema import SCHEMA_VERSION
 
 TEXTS = {readme: readme.read_text(encoding="utf-8") for readme in READMES}
 BLOCKS = [block for readme in READMES for block in blocks(readme)]
@@ -126,7 +127,7 @@ def test_every_link_leads_somewhere(readme: Path) -> None:
 def paths_of(readme: Path) -> list[str]:
     """Return what looks like a path in a README: below the top, below the package, or beside the README."""
     words = re.findall(r"`([\w./-]+)`", without_fences(readme))
-    return [word for word in words if "/" in word]
+    return [word for word in words if re.search(r"/|\.(py|md|toml)$", word)]
 
 
 #: Names of programs and files of users.
@@ -170,3 +171,8 @@ def test_newcomers_are_shown_five_places() -> None:
     table = TEXTS[TOP / "README.md"].partition("| to find | look at |")[2].partition("\n\n")[0]
     assert len(re.findall(r"^\| where ", table, re.MULTILINE)) == 5
     assert len(NAMED_FUNCTIONS) >= 4
+
+
+def test_the_session_at_a_terminal_makes_the_tables_of_today() -> None:
+    text = TEXTS[TOP / "txnstore/cli/README.md"]
+    assert re.findall(r"the tables of version (\d+) were made", text) == [str(SCHEMA_VERSION)]
