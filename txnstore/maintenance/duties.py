@@ -84,7 +84,7 @@ def branch_duties(participants: Sequence[str]) -> tuple[MaintenanceDuty, ...]:
     """Return a duty for each participating database, at its URL; nothing is connected to yet.
 
     Raises:
-        InvalidUrl: one is no URL of a PostgreSQL database.
+        InvalidUrl: one is not the URL of a PostgreSQL database.
     """
     duties = []
     for participant in participants:

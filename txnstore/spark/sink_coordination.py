@@ -158,7 +158,7 @@ class SinkRun:
 
 
 def check_names(*names: object) -> None:
-    """Refuse what is no id of a query or a run.
+    """Refuse what is not the id of a query or a run.
 
     Raises:
         InvalidRequest: a name is not text, is empty or too long, or has characters that no database keeps.
@@ -228,7 +228,7 @@ def end_run(connection: Connection, run: SinkRun) -> LockedTransaction | None:
 
 
 def save_identity(connection: Connection, run: SinkRun, identity: ProducerIdentity) -> None:
-    """Take note of who the run's next transaction is begun by; by nobody: the run is over."""
+    """Take note of who begins the run's next transaction; nobody, once the run is over."""
     new = {"new_producer_id": identity.producer_id, "new_epoch": identity.epoch}
     must_hit(connection, _MOVE_RUN, {**_of_run(run), **new})
 
@@ -395,7 +395,7 @@ def forget_inputs(connection: Connection, run: SinkRun, batch_id: int) -> None:
 
 
 def check_batch_id(batch_id: object) -> None:
-    """Refuse what is no number of a batch.
+    """Refuse what is not the number of a batch.
 
     Raises:
         InvalidRequest: it is not a whole number from 0 to 2**63 - 1.
@@ -404,7 +404,7 @@ def check_batch_id(batch_id: object) -> None:
 
 
 def check_writer_ids(writer_ids: Collection[object]) -> None:
-    """Refuse what is no producer id.
+    """Refuse what is not a producer id.
 
     Raises:
         InvalidRequest: one is not a whole number from 0 to 2**63 - 1.
