@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from txnstore.clients.aio.consumer import AIOConsumer
-from txnstore.clients.aio.deserializing_consumer import AsyncDeserializingConsumer
-from txnstore.clients.aio.producer import AIOProducer
-from txnstore.clients.aio.serializing_producer import AsyncSerializingProducer
+from txnstore.clients.aio.consumer import AIOConsumer, AsyncDeserializingConsumer
+from txnstore.clients.aio.producer import AIOProducer, AsyncSerializingProducer
 
 __all__ = ["AIOConsumer", "AIOProducer", "AsyncDeserializingConsumer", "AsyncSerializingProducer"]

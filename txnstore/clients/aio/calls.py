@@ -1,4 +1,4 @@
-"""This file is how asyncio programs call a blocking client: calls run in threads, callbacks run on the loop.
+"""Calls of a blocking client from an asyncio program: calls run in threads, callbacks run on the loop.
 
 A callback, of a rebalance for example, comes while its call blocks a thread, and it may call the client again.  That
 inner call is run by the very thread that waits for the callback: whatever the client holds is held by that thread.

@@ -1,18 +1,29 @@
-"""This file is the consumer for asyncio: the methods of `Consumer` as coroutines."""
+"""The consumers for asyncio: the methods of `Consumer` as coroutines, and deserializers."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
+from txnstore.clients.model.serializers import (
+    ConsumeError,
+    Converter,
+    Key,
+    Value,
+    close_converters_async,
+    deserialized,
+    finished_async,
+    offer_cluster_id_async,
+    take_converters_async,
+)
 from txnstore.clients.model.topic_partition import TopicPartition
 
 _Parameters = ParamSpec("_Parameters")
@@ -252,3 +263,80 @@ class AIOConsumer:
 
     def _rebalance_callback(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
         return self._calls.callback(lambda _, partitions: function(self, partitions))
+
+
+class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):
+    """An `AIOConsumer` of objects; made by `await AsyncDeserializingConsumer(conf)`.
+
+    Beside the keys of `Consumer` the configuration takes `key.deserializer` and `value.deserializer`, asynchronous or
+    not, or in their place `key.deserializer.builder` and `value.deserializer.builder`.  What builders have made is
+    closed with the consumer.  A deserializer that is not asynchronous runs on the loop.
+
+    Args:
+        conf: the configuration; it is not changed.
+        kwargs: as of `AIOConsumer`.
+
+    Raises:
+        TypeError: the configuration is not a dictionary, or a deserializer is not callable.
+        ValueError: there is no `group.id`, or both a deserializer and its builder are given.
+        KafkaException: as of `Consumer`.
+    """
+
+    _deserializers: tuple[Converter | None, ...]
+    _owned_deserializers: list[Converter]
+
+    def __new__(cls, conf: dict[str, Any], **kwargs: Any) -> Coroutine[Any, Any, Self]:  # type: ignore[misc]  # awaited
+        """Return a coroutine that makes the consumer: builders may be asynchronous."""
+        return cls._make(conf, kwargs)
+
+    @classmethod
+    async def _make(cls, conf: dict[str, Any], keywords: dict[str, Any]) -> Self:
+        taken = await take_converters_async(conf, "key.deserializer", "value.deserializer")
+        self = object.__new__(cls)
+        try:
+            AIOConsumer.__init__(self, taken.rest, **keywords)
+        except BaseException:
+            await close_converters_async(taken.owned)
+            raise
+        self._deserializers = taken.converters
+        self._owned_deserializers = taken.owned
+        offer_cluster_id_async(self.cluster_id, *taken.converters)
+        return self
+
+    async def close(self) -> None:
+        """Close as `AIOConsumer.close` does, then the deserializers that builders have made."""
+        await super().close()
+        owned, self._owned_deserializers = self._owned_deserializers, []
+        await close_converters_async(owned)
+
+    async def poll(self, timeout: float = -1) -> Message | None:
+        """Return the next message, its key and value deserialized, or None if none came within `timeout` seconds.
+
+        Raises:
+            ConsumeError: the consumer has an event to tell; `kafka_message` is the message that carries it.
+            KeyDeserializationError: the key's deserializer raised `exception`; `kafka_message` has the bytes.
+            ValueDeserializationError: the value's deserializer raised `exception`; `kafka_message` has the bytes.
+            RuntimeError: the consumer has been closed.
+        """
+        message = await super().poll(timeout)
+        if message is None:
+            return None
+        error = message.error()
+        if error is not None:
+            raise ConsumeError(error, kafka_message=message)
+        return await finished_async(deserialized(self._deserializers, message))
+
+    async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """Return up to so many messages, deserialized, and events as they are.
+
+        The messages beside one that cannot be deserialized are lost with it: where that may happen, use `poll`.
+
+        Raises:
+            KeyDeserializationError, ValueDeserializationError: as `poll`.
+            RuntimeError: the consumer has been closed.
+        """
+        messages = await super().consume(num_messages, timeout)
+        return [
+            message if message.error() is not None else await finished_async(deserialized(self._deserializers, message))
+            for message in messages
+        ]

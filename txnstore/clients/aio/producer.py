@@ -1,4 +1,4 @@
-"""This file is the producer for asyncio: the methods of `Producer` as coroutines, and a future for every message."""
+"""The producers for asyncio: the methods of `Producer` as coroutines, a future for every message, and serializers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Executor
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
+from txnstore.clients.model.serializers import (
+    Converter,
+    Key,
+    Value,
+    close_converters_async,
+    finished_async,
+    offer_cluster_id_async,
+    serialized,
+    take_converters_async,
+)
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.producer import Producer
 
@@ -248,3 +258,72 @@ def _finish(delivered: asyncio.Future[Message], error: KafkaError | None, messag
         delivered.set_exception(KafkaException(error))
     elif message is not None:
         delivered.set_result(message)
+
+
+class AsyncSerializingProducer(AIOProducer, Generic[Key, Value]):
+    """An `AIOProducer` of objects; made by `await AsyncSerializingProducer(conf)`.
+
+    Beside the keys of `Producer` the configuration takes `key.serializer` and `value.serializer`, asynchronous or not,
+    or in their place `key.serializer.builder` and `value.serializer.builder`.  What builders have made is closed with
+    the producer.  A serializer that is not asynchronous runs on the loop.
+
+    Args:
+        conf: the configuration; it is not changed.
+        kwargs: as of `AIOProducer`.
+
+    Raises:
+        TypeError: the configuration is not a dictionary, or a serializer is not callable.
+        ValueError: both a serializer and its builder are given.
+        KafkaException: as of `Producer`.
+    """
+
+    _serializers: tuple[Converter | None, ...]
+    _owned_serializers: list[Converter]
+
+    def __new__(cls, conf: dict[str, Any], **kwargs: Any) -> Coroutine[Any, Any, Self]:  # type: ignore[misc]  # awaited
+        """Return a coroutine that makes the producer: builders may be asynchronous."""
+        return cls._make(conf, kwargs)
+
+    @classmethod
+    async def _make(cls, conf: dict[str, Any], keywords: dict[str, Any]) -> Self:
+        taken = await take_converters_async(conf, "key.serializer", "value.serializer")
+        self = object.__new__(cls)
+        try:
+            AIOProducer.__init__(self, taken.rest, **keywords)
+        except BaseException:
+            await close_converters_async(taken.owned)
+            raise
+        self._serializers = taken.converters
+        self._owned_serializers = taken.owned
+        offer_cluster_id_async(self.cluster_id, *taken.converters)
+        return self
+
+    async def close(self) -> None:
+        """Close as `AIOProducer.close` does, then the serializers that builders have made."""
+        await super().close()
+        owned, self._owned_serializers = self._owned_serializers, []
+        await close_converters_async(owned)
+
+    async def produce(  # type: ignore[override]  # noqa: PLR0917 - confluent-kafka's signature: the key is first here
+        self,
+        topic: str,
+        key: Key | None = None,
+        value: Value | None = None,
+        partition: int = -1,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> asyncio.Future[Message]:
+        """Serialize key and value, the key first, and queue the message; the rest is as in `AIOProducer.produce`.
+
+        Raises:
+            KeySerializationError: the key's serializer raised `exception`.
+            ValueSerializationError: the value's serializer raised `exception`.
+            RuntimeError: the producer has been closed.
+            TypeError: the topic is not text.
+            KafkaException: as of `Producer.produce`.
+        """
+        # The serializers never see a message that cannot be queued.
+        self._refuse_if_closed()
+        steps = serialized(self._serializers, topic, key, value, headers)
+        serialized_key, serialized_value = await finished_async(steps)
+        return await super().produce(topic, serialized_value, serialized_key, partition, timestamp, headers)

@@ -10,12 +10,10 @@ from txnstore.clients.model.message import Message
 from txnstore.clients.model.serializers import (
     ConsumeError,
     Key,
-    KeyDeserializationError,
-    MessageField,
-    SerializationContext,
     Value,
-    ValueDeserializationError,
     close_converters,
+    deserialized,
+    finished,
     offer_cluster_id,
     take_converters,
 )
@@ -40,14 +38,14 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
 
     def __init__(self, conf: Mapping[str, Any]) -> None:
         taken = take_converters(conf, "key.deserializer", "value.deserializer")
-        self._key_deserializer, self._value_deserializer = taken.converters
+        self._deserializers = taken.converters
         try:
             super().__init__(taken.rest)
         except BaseException:
             close_converters(taken.owned)
             raise
         self._owned_deserializers = taken.owned
-        offer_cluster_id(self.cluster_id, self._key_deserializer, self._value_deserializer)
+        offer_cluster_id(self.cluster_id, *taken.converters)
 
     def close(self) -> None:
         """Close as `Consumer.close` does, then the deserializers that builders have made."""
@@ -75,27 +73,8 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
         error = message.error()
         if error is not None:
             raise ConsumeError(error, kafka_message=message)
-        self._deserialize(message)
-        return message
+        return finished(deserialized(self._deserializers, message))
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Refuse: if one of many messages could not be deserialized, the others would be lost; use `poll`."""
         raise NotImplementedError("a DeserializingConsumer has no consume(): call poll()")
-
-    def _deserialize(self, message: Message) -> None:
-        context = SerializationContext(message.topic() or "", MessageField.KEY, message.headers())
-        key: Any = message.key()
-        value: Any = message.value()
-        if self._key_deserializer is not None:
-            try:
-                key = self._key_deserializer(key, context)
-            except Exception as error:
-                raise KeyDeserializationError(error, message) from error
-        context.field = MessageField.VALUE
-        if self._value_deserializer is not None:
-            try:
-                value = self._value_deserializer(value, context)
-            except Exception as error:
-                raise ValueDeserializationError(error, message) from error
-        message.set_key(key)
-        message.set_value(value)

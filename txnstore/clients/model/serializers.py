@@ -239,6 +239,11 @@ def _reason(error: Exception) -> str:
 #: A serializer, or any callable like one.
 Converter = Callable[[Any, Any], Any]
 
+_Result = TypeVar("_Result")
+
+#: Each answer of a serializer or builder is yielded and sent back, so that blocking and asynchronous ones share a code.
+Steps = Generator[Any, Any, _Result]
+
 #: A serializer that looks schemas up by cluster asks for the cluster's id; it must not wait for ever for an answer.
 _CLUSTER_ID_TIMEOUT_SECONDS = 60.0
 
@@ -264,14 +269,8 @@ def take_converters(configuration: Mapping[str, Any], *names: str) -> TakenConve
         ValueError: both a serializer and its builder are given, or a builder returns no serializer and configuration.
     """
     owned: list[Converter] = []
-    building = _building(configuration, names, owned)
-    built: Any = None
     try:
-        while True:
-            built = building.send(built)
-    except StopIteration as done:
-        taken: TakenConverters = done.value
-        return taken
+        return finished(_building(configuration, names, owned))
     except BaseException:
         close_converters(owned)
         raise
@@ -284,17 +283,82 @@ async def take_converters_async(configuration: Mapping[str, Any], *names: str) -
         TypeError, ValueError: as `take_converters`.
     """
     owned: list[Converter] = []
-    building = _building(configuration, names, owned)
-    built: Any = None
     try:
-        while True:
-            built = await result_of(building.send(built))
-    except StopIteration as done:
-        taken: TakenConverters = done.value
-        return taken
+        return await finished_async(_building(configuration, names, owned))
     except BaseException:
         await close_converters_async(owned)
         raise
+
+
+def finished(steps: Steps[_Result]) -> _Result:
+    """Return what steps come to whose calls are blocking ones."""
+    try:
+        answer = next(steps)
+        while True:
+            answer = steps.send(answer)
+    except StopIteration as done:
+        result: _Result = done.value
+        return result
+
+
+async def finished_async(steps: Steps[_Result]) -> _Result:
+    """Return what steps come to whose calls may be asynchronous ones."""
+    try:
+        answer = next(steps)
+        while True:
+            try:
+                awaited = await answer if inspect.isawaitable(answer) else answer
+            except Exception as error:  # noqa: BLE001 - the steps know whose error it is
+                answer = steps.throw(error)
+            else:
+                answer = steps.send(awaited)
+    except StopIteration as done:
+        result: _Result = done.value
+        return result
+
+
+def serialized(
+    converters: tuple[Converter | None, ...], topic: object, key: Any, value: Any, headers: Any
+) -> Steps[tuple[Any, Any]]:
+    """Serialize a message's key, then its value; come to the bytes of both."""
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be a str, not {type(topic).__name__}")
+    key_serializer, value_serializer = converters
+    context = SerializationContext(topic, MessageField.KEY, headers)
+    if key_serializer is not None:
+        try:
+            key = yield key_serializer(key, context)
+        except Exception as error:
+            raise KeySerializationError(error) from error
+    context.field = MessageField.VALUE
+    if value_serializer is not None:
+        try:
+            value = yield value_serializer(value, context)
+        except Exception as error:
+            raise ValueSerializationError(error) from error
+    return key, value
+
+
+def deserialized(converters: tuple[Converter | None, ...], message: Message) -> Steps[Message]:
+    """Put objects into a message in the place of its key, then its value; come to the message."""
+    key_deserializer, value_deserializer = converters
+    context = SerializationContext(message.topic() or "", MessageField.KEY, message.headers())
+    key: Any = message.key()
+    value: Any = message.value()
+    if key_deserializer is not None:
+        try:
+            key = yield key_deserializer(key, context)
+        except Exception as error:
+            raise KeyDeserializationError(error, message) from error
+    context.field = MessageField.VALUE
+    if value_deserializer is not None:
+        try:
+            value = yield value_deserializer(value, context)
+        except Exception as error:
+            raise ValueDeserializationError(error, message) from error
+    message.set_key(key)
+    message.set_value(value)
+    return message
 
 
 def close_converters(converters: Iterable[Converter]) -> None:
@@ -310,14 +374,11 @@ async def close_converters_async(converters: Iterable[Converter]) -> None:
     """Close those that can be closed, also asynchronously; one that fails does not keep the others open."""
     for converter in converters:
         try:
-            await result_of(getattr(converter, "close", lambda: None)())
+            closing = getattr(converter, "close", lambda: None)()
+            if inspect.isawaitable(closing):
+                await closing
         except Exception:  # noqa: BLE001 - it is somebody else's
             _log.exception("a serializer could not be closed")
-
-
-async def result_of(answer: Any) -> Any:
-    """Return an answer, or what an asynchronous one comes to."""
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 def offer_cluster_id(cluster_id: Callable[[float], str], *converters: Converter | None) -> None:
@@ -336,9 +397,7 @@ def offer_cluster_id_async(cluster_id: Callable[[float], Awaitable[str]], *conve
             offer(lambda: cluster_id(_CLUSTER_ID_TIMEOUT_SECONDS))
 
 
-def _building(
-    configuration: Mapping[str, Any], names: Sequence[str], owned: list[Converter]
-) -> Generator[Any, Any, TakenConverters]:
+def _building(configuration: Mapping[str, Any], names: Sequence[str], owned: list[Converter]) -> Steps[TakenConverters]:
     """Yield what each builder returns, to be sent back once it is there."""
     if not isinstance(configuration, Mapping):
         raise TypeError("expected configuration dict")

@@ -7,13 +7,11 @@ from typing import Any, Generic
 
 from txnstore.clients.model.serializers import (
     Key,
-    KeySerializationError,
-    MessageField,
-    SerializationContext,
     Value,
-    ValueSerializationError,
     close_converters,
+    finished,
     offer_cluster_id,
+    serialized,
     take_converters,
 )
 from txnstore.clients.producer.producer import Producer
@@ -31,21 +29,21 @@ class SerializingProducer(Producer, Generic[Key, Value]):
         conf: the configuration; it is not changed.
 
     Raises:
-        TypeError: the configuration is no dictionary, or a serializer is not callable.
+        TypeError: the configuration is not a dictionary, or a serializer is not callable.
         ValueError: both a serializer and its builder are given.
         KafkaException: as of `Producer`.
     """
 
     def __init__(self, conf: Mapping[str, Any]) -> None:
         taken = take_converters(conf, "key.serializer", "value.serializer")
-        self._key_serializer, self._value_serializer = taken.converters
+        self._serializers = taken.converters
         try:
             super().__init__(taken.rest)
         except BaseException:
             close_converters(taken.owned)
             raise
         self._owned_serializers = taken.owned
-        offer_cluster_id(self.cluster_id, self._key_serializer, self._value_serializer)
+        offer_cluster_id(self.cluster_id, *taken.converters)
 
     def close(self) -> bool:
         """Close as `Producer.close` does, then the serializers that builders have made."""
@@ -82,28 +80,13 @@ class SerializingProducer(Producer, Generic[Key, Value]):
             KeySerializationError: the key's serializer raised `exception`.
             ValueSerializationError: the value's serializer raised `exception`.
             RuntimeError: the producer has been closed.
-            TypeError: the topic is no text.
+            TypeError: the topic is not text.
             BufferError: the queue is full: call `poll` and try again.
             KafkaException: as of `Producer.produce`.
         """
         # The serializers never see a message that cannot be queued.
         self._check_open()
-        if not isinstance(topic, str):
-            raise TypeError(f"topic must be a str, not {type(topic).__name__}")
-        serialized_key: Any = key
-        serialized_value: Any = value
-        context = SerializationContext(topic, MessageField.KEY, headers)
-        if self._key_serializer is not None:
-            try:
-                serialized_key = self._key_serializer(key, context)
-            except Exception as error:
-                raise KeySerializationError(error) from error
-        context.field = MessageField.VALUE
-        if self._value_serializer is not None:
-            try:
-                serialized_value = self._value_serializer(value, context)
-            except Exception as error:
-                raise ValueSerializationError(error) from error
+        serialized_key, serialized_value = finished(serialized(self._serializers, topic, key, value, headers))
         super().produce(
             topic,
             serialized_value,
