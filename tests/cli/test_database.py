@@ -38,7 +38,7 @@ def test_migrate_says_from_which_version_it_came(txnstore, url, monkeypatch):
     def from_an_older_one(_):
         return dataclasses.replace(seen, schema_version=SCHEMA_VERSION - 1)
 
-    monkeypatch.setattr("txnstore.cli.database.upgrade", from_an_older_one)
+    monkeypatch.setattr("txnstore.cli.databases.upgrade", from_an_older_one)
     assert txnstore("migrate", url).out.endswith(f"were upgraded from version {SCHEMA_VERSION - 1}\n")
 
 
@@ -79,7 +79,7 @@ def test_migrate_refuses_tables_that_are_not_ours(txnstore, txnstore_empty_url):
 
 
 def test_migrate_gives_up_on_a_server_that_is_not_there(txnstore, monkeypatch):
-    monkeypatch.setattr("txnstore.cli.database._LIMITS", Limits(retry_timeout_ms=100))
+    monkeypatch.setattr("txnstore.cli.databases._LIMITS", Limits(retry_timeout_ms=100))
     ended = txnstore("migrate", f"postgresql://alice@127.0.0.1:{free_port()}/shop")
     assert ended.code == 75
     assert "is the server there" in ended.err

@@ -160,7 +160,7 @@ def test_files_are_read_one_after_the_other(run, done, tmp_path):
     (tmp_path / "b").write_text("4\n")
     done("produce", "orders", tmp_path / "a", "-", tmp_path / "b", stdin=b"3\n")
     assert done("consume", "orders") == "1\n2\n3\n4\n"
-    for name, why in (("missing", "No such file"), (".", "Is a directory"), ("a\0b", "no path")):
+    for name, why in (("missing", "No such file"), (".", "Is a directory"), ("a\0b", "not a path")):
         ended = run("produce", "orders", tmp_path / "a", str(tmp_path / name))
         assert ended.code == 1
         assert why in ended.err

@@ -122,7 +122,7 @@ def test_an_error_that_may_pass_has_a_code_of_its_own(txnstore, monkeypatch, err
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("txnstore.cli.database.connect_store", fail)
+    monkeypatch.setattr("txnstore.cli.databases.connect_store", fail)
     assert txnstore("migrate", "sqlite://").code == code
 
 
@@ -130,7 +130,7 @@ def test_whatever_characters_an_error_holds_it_stays_one_plain_line(txnstore, mo
     def fail(*_, **__):
         raise InvalidUrl("two\nlines\r\x1b[31m and [bold]marks[/bold] " + "long " * 100)
 
-    monkeypatch.setattr("txnstore.cli.database.connect_store", fail)
+    monkeypatch.setattr("txnstore.cli.databases.connect_store", fail)
     ended = txnstore("migrate", "sqlite://")
     assert ended.err.count("\n") == 1
     assert "\x1b" not in ended.err
@@ -139,7 +139,7 @@ def test_whatever_characters_an_error_holds_it_stays_one_plain_line(txnstore, mo
 
 def test_an_error_of_the_program_itself_shows_no_variables(start):
     # What is raised here is a bug as far as the program can tell.
-    bug = "import txnstore.cli.database as database; database.connect_store = 7; "
+    bug = "import txnstore.cli.databases as database; database.connect_store = 7; "
     process = start("migrate", f"postgresql://alice:{SECRET}@host/shop", before=bug)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 1

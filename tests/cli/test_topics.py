@@ -49,7 +49,7 @@ def test_of_several_topics_all_are_created_or_none(run, done, answer):
     assert [row["topic"] for row in answer("topics", "list")] == ["orders"]
     assert done("topics", "create", "audit", "orders", "--if-not-exists").splitlines() == [
         "topic audit was created with 1 partition",
-        "topic orders was there already",
+        "topic orders already exists",
     ]
 
 

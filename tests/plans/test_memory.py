@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from tests.plans.big_store import ABORTED, COPIES, OPEN_OFFSET, OPEN_PRODUCER_ID, PRODUCERS, TRANSACTIONS, BigStore
 from tests.plans.measuring import Touched, measured
-from txnstore.cli.consume_positions import Start, StartKind, read_positions
+from txnstore.cli.consume import Start, StartKind, read_positions
 from txnstore.cli.program import app
-from txnstore.cli.timeline_facts import read_timeline
+from txnstore.cli.timeline import read_timeline
 from txnstore.db.schema import record_batches
 from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp
 from txnstore.log.fetch import PAGE_BATCHES_MAX, fetch

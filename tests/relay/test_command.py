@@ -53,9 +53,9 @@ def test_alone_it_moves_the_rows_of_the_outbox(relay, url, store):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--to", "a:1", "--from", "b:1"], "one direction at a time"),
-        (["--topic", "shop"], "go with --to or --from"),
-        (["--name", "x"], "go with --to or --from"),
+        (["--to", "a:1", "--from", "b:1"], "give only one direction"),
+        (["--topic", "shop"], "need --to or --from"),
+        (["--name", "x"], "need --to or --from"),
         (["--to", "a:1", "-X", "nonsense"], "not KEY=VALUE"),
         (["--to", "a:1", "--config-file", "/no/such/file"], "cannot be read"),
         (["--to", "a:1", "--start", "middle"], "middle"),

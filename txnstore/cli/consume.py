@@ -1,4 +1,4 @@
-"""This file is the command that reads records: alone or as a member of a group, up to the end or for ever."""
+"""The command that reads records: alone or as a member of a group, up to the end or for ever."""
 
 from __future__ import annotations
 
@@ -7,28 +7,170 @@ import enum
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, exists, not_, select
 
-from txnstore.cli.completion import complete_group, complete_topic
-from txnstore.cli.consume_positions import Positions, Start, StartKind, read_positions
-from txnstore.cli.options import Schema, Url, examples, opened
-from txnstore.cli.produce import key_values
-from txnstore.cli.record_output import DEFAULT_FORMAT, DIRECTIVES, Print, UnknownDirective, print_json, printer
-from txnstore.cli.terminal import CommandFailed, hint
-from txnstore.cli.times import FORMS, parse_time
-from txnstore.clients.brokers import reads_at_leaders
+from txnstore.cli.options import (
+    FORMS,
+    Schema,
+    Url,
+    complete_group,
+    complete_topic,
+    examples,
+    key_values,
+    opened,
+    parse_time,
+)
+from txnstore.cli.output import CommandFailed, hint
+from txnstore.cli.records import DEFAULT_FORMAT, DIRECTIVES, Print, UnknownDirective, print_json, printer
+from txnstore.clients.brokers import Reads, reads_at_leaders
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.errors import TxnStoreError
-from txnstore.model import IsolationLevel
+from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
+from txnstore.log.fetch import PAGE_BATCHES_MAX
+from txnstore.log.topics import get_topic
+from txnstore.model import ControlType, IsolationLevel
 from txnstore.transactions.recovery import abort_overdue
+
+_LAST_BATCHES: Final = (
+    select(record_batches.c.last_offset, record_batches.c.record_count)
+    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
+    .where(record_batches.c.last_offset < bindparam("end_offset"))
+    .where(record_batches.c.control_type.is_(None))
+    .order_by(record_batches.c.last_offset.desc())
+    .limit(PAGE_BATCHES_MAX)
+)
+_NOT_ABORTED: Final = not_(
+    exists()
+    .where(finished_transactions.c.partition_id == record_batches.c.partition_id)
+    .where(finished_transactions.c.producer_id == record_batches.c.producer_id)
+    .where(finished_transactions.c.producer_epoch == record_batches.c.producer_epoch)
+    .where(finished_transactions.c.outcome == int(ControlType.ABORT))
+    .where(record_batches.c.is_transactional)
+)
+
+
+class StartKind(enum.Enum):
+    """How the place is named where a reading begins."""
+
+    BEGINNING = "beginning"
+    END = "end"
+    OFFSET = "offset"
+    LAST = "the last records"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a reading begins, in every partition."""
+
+    kind: StartKind
+    number: int = 0
+    """The offset, how many records, or the time in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """The bounds of a reading when it began, by partition number."""
+
+    topic: str
+    start: dict[int, int]
+    end: dict[int, int]
+    """What the reader cannot see, or what came later, begins here."""
+
+    high_watermark: dict[int, int]
+
+    def held_back(self) -> list[str]:
+        """Return for people what was not shown because its transaction is open."""
+        return [
+            f"{self.topic}-{number}: the offsets {end} to {self.high_watermark[number] - 1} wait for an open"
+            " transaction; --isolation read_uncommitted shows them"
+            for number, end in self.end.items()
+            if end < self.high_watermark[number]
+        ]
+
+
+def read_positions(  # noqa: PLR0917 - where, and what
+    read: Reads,
+    connection: Connection,
+    topic: str,
+    numbers: Sequence[int] | None,
+    start: Start,
+    isolation: IsolationLevel,
+) -> Positions:
+    """Return where a reading of these partitions, or of all, begins and ends.
+
+    Raises:
+        UnknownTopicOrPartition: there is no such topic, or no such partition in it.
+        CommandFailed: the offset is outside the bounds of a partition.
+    """
+    found = get_topic(connection, topic)
+    chosen = range(len(found.partition_ids)) if numbers is None else list(dict.fromkeys(numbers))
+    ids = {number: found.partition_id(number) for number in chosen}
+    names = {partition_id: f"{topic}-{number}" for number, partition_id in ids.items()}
+
+    def look(opened: Connection, partition_ids: list[int]) -> dict[int, tuple[Bounds, int]]:
+        return {
+            partition_id: (bounds, _start_offset(opened, names[partition_id], bounds, start, isolation))
+            for partition_id, bounds in read_bounds(opened, partition_ids).items()
+        }
+
+    found_at = read(list(names), look)
+    of = {number: found_at[partition_id][0] for number, partition_id in ids.items()}
+    return Positions(
+        topic,
+        {number: found_at[partition_id][1] for number, partition_id in ids.items()},
+        {number: of[number].end(isolation) for number in ids},
+        {number: of[number].high_watermark for number in ids},
+    )
+
+
+def _start_offset(connection: Connection, name: str, bounds: Bounds, start: Start, isolation: IsolationLevel) -> int:
+    end = bounds.end(isolation)
+    if start.kind is StartKind.BEGINNING:
+        return bounds.log_start_offset
+    if start.kind is StartKind.END:
+        return end
+    if start.kind is StartKind.LAST:
+        return _start_of_last(connection, bounds, start.number, isolation)
+    if start.kind is StartKind.TIME:
+        found = offset_for_time(connection, bounds.partition_id, start.number, isolation)
+        return end if found is None else found.offset
+    if not bounds.log_start_offset <= start.number <= bounds.high_watermark:
+        raise CommandFailed(
+            f"{name} has the offsets {bounds.log_start_offset} to {bounds.high_watermark}, not {start.number};"
+            " choose a partition with --partition"
+        )
+    return start.number
+
+
+def _start_of_last(connection: Connection, bounds: Bounds, count: int, isolation: IsolationLevel) -> int:
+    """Return the offset from which on the reader sees this many records; markers and aborted records do not count."""
+    end = bounds.end(isolation)
+    if count == 0:
+        return end
+    statement = _LAST_BATCHES if isolation is IsolationLevel.READ_UNCOMMITTED else _LAST_BATCHES.where(_NOT_ABORTED)
+    missing = count
+    while True:
+        rows = connection.execute(statement, {"of_partition_id": bounds.partition_id, "end_offset": end}).all()
+        for row in rows:
+            if row.record_count >= missing:
+                # Within a batch that compaction has thinned out a few more may come.
+                return max(bounds.log_start_offset, int(row.last_offset) - missing + 1)
+            missing -= row.record_count
+        if len(rows) < PAGE_BATCHES_MAX or rows[-1].last_offset < bounds.log_start_offset:
+            return bounds.log_start_offset
+        end = rows[-1].last_offset
+
 
 EXAMPLES: Final = examples(
     "txnstore consume orders",
@@ -53,37 +195,43 @@ class Isolation(enum.Enum):
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="Where from.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic to read.")],
     *,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", "-b", help="Begin with the first record there is.")
+        bool, typer.Option("--from-beginning", "-b", help="Begin with the first record.")
     ] = False,
     offset: Annotated[
         str | None,
-        typer.Option("--offset", "-o", metavar="N", help="Begin there; -N: the last N records; or beginning, end."),
+        typer.Option(
+            "--offset", "-o", metavar="N", help="Begin at this offset; -N: the last N records; or: beginning, end."
+        ),
     ] = None,
     since: Annotated[
         int | None,
         typer.Option("--since", metavar="TIME", parser=parse_time, help=f"Begin with the first record since {FORMS}."),
     ] = None,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one; repeatable.")
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
     ] = None,
     format_: Annotated[
         str, typer.Option("--format", "-f", metavar="FORMAT", help=f"How a record is printed: {DIRECTIVES}.")
     ] = DEFAULT_FORMAT,
     as_json: Annotated[bool, typer.Option("--json", help="Print each record as a line of JSON.")] = False,
     isolation: Annotated[
-        Isolation, typer.Option("--isolation", help="read_uncommitted: open and aborted transactions, too.")
+        Isolation, typer.Option("--isolation", help="read_uncommitted shows open and aborted transactions, too.")
     ] = Isolation.READ_COMMITTED,
     follow: Annotated[
-        bool, typer.Option("--follow", "-F", help="At the end, wait for more until Ctrl-C; begin there by default.")
+        bool,
+        typer.Option("--follow", "-F", help="Begin at the end, unless told otherwise, and wait for more until Ctrl-C."),
     ] = False,
-    count: Annotated[int | None, typer.Option("--count", "-c", min=1, help="Stop after so many records.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-c", min=1, help="Stop after this many records.")] = None,
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", "-g", autocompletion=complete_group, help="As a member: go on where it is, and commit."
+            "--group",
+            "-g",
+            autocompletion=complete_group,
+            help="Read as a member of this group: go on where it is, and commit.",
         ),
     ] = None,
     config: Annotated[
@@ -93,13 +241,13 @@ def consume(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Read records from the first one up to the end, or from where the options say.
+    """Read records from the first one up to the end, or as the options say.
 
     What a group has read is committed once it is printed.  Nothing is committed without --group.
     """
     start = _start(from_beginning=from_beginning, offset=offset, since=since)
     if group is not None and partition:
-        raise typer.BadParameter("a group deals out the partitions itself", param_hint="--partition")
+        raise typer.BadParameter("a group assigns the partitions itself", param_hint="--partition")
     print_record = print_json if as_json else _printer(format_)
     level = IsolationLevel[isolation.name]
     with opened(url, schema) as cluster:
@@ -164,7 +312,7 @@ class _Reading:
         self._count_max = count
         self._commits = commits
         self._output = sys.stdout.buffer
-        #: The partitions that are read and not at their ends; None: none were dealt out yet.
+        #: The partitions that are read and not at their ends; None: not assigned yet.
         self._left: set[int] | None = None
 
     def assign(self, consumer: Consumer, start: Mapping[int, int]) -> None:
@@ -250,7 +398,9 @@ def _start(*, from_beginning: bool, offset: str | None, since: int | None) -> St
     if offset is None:
         return None
     if not _OFFSET.fullmatch(offset):
-        raise typer.BadParameter(f"{offset[:40]!r} is no offset: N, -N, beginning or end", param_hint="--offset")
+        raise typer.BadParameter(
+            f"{offset[:40]!r} is not an offset: give N, -N, beginning or end", param_hint="--offset"
+        )
     number = int(offset)
     return Start(StartKind.LAST, -number) if offset.startswith("-") else Start(StartKind.OFFSET, number)
 

@@ -1,20 +1,128 @@
-"""This file is the commands about the databases of a cluster: which there are, and one more."""
+"""The commands about databases: their tables, copies, and the databases of a cluster."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated, Any, Final
 
 import typer
 
-from txnstore.cli.options import Json, Schema, Url, examples, opened
-from txnstore.cli.output import Column, show_rows
-from txnstore.cli.terminal import say
+from txnstore.cli.options import Json, Schema, Url, UrlArgument, UrlBesideArgument, examples, one_url, opened
+from txnstore.cli.output import Column, say, show_rows
 from txnstore.clients.brokers import broker_id_of
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db import migrating
+from txnstore.db.backend import Limits
+from txnstore.db.cluster.cluster import Cluster, split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.opening import Found, check_schema_name, connect_store, open_store, upgrade
+from txnstore.db.schema import SCHEMA_VERSION
+from txnstore.db.url import parse_url
 from txnstore.errors import MissingMember, TxnStoreError
+from txnstore.participants import adoption
 
-app = typer.Typer(name="databases", no_args_is_help=True, help="The databases of a cluster, and one more.")
+#: A migration may rebuild an index over the whole log; that a server cannot be reached is said within seconds.
+_LIMITS: Final = Limits(statement_timeout_ms=24 * 3_600_000, retry_timeout_ms=10_000)
+
+MIGRATE_EXAMPLES: Final = examples(
+    "txnstore migrate sqlite:///shop.db",
+    "txnstore migrate --url postgresql://alice@db.example/shop --schema messages",
+    "txnstore migrate postgresql://db.example/shop --sql | psql -1 shop",
+)
+
+ADOPT_EXAMPLES: Final = examples(
+    "txnstore adopt postgresql://db2.example/shop",
+    "txnstore adopt --same sqlite:///moved/shop.db",
+)
+
+
+def migrate(
+    context: typer.Context,
+    url: UrlArgument = None,
+    *,
+    url_option: UrlBesideArgument = None,
+    sql: Annotated[
+        bool,
+        typer.Option("--sql", help="Print the SQL for psql or sqlite3 instead of running it; connects to nothing."),
+    ] = False,
+    from_version: Annotated[
+        int,
+        typer.Option(
+            "--from",
+            metavar="VERSION",
+            min=0,
+            max=SCHEMA_VERSION,
+            help="With --sql: the version of the present tables.",
+        ),
+    ] = 0,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Create the tables in a database, or bring those of an older version up to date."""
+    urls = split_urls(one_url(context, url, url_option))
+    if sql:
+        if len(urls) > 1:
+            raise typer.BadParameter("--sql prints the statements for one database: give one URL", param_hint="--sql")
+        address = parse_url(urls[0])
+        check_schema_name(schema)
+        typer.echo(migrating.upgrade_sql(kind=address.kind, schema=schema, from_version=from_version), nl=False)
+        return
+    if from_version:
+        raise typer.BadParameter("this needs --sql: otherwise the database itself is asked", param_hint="--from")
+    for each in urls:
+        _migrate(each, schema)
+
+
+def adopt(
+    context: typer.Context,
+    url: UrlArgument = None,
+    *,
+    url_option: UrlBesideArgument = None,
+    same: Annotated[
+        bool,
+        typer.Option(
+            "--same", help="This is not a copy: the original has moved here, and the old place is gone for good."
+        ),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Adopt it although it looks like the original: it is a copy of a whole server or disk."
+        ),
+    ] = False,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Make a restored dump or a copied file a store of its own; for several databases give all URLs.
+
+    A copy has the identity of its original and must not end the original's transactions in other databases. Until it
+    is adopted, recovery, enlisted connections to other databases, clusters and relays to Kafka are refused. Stop its
+    clients first. Records, offsets and producers stay as they are.
+    """
+    if same and force:
+        raise typer.BadParameter("an original that has moved is not a copy: give either --same or --force")
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(open_store(each, schema=schema, limits=_LIMITS, create=False))
+            for each in split_urls(one_url(context, url, url_option))
+        ]
+        for adopted in adoption.adopt(stores, same=same, force=force):
+            if same:
+                say(f"{adopted.store.url}: the store {adopted.uuid_after} lives here now")
+            else:
+                say(f"{adopted.store.url}: the copy of {adopted.uuid_before} is the store {adopted.uuid_after} now")
+
+
+def _migrate(url: str, schema: str) -> None:
+    with connect_store(url, schema=schema, limits=_LIMITS) as store:
+        before = upgrade(store)
+        if before.found is Found.NOTHING:
+            what = "made"
+        elif before.schema_version < SCHEMA_VERSION:
+            what = f"upgraded from version {before.schema_version}"
+        else:
+            what = "there already"
+        say(f"{store.url}: the tables of version {SCHEMA_VERSION} were {what}")
+
+
+app = typer.Typer(name="databases", no_args_is_help=True, help="List the databases of a cluster, or add one.")
 
 _COLUMNS: Final = (
     Column("broker", "BROKER"),
@@ -27,9 +135,9 @@ _COLUMNS: Final = (
 
 @app.command(name="list", epilog=examples("txnstore databases list", "txnstore databases list --json"))
 def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
-    """List the databases: the controller has the topics, coordinators have transactions and groups, all have records.
+    """List the databases: the controller has the topics, coordinators transactions and groups, and all have records.
 
-    STATE says whether this command could reach it.
+    STATE says whether the database could be reached.
     """
     with opened(url, schema) as cluster:
         rows = [
@@ -55,18 +163,18 @@ def add(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Let a fresh database join the cluster: topics that are made from now on may be placed there.
+    """Add a fresh database to the cluster: topics created from now on may be placed there.
 
-    What there is stays where it is.  Clients go on with the URLs that they have until something of theirs lives there;
-    give them the new URL, behind the others, before that.
+    What exists stays where it is. Clients need the new URL, after the others, before anything of theirs is placed
+    there.
     """
     with opened(url, schema) as cluster:
         before = {member.database_id for member in cluster.databases}
         member = cluster.add_database(new_url)
         if member.database_id in before:
-            say(f"the database {member.label} was there already")
+            say(f"the database {member.label} is in the cluster already")
         else:
-            say(f"the database {member.label} was added; give its URL to the clients, behind the others")
+            say(f"the database {member.label} was added; give its URL to the clients, after the others")
 
 
 def _role(*, is_controller: bool, coordinates: bool) -> str:

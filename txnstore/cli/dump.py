@@ -1,4 +1,4 @@
-"""This file is the command that prints what the tables hold, in the form of kafka-dump-log, for those who look deep."""
+"""The commands that print what the tables hold, in the form of kafka-dump-log."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Annotated, Any, Final
 import typer
 from sqlalchemy import Connection, bindparam, select
 
-from txnstore.cli.completion import complete_topic, complete_transactional_id
-from txnstore.cli.options import Schema, Url, examples, opened
-from txnstore.cli.output import json_text
-from txnstore.cli.record_output import as_json as json_bytes
-from txnstore.cli.record_output import headers_as_json
-from txnstore.cli.terminal import CommandFailed, printable
+from txnstore.cli.options import Schema, Url, complete_topic, complete_transactional_id, examples, opened
+from txnstore.cli.output import CommandFailed, json_text, printable
+from txnstore.cli.records import as_json as json_bytes
+from txnstore.cli.records import headers_as_json
 from txnstore.clients.brokers import at_leader_of
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import record_batches, transaction_log
@@ -32,7 +30,7 @@ app: Final = typer.Typer(
     name="dump", no_args_is_help=True, help="Print what the tables hold, as kafka-dump-log prints it."
 )
 
-#: How many batches are read in one go; so few that a page with the largest ones fits the memory.
+#: How many batches are read in one go; so few that a page of the largest ones fits into memory.
 _PAGE_BATCHES: Final = 50
 _PAGE_ENTRIES: Final = 1_000
 #: Of a control record in Kafka's form: the sizes of its key and value.
@@ -41,7 +39,7 @@ _TIMESTAMP_NAMES: Final = ("CreateTime", "LogAppendTime")
 _NO_SEQUENCE: Final = -1
 _SEQUENCES: Final = 2**31
 
-#: What a page prints, and where the next one begins; None: there is none.
+#: What a page prints, and where the next one begins; None: this is the last one.
 _FactsAndNext = tuple[list[dict[str, Any]], int | None]
 
 _BATCHES: Final = (
@@ -60,9 +58,11 @@ _JOURNAL: Final = (
 _JOURNAL_OF: Final = _JOURNAL.where(transaction_log.c.transactional_id == bindparam("of_transactional_id"))
 
 _Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")]
-_Partition = Annotated[int, typer.Option("--partition", "-p", min=0, help="Which one of the topic.")]
-_FromOffset = Annotated[int, typer.Option("--from", metavar="OFFSET", min=0, max=2**63 - 1, help="Begin there.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each, for programs.")]
+_Partition = Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")]
+_FromOffset = Annotated[
+    int, typer.Option("--from", metavar="OFFSET", min=0, max=2**63 - 1, help="The offset to begin with.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print each as a line of JSON, for programs.")]
 
 
 @app.command(name="log", epilog=examples("txnstore dump log orders", "txnstore dump log orders -p 2 --records"))
@@ -71,7 +71,7 @@ def log(
     *,
     partition: _Partition = 0,
     records: Annotated[
-        bool, typer.Option("--records/--batches", help="Every record and what it holds, or only the batches.")
+        bool, typer.Option("--records/--batches", help="Print every record, or only the batches.")
     ] = True,
     from_offset: _FromOffset = 0,
     as_json: _Json = False,
@@ -116,7 +116,7 @@ def index(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Print the index of finished transactions of a partition: Kafka's index of aborted ones, and the committed."""
+    """Print the index of finished transactions of a partition: aborted ones, as Kafka's does, and committed ones."""
 
     def page(connection: Connection, position: int) -> _FactsAndNext:
         partition_id, _ = _found(connection, topic, partition)
@@ -147,7 +147,7 @@ def producers(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Print what a partition remembers of its producers: Kafka's snapshot of producers."""
+    """Print what a partition remembers of its producers, as Kafka's producer snapshot does."""
 
     def page(connection: Connection, after_id: int) -> _FactsAndNext:
         partition_id, _ = _found(connection, topic, partition)
@@ -185,14 +185,18 @@ def journal(
     transactional_id: Annotated[
         str | None,
         typer.Option(
-            "--transactional-id", "-t", metavar="ID", autocompletion=complete_transactional_id, help="Only of this one."
+            "--transactional-id",
+            "-t",
+            metavar="ID",
+            autocompletion=complete_transactional_id,
+            help="Only of this transactional id.",
         ),
     ] = None,
     as_json: _Json = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Print the journal of transactions: every change of their states, in order, of one database after the other."""
+    """Print the journal of transactions: every change of state, in order, one database after the other."""
     if transactional_id is not None:
         check_transactional_id(transactional_id)
     with opened(url, schema) as cluster:
@@ -267,7 +271,7 @@ def _batch(batch: RecordBatch, position: int, *, records: bool) -> tuple[dict[st
         "size": batch.size_bytes,
         "magic": 2,
         "compresscodec": batch.codec.name.lower(),
-        "crc": batch._row.crc,  # noqa: SLF001 - only here anybody wants to see it
+        "crc": batch._row.crc,  # noqa: SLF001 - shown nowhere else
         "isvalid": True,
     }
     if not records:
@@ -335,7 +339,7 @@ def _print_all(  # noqa: PLR0917 - where, and what
                 _print_json(facts)
                 continue
             flat = dict(facts)
-            # As Kafka does: of what is remembered of a producer's batches, the first and the last.
+            # As Kafka does: the first and the last of the batches that are remembered of a producer.
             batches = flat.pop("batches", None)
             if batches:
                 flat |= {"firstSequence": batches[0]["firstSequence"]} | {

@@ -1,24 +1,21 @@
-"""This file is the commands about consumer groups: which there are, how far they are, and where they go on."""
+"""The commands about consumer groups: how far they are, and where they go on."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from sqlalchemy import Connection
+from sqlalchemy import Connection, and_, bindparam, case, exists, func, not_, select
 
-from txnstore.cli.completion import complete_group
-from txnstore.cli.group_facts import group_facts, offset_rows, topics_by_name
-from txnstore.cli.options import Json, Schema, Url, examples, opened
-from txnstore.cli.output import Column, list_text, show_facts, show_json, show_rows
-from txnstore.cli.terminal import CommandFailed, hint, say
-from txnstore.cli.times import FORMS, parse_time
+from txnstore.cli.options import FORMS, Json, Schema, Url, complete_group, examples, opened, parse_time
+from txnstore.cli.output import Column, CommandFailed, hint, list_text, say, show_facts, show_json, show_rows
 from txnstore.clients.brokers import Reads, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import GroupIdNotFound
 from txnstore.groups.administration import (
@@ -31,8 +28,116 @@ from txnstore.groups.administration import (
 )
 from txnstore.groups.commit_rules import check_group_id
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
-from txnstore.log.topics import get_topic
-from txnstore.model import IsolationLevel, OffsetAndMetadata, TopicPartition
+from txnstore.log.topics import Topic, find_topics, get_topic
+from txnstore.model import ControlType, IsolationLevel, OffsetAndMetadata, TopicPartition
+
+# An offset may be a marker, aborted, or of an open transaction: then there is nothing to read.  The lag therefore
+# counts records, not offsets, and those of open transactions by themselves.  Of a batch that the group stands in the
+# middle of, only what is left counts.
+_LEFT: Final = case(
+    (record_batches.c.base_offset >= bindparam("from_offset"), record_batches.c.record_count),
+    else_=record_batches.c.last_offset - bindparam("from_offset") + 1,
+)
+_RECORDS: Final = and_(
+    record_batches.c.partition_id == bindparam("of_partition_id"),
+    record_batches.c.last_offset >= bindparam("from_offset"),
+    record_batches.c.control_type.is_(None),
+    not_(
+        exists()
+        .where(finished_transactions.c.partition_id == record_batches.c.partition_id)
+        .where(finished_transactions.c.producer_id == record_batches.c.producer_id)
+        .where(finished_transactions.c.producer_epoch == record_batches.c.producer_epoch)
+        .where(finished_transactions.c.outcome == int(ControlType.ABORT))
+        .where(record_batches.c.is_transactional)
+    ),
+)
+_STABLE: Final = record_batches.c.base_offset < bindparam("stable_offset")
+_COUNTS: Final = select(
+    func.sum(case((_STABLE, _LEFT), else_=0)), func.sum(case((not_(_STABLE), _LEFT), else_=0))
+).where(_RECORDS)
+
+
+def topics_by_name(connection: Connection, names: set[str]) -> dict[str, Topic]:
+    """Return those of the topics that exist."""
+    return {topic.name: topic for topic in find_topics(connection, sorted(names))}
+
+
+def group_facts(group: ListedGroup) -> dict[str, Any]:
+    """Return a group without its offsets."""
+    return {
+        "group": group.group_id,
+        "state": group.state.value,
+        "generation": group.generation,
+        "assignor": group.assignor,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.group_instance_id,
+                "client_id": member.client_id,
+                "generation": member.generation,
+                "expired": member.is_expired,
+                "deadline_ms": member.deadline_ms,
+                "subscribed": list(member.subscribed),
+                "partitions": [str(partition) for partition in sorted(member.owned)],
+            }
+            for member in group.members
+        ],
+    }
+
+
+def offset_rows(cluster: Cluster, store: Store, connection: Connection, group: ListedGroup) -> list[dict[str, Any]]:
+    """Return a row for each partition that the group has committed for, or that a member has.
+
+    `connection` is one to `store`, which coordinates the group; partitions are read at their leaders.
+    """
+    read = reads_at_leaders(cluster, store, connection)
+    committed = list_offsets(connection, group.group_id)
+    owners = {partition: member.member_id for member in group.members for partition in member.owned}
+    wanted = sorted(committed.offsets.keys() | committed.unstable | owners.keys())
+    topics = topics_by_name(connection, {partition.topic for partition in wanted})
+    ids = {
+        partition: topics[partition.topic].partition_ids[partition.partition]
+        for partition in wanted
+        if partition.topic in topics and partition.partition < len(topics[partition.topic].partition_ids)
+    }
+    bounds = read(list(ids.values()), read_bounds)
+    rows = []
+    for partition, partition_id in ids.items():
+        offset = committed.offsets.get(partition)
+        position = None if offset is None else offset.offset
+        rows.append(
+            {
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "committed_offset": position,
+                "pending": partition in committed.unstable,
+                "member_id": owners.get(partition),
+                **_distance(read, bounds[partition_id], position),
+            }
+        )
+    return rows
+
+
+def _distance(read: Reads, bounds: Bounds, position: int | None) -> Mapping[str, Any]:
+    facts = {
+        "log_start_offset": bounds.log_start_offset,
+        "last_stable_offset": bounds.last_stable_offset,
+        "high_watermark": bounds.high_watermark,
+    }
+    if position is None:
+        return facts | {"lag": None, "open_records": None}
+    wanted = {
+        "of_partition_id": bounds.partition_id,
+        "from_offset": max(position, bounds.log_start_offset),
+        "stable_offset": bounds.last_stable_offset,
+    }
+    found = read(
+        [bounds.partition_id],
+        lambda connection, _: {bounds.partition_id: connection.execute(_COUNTS, wanted).one()},
+    )
+    lag, open_records = found[bounds.partition_id]
+    return facts | {"lag": int(lag or 0), "open_records": int(open_records or 0)}
+
 
 app: Final = typer.Typer(name="groups", no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 
@@ -129,35 +234,37 @@ def reset_offsets(
     topics: Annotated[
         list[str] | None,
         typer.Option(
-            "--topic", metavar="TOPIC[:N,N]", help="Only there; repeatable. Default: wherever it has committed."
+            "--topic",
+            metavar="TOPIC[:N,N]",
+            help="Only these partitions; repeatable. Default: wherever it has committed.",
         ),
     ] = None,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record there is.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="To the last stable offset.")] = False,
     to_datetime: Annotated[
         int | None,
         typer.Option("--to-datetime", metavar="TIME", parser=parse_time, help=f"To the first record since {FORMS}."),
     ] = None,
     to_offset: Annotated[
-        int | None, typer.Option("--to-offset", metavar="N", min=0, max=2**63 - 1, help="To this one.")
+        int | None, typer.Option("--to-offset", metavar="N", min=0, max=2**63 - 1, help="To this offset.")
     ] = None,
     shift_by: Annotated[
         int | None,
-        typer.Option("--shift-by", metavar="N", min=-(2**63), max=2**63 - 1, help="So far on, or back if negative."),
+        typer.Option("--shift-by", metavar="N", min=-(2**63), max=2**63 - 1, help="Forward by N, or back if negative."),
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Do it; otherwise only show what would be done.")] = False,
     as_json: Json = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Let a group without members go on somewhere else; without --execute nothing is changed.
+    """Move a group without members to other offsets; without --execute nothing is changed.
 
-    What lies outside a log is brought to its nearest end: its start, or the last stable offset.
+    An offset outside the log becomes its nearest end: the log start or the last stable offset.
     """
     given = (to_earliest, to_latest, to_datetime is not None, to_offset is not None, shift_by is not None)
     if sum(given) != 1:
         raise typer.BadParameter(
-            "say where to, once: --to-earliest, --to-latest, --to-datetime, --to-offset or --shift-by"
+            "say where to, exactly once: --to-earliest, --to-latest, --to-datetime, --to-offset or --shift-by"
         )
     target = _target(to_earliest=to_earliest, to_datetime=to_datetime, to_offset=to_offset, shift_by=shift_by)
     chosen = dict(_parsed_topic(text) for text in topics or ())
@@ -194,7 +301,7 @@ def delete(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Delete groups without members, and what they have committed: all of them in a database, or none."""
+    """Delete groups without members, and what they have committed: in each database all of them, or none."""
     names = sorted(dict.fromkeys(groups))
     with opened(url, schema) as cluster:
         by_coordinator = _by_coordinator(cluster, names)
@@ -218,7 +325,7 @@ def _found(connection: Connection, group_id: str) -> ListedGroup:
 
 
 def _by_coordinator(cluster: Cluster, group_ids: Iterable[str]) -> list[tuple[Store, list[str]]]:
-    """Return the groups with the store that coordinates them."""
+    """Return the stores that coordinate the groups, each with those of its own."""
     found: dict[int, tuple[Store, list[str]]] = {}
     for group_id in group_ids:
         store = cluster.coordinator_of(group_id)
@@ -267,7 +374,7 @@ def _plan(
     elif committed:
         partitions = sorted(committed)
     else:
-        raise CommandFailed(f"group {group_id} has committed nothing; --topic says where it is to begin")
+        raise CommandFailed(f"group {group_id} has committed nothing; say with --topic where it is to begin")
     topics = topics_by_name(connection, {partition.topic for partition in partitions})
     rows = []
     for partition in partitions:

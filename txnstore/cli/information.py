@@ -1,4 +1,4 @@
-"""This file is the command that says what a store is: its identity, versions, counts, sizes and settings."""
+"""The command that says what a store is: its identity, versions, counts, sizes and settings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, func, select
 
 from txnstore.cli.options import Json, Schema, Url, examples, opened
-from txnstore.cli.output import Column, show_facts, show_json, show_rows, size_text, time_text
-from txnstore.cli.terminal import say
+from txnstore.cli.output import Column, say, show_facts, show_json, show_rows, size_text, time_text
 from txnstore.clients.brokers import broker_id_of
 from txnstore.clients.model.metadata import version
 from txnstore.config import STORE_SETTINGS
@@ -140,7 +139,7 @@ def _server(store: Store, connection: Connection) -> str:
 
 
 def _sizes(store: Store, connection: Connection) -> dict[str, int]:
-    """Return how much room the database takes: on PostgreSQL that of the tables as well, for it may hold more."""
+    """Return how much room the database takes; on PostgreSQL the tables as well, for the database may hold others."""
     if store.backend.name == "postgresql":
         database, tables = connection.exec_driver_sql(
             "SELECT pg_database_size(current_database()), sum(pg_total_relation_size(oid))"

@@ -1,4 +1,4 @@
-"""This file is the command that looks after a store all the time."""
+"""The command that looks after a store all the time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Annotated, Final
 
 import typer
 
-from txnstore.cli.branches import Participants
-from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, examples, one_url
-from txnstore.cli.terminal import TRY_AGAIN_LATER, say
+from txnstore.cli.options import Participants, Schema, UrlArgument, UrlBesideArgument, examples, one_url
+from txnstore.cli.output import TRY_AGAIN_LATER, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
@@ -36,11 +35,11 @@ def maintain(
     url: UrlArgument = None,
     *,
     url_option: UrlBesideArgument = None,
-    once: Annotated[bool, typer.Option("--once", help="Do everything once and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Do everything once, then exit.")] = False,
     participants: Participants = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Finish decided transactions, abort timed out ones and forget what has expired, until stopped by Ctrl-C."""
+    """Complete decided transactions, abort timed-out ones and delete what has expired, until stopped by Ctrl-C."""
     url = one_url(context, url, url_option)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     duties = (*DUTIES, *branch_duties(participants or ()))
@@ -68,7 +67,7 @@ def _run_once(cluster: Cluster, duties: Sequence[MaintenanceDuty]) -> bool:
 
 
 def _run_all(cluster: Cluster, duties: Sequence[MaintenanceDuty], stop: threading.Event) -> None:
-    """Look after every database in a thread of its own, those too that join meanwhile."""
+    """Look after every database in a thread of its own, including those that join meanwhile."""
     threads: dict[int, threading.Thread] = {}
     while not stop.is_set():
         for member in cluster.databases:
@@ -81,7 +80,7 @@ def _run_all(cluster: Cluster, duties: Sequence[MaintenanceDuty], stop: threadin
         try:
             cluster.refresh()
         except TxnStoreError as error:
-            _log.warning("the list of databases cannot be read now: %s", error)
+            _log.warning("the list of databases cannot be read at the moment: %s", error)
     for thread in threads.values():
         thread.join()
 
@@ -91,20 +90,20 @@ def _run_one(cluster: Cluster, database_id: int, duties: Sequence[MaintenanceDut
         try:
             store = cluster.own(database_id)
         except TxnStoreError as error:
-            _log.warning("maintenance of %s: it cannot be reached: %s", cluster.label_of(database_id), error)
+            _log.warning("maintenance of %s: the database cannot be reached: %s", cluster.label_of(database_id), error)
             stop.wait(_LOOK_AGAIN_SECONDS)
         else:
             Maintenance(store, cluster, duties=duties).run(stop)
 
 
 def stop_at_signals(stop: threading.Event) -> None:
-    """Set `stop` when Ctrl-C or SIGTERM comes; a second one does what it always does."""
+    """Set `stop` when Ctrl-C or SIGTERM comes; the second one does what it usually does."""
     for number in (signal.SIGINT, signal.SIGTERM):
         _stop_at(number, stop)
 
 
 def _stop_at(number: signal.Signals, stop: threading.Event) -> None:
-    """Let the first signal end the loop after what runs, the second one do what it always does."""
+    """Let the first signal end the loop after what runs, the second one do what it usually does."""
     usual = signal.getsignal(number)
 
     def handle(*_: object) -> None:

@@ -1,25 +1,33 @@
-"""This file is what the commands take alike: the database, its schema, JSON, and how they open the store."""
+"""What the commands take alike: the database, times, settings, and the names that a shell completes."""
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
 from rich.markup import escape
+from sqlalchemy import Connection, select
 
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import Cluster, open_cluster
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.schema import groups, topics, transactions
 
 URL_VARIABLE: Final = "TXNSTORE_URL"
 
 _FORMS: Final = "sqlite:///path/to/file.db or postgresql://user@host/database"
-_SEVERAL: Final = "Of several databases all URLs, with commas, the controller's first."
+_SEVERAL: Final = "For several databases give all URLs, separated by commas, the controller's first."
 _SECRETS: Final = (
-    "Others on this machine see what is in a command line: put a password into TXNSTORE_URL, PGPASSWORD or ~/.pgpass."
+    "Others on this machine can see a command line: put a password into TXNSTORE_URL, PGPASSWORD or ~/.pgpass."
 )
 _MISSING: Final = f"which database? Give --url, or set {URL_VARIABLE}, to {_FORMS}"
 
-#: A server that is not there is told within seconds.
+#: That a server cannot be reached is said within seconds.
 _LIMITS: Final = Limits(retry_timeout_ms=10_000)
 
 
@@ -58,15 +66,27 @@ UrlBesideArgument = Annotated[
     typer.Option("--url", metavar="URL", show_default=False, help=f"The database; default: {URL_VARIABLE}."),
 ]
 Schema = Annotated[str, typer.Option("--schema", metavar="NAME", help="The PostgreSQL schema that holds the tables.")]
+PARTICIPANTS_VARIABLE: Final = "TXNSTORE_PARTICIPANTS"
+
+Participants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--participant",
+        metavar="URL",
+        envvar=PARTICIPANTS_VARIABLE,
+        show_envvar=False,
+        show_default=False,
+        help=(
+            "A PostgreSQL database that takes part in transactions, as the role that its applications use; repeatable,"
+            f" or several in {PARTICIPANTS_VARIABLE}, separated by spaces."
+        ),
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def one_url(context: typer.Context, argument: str | None, option: str | None) -> str:
-    """Return the database of a command that takes it as an argument, too.
-
-    Raises:
-        typer.BadParameter: none was given, or two.
-    """
+    """Return the database of a command that takes it as an argument, too."""
     if argument is not None and option is not None:
         raise typer.BadParameter("the database was given twice: as an argument and as --url")
     url = argument if argument is not None else option
@@ -78,7 +98,7 @@ def one_url(context: typer.Context, argument: str | None, option: str | None) ->
 
 
 def opened(url: str | None, schema: str) -> Cluster:
-    """Open the databases of a command; one without tables stays without.
+    """Open the databases of a command; no tables are made.
 
     Raises:
         TxnStoreError: the first cannot be reached, or the tables are not those of this version.
@@ -87,6 +107,83 @@ def opened(url: str | None, schema: str) -> Cluster:
     return open_cluster(url, schema=schema, create=False, limits=_LIMITS)
 
 
+def key_values(texts: list[str]) -> dict[str, str]:
+    """Return texts of the form KEY=VALUE as a dict."""
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
+        pairs[key] = value
+    return pairs
+
+
 def examples(*lines: str) -> str:
     """Return the end of a command's help: how it is used."""
     return "\n".join(["[bold]Examples[/bold]", *(f"[dim]$[/dim] {escape(line)}" for line in lines)])
+
+
+FORMS: Final = (
+    "2026-01-31T12:00:00 (UTC, unless it ends in a zone such as +01:00), milliseconds since 1970,"
+    " or 90s, 15m, 2h, 7d ago"
+)
+
+_TIME_MS_MAX: Final = 2**63 - 1
+_AGO: Final = re.compile(r"(\d{1,12})(s|m|h|d)")
+_MILLISECONDS: Final = re.compile(r"\d{1,19}")
+_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_time(text: str) -> int:
+    """Return the time that `text` names, in milliseconds since 1970."""
+    found = _AGO.fullmatch(text)
+    if found is not None:
+        return max(0, int(time.time() * 1000) - int(found[1]) * _UNIT_MS[found[2]])
+    if _MILLISECONDS.fullmatch(text):
+        milliseconds = int(text)
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+            moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+            milliseconds = int(moment.timestamp() * 1000)
+        except (ValueError, OverflowError):
+            raise typer.BadParameter(f"{text[:40]!r} is not a time; a time is {FORMS}") from None
+    if not 0 <= milliseconds <= _TIME_MS_MAX:
+        raise typer.BadParameter(f"{text[:40]!r} is before 1970 or too late; a time is {FORMS}")
+    return milliseconds
+
+
+#: A key press is answered soon or not at all, and never with an error.
+_COMPLETION_LIMITS: Final = Limits(statement_timeout_ms=1_000, lock_timeout_ms=1_000, retry_timeout_ms=0)
+_NAMES_MAX: Final = 1_000
+
+
+def complete_topic(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the topics whose names begin like this."""
+    return _completed_names(context, incomplete, _reader(topics.c.name))
+
+
+def complete_group(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the groups whose names begin like this."""
+    return _completed_names(context, incomplete, _reader(groups.c.group_id))
+
+
+def complete_transactional_id(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the transactional ids that begin like this."""
+    return _completed_names(context, incomplete, _reader(transactions.c.transactional_id))
+
+
+def _reader(column: object) -> Callable[[Connection], list[str]]:
+    statement = select(column).order_by(column).limit(_NAMES_MAX)  # type: ignore[call-overload]  # any column
+    return lambda connection: list(connection.execute(statement).scalars())
+
+
+def _completed_names(context: typer.Context, incomplete: str, read: Callable[[Connection], list[str]]) -> list[str]:
+    url = context.params.get("url") or context.find_root().params.get("url") or os.environ.get(URL_VARIABLE)
+    schema = context.params.get("schema") or DEFAULT_SCHEMA
+    try:
+        with open_cluster(url or "", schema=schema, create=False, limits=_COMPLETION_LIMITS) as cluster:
+            names = {name for store in cluster.stores() for name in store.read(read)}
+            return sorted(name for name in names if name.startswith(incomplete))
+    except Exception:  # noqa: BLE001 - whatever it is, the line that is being typed must stay whole
+        return []

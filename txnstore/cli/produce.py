@@ -1,4 +1,4 @@
-"""This file is the command that writes records: from files or the standard input, in one transaction if wanted."""
+"""The command that writes records: from files or the standard input, in one transaction if wanted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from txnstore.cli.completion import complete_topic
-from txnstore.cli.options import Schema, Url, examples, opened
-from txnstore.cli.record_input import InputRecord, NotARecord, Parse, line_parser, parse_json_line, unescape
-from txnstore.cli.terminal import CommandFailed, error_text, exit_code, hint
+from txnstore.cli.options import Schema, Url, complete_topic, examples, key_values, opened
+from txnstore.cli.output import CommandFailed, error_text, exit_code, hint
+from txnstore.cli.records import InputRecord, NotARecord, Parse, line_parser, parse_json_line, unescape
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.producer.producer import Producer
@@ -71,9 +70,12 @@ class _Reports:
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="Where to.")],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic to write to.")
+    ],
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="What to read; -, or none: the standard input.")
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="The files to read; without one, or for -, the standard input."),
     ] = None,
     *,
     json_lines: Annotated[
@@ -82,7 +84,7 @@ def produce(
             "--json-lines",
             "-j",
             help="Each line is a JSON object with key, value, headers, partition and timestamp (milliseconds), all"
-            ' optional; bytes that are no text are {"base64": "..."}. What `consume --json` prints is such a line.',
+            ' optional; bytes that are not text are {"base64": "..."}. `consume --json` prints such lines.',
         ),
     ] = False,
     key_separator: Annotated[
@@ -94,16 +96,18 @@ def produce(
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of every record; repeatable."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, max=2**31 - 1, help="Default: the key chooses.")
+        int | None,
+        typer.Option("--partition", "-p", min=0, max=2**31 - 1, help="The partition; default: chosen by the key."),
     ] = None,
     transactional_id: Annotated[
         str | None,
         typer.Option(
-            "--transactional-id", "-t", metavar="ID", help="All of the input in one transaction, or nothing of it."
+            "--transactional-id", "-t", metavar="ID", help="Write all of the input in one transaction, or nothing."
         ),
     ] = None,
     transaction_timeout: Annotated[
-        int, typer.Option("--transaction-timeout", metavar="SECONDS", min=1, max=2_147_483, help="Its longest time.")
+        int,
+        typer.Option("--transaction-timeout", metavar="SECONDS", min=1, max=2_147_483, help="How long it may take."),
     ] = 60,
     config: Annotated[
         list[str] | None,
@@ -112,9 +116,9 @@ def produce(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Write records: each line is one, as it is, or with a key, or as JSON.
+    """Write records: one for each line, as it is, or with a key, or as JSON.
 
-    A record counts as written once it is durable; how many there were is said at the end, on the standard error.
+    A record counts as written once it is durable; the number of them is printed at the end, to the standard error.
     Without a transaction the records before an error stay written.
     """
     parse = _parser(json_lines=json_lines, key_separator=key_separator, headers=header or [])
@@ -126,8 +130,8 @@ def produce(
     # So that neither a wrong URL nor an empty database gets tables.
     with opened(url, schema) as cluster:
         if not cluster.controller.read(lambda connection: find_topics(connection, [topic])):
-            # A name that is misspelt makes a topic, as everywhere in Kafka; it should not do so unseen.
-            hint(f"there is no topic {topic} yet; the first record makes it")
+            # A misspelt name makes a topic, as everywhere in Kafka; it should not do so unseen.
+            hint(f"there is no topic {topic} yet; the first record creates it")
     with ExitStack() as stack:
         sources = _sources(files or [_STDIN], stack)
         producer = _producer(settings)
@@ -246,29 +250,14 @@ def _failed_at(place: _Place, error: KafkaException) -> CommandFailed:
     return CommandFailed(f"{place}: {error_text(error)}", code=exit_code(error))
 
 
-def key_values(texts: list[str]) -> dict[str, str]:
-    """Return KEY=VALUE as a dict.
-
-    Raises:
-        typer.BadParameter: a text is of another form.
-    """
-    pairs = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
-        pairs[key] = value
-    return pairs
-
-
 def _parser(*, json_lines: bool, key_separator: str | None, headers: list[str]) -> Parse:
     if json_lines:
         if key_separator is not None or headers:
-            raise typer.BadParameter("with --json-lines, key and headers stand in the line", param_hint="--json-lines")
+            raise typer.BadParameter("with --json-lines, key and headers are in the line", param_hint="--json-lines")
         return parse_json_line
     separator = None if key_separator is None else unescape(key_separator)
     if separator is not None and (not separator or b"\n" in separator):
-        raise typer.BadParameter("a separator is not empty and holds no line break", param_hint="--key-separator")
+        raise typer.BadParameter("a separator must not be empty or contain a line break", param_hint="--key-separator")
     pairs: list[Header] = []
     for text in headers:
         name, equals, value = text.partition("=")
@@ -297,7 +286,7 @@ def _sources(files: list[str], stack: ExitStack) -> list[tuple[str, BinaryIO, in
             source = stack.enter_context(path.open("rb"))
             sources.append((name, source, path.stat().st_size if path.is_file() else None))
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "this is no path"
+            reason = error.strerror if isinstance(error, OSError) else "this is not a path"
             raise CommandFailed(f"{name}: {reason}") from None
     return sources
 

@@ -1,4 +1,4 @@
-"""This file is the program: its commands, its own options, and how it ends."""
+"""The program: its commands, its own options, and how it ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 
 from txnstore.cli import (
     consume,
-    database,
     databases,
     dump,
     groups,
@@ -24,7 +23,7 @@ from txnstore.cli import (
     transactions,
 )
 from txnstore.cli.options import ProgramUrl, examples
-from txnstore.cli.terminal import CommandFailed, exit_code, report, say
+from txnstore.cli.output import CommandFailed, exit_code, report, say
 from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import TxnStoreError
 
@@ -36,8 +35,8 @@ _EXAMPLES: Final = examples(
 
 # No pretty tracebacks: they show variables, and one of them may be a password.
 app = typer.Typer(name="txnstore", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-app.command(epilog=database.EXAMPLES)(database.migrate)
-app.command(epilog=database.ADOPT_EXAMPLES)(database.adopt)
+app.command(epilog=databases.MIGRATE_EXAMPLES)(databases.migrate)
+app.command(epilog=databases.ADOPT_EXAMPLES)(databases.adopt)
 app.command(epilog=maintenance.EXAMPLES)(maintenance.maintain)
 app.command(name="info", epilog=information.EXAMPLES)(information.info)
 app.add_typer(databases.app)

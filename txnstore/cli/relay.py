@@ -1,4 +1,4 @@
-"""This file is the command that relays: topics to or from a Kafka cluster, and the outbox into the log."""
+"""The command that relays topics to or from a Kafka cluster, and the outbox into the log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Annotated, Final
 import typer
 
 from txnstore.cli.maintenance import stop_at_signals
-from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, examples, one_url
-from txnstore.cli.produce import key_values
-from txnstore.cli.terminal import FAILED, TRY_AGAIN_LATER, CommandFailed, say
+from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, examples, key_values, one_url
+from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, CommandFailed, say
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.log.outbox.sequencer import drain_outbox
@@ -40,25 +39,25 @@ def relay(
     *,
     url_option: UrlBesideArgument = None,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="BOOTSTRAP", help="Ship topics to this Kafka cluster: host:port,...")
+        str | None, typer.Option("--to", metavar="BOOTSTRAP", help="Copy topics to this Kafka cluster: host:port,...")
     ] = None,
     from_: Annotated[
         str | None,
-        typer.Option("--from", metavar="BOOTSTRAP", help="Copy topics of this Kafka cluster here."),
+        typer.Option("--from", metavar="BOOTSTRAP", help="Copy topics of this Kafka cluster into the store."),
     ] = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this one; repeatable.")
+        list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.")
     ] = None,
     outbox: Annotated[
         bool,
-        typer.Option("--outbox", help="With --to or --from: move rows of the outbox into their topics, too."),
+        typer.Option("--outbox", help="With --to or --from: also move rows of the outbox into their topics."),
     ] = False,
     name: Annotated[
         str | None,
         typer.Option(
             "--name",
             metavar="NAME",
-            help="Relays of one name share positions; default: the identity of what is read, store or cluster.",
+            help="Relays of the same name share positions; default: the identity of the store or cluster read.",
         ),
     ] = None,
     start: Annotated[
@@ -66,29 +65,33 @@ def relay(
     ] = Start.EARLIEST,
     on_gap: Annotated[
         OnGap,
-        typer.Option("--on-gap", help="If records were deleted before they were copied: end, or go on behind them."),
+        typer.Option("--on-gap", help="If records were deleted before they were copied: stop, or go on after them."),
     ] = OnGap.ERROR,
-    once: Annotated[bool, typer.Option("--once", help="End where the partitions end now.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Stop at the present ends of the partitions.")] = False,
     config: Annotated[
         list[str] | None,
         typer.Option("--config", "-X", metavar="KEY=VALUE", help="A setting of the Kafka clients; repeatable."),
     ] = None,
     config_file: Annotated[
         Path | None,
-        typer.Option("--config-file", metavar="FILE", help="The same, as lines; for what others are not to see."),
+        typer.Option(
+            "--config-file",
+            metavar="FILE",
+            help="A file with such settings, one a line; for passwords, which a command line would show.",
+        ),
     ] = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     r"""Move the rows of the outbox into their topics; or copy topics to or from Kafka, each record once.
 
-    Goes on until stopped by Ctrl-C.  The Kafka side needs the package confluent-kafka: txnstore\[kafka].
+    Goes on until stopped by Ctrl-C. The Kafka side needs the package confluent-kafka: txnstore\[kafka].
     """
     url = one_url(context, url, url_option)
     if to is not None and from_ is not None:
-        raise typer.BadParameter("one direction at a time: --to or --from")
+        raise typer.BadParameter("give only one direction: --to or --from")
     bootstrap = to or from_
     if bootstrap is None and (topic or name is not None or config or config_file is not None):
-        raise typer.BadParameter("--topic, --name and --config go with --to or --from")
+        raise typer.BadParameter("--topic, --name, --config and --config-file need --to or --from")
     settings = _settings(config or [], config_file)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     options = RelayOptions(name=name, topics=tuple(topic or ()), start=start, on_gap=on_gap, once=once)
@@ -110,11 +113,7 @@ def relay(
 
 
 def _settings(texts: list[str], file: Path | None) -> dict[str, str]:
-    """Return the settings of a file and of the command line, which wins.
-
-    Raises:
-        typer.BadParameter: the file cannot be read, or something is not KEY=VALUE.
-    """
+    """Return the settings of a file and of the command line, which wins."""
     lines: list[str] = []
     if file is not None:
         try:

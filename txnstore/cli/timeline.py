@@ -1,24 +1,202 @@
-"""This file is the command that draws a partition: a line a transaction, a column an offset."""
+"""The command that draws a partition: a line for each transaction, a column for each offset."""
 
 from __future__ import annotations
 
+import enum
 import shutil
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
+from xml.sax.saxutils import escape
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from sqlalchemy import BindParameter, Connection, bindparam, select, tuple_, union
 
-from txnstore.cli.completion import complete_topic
-from txnstore.cli.options import Json, Schema, Url, examples, opened
-from txnstore.cli.output import show_json
-from txnstore.cli.terminal import CommandFailed, printable, say
-from txnstore.cli.timeline_facts import OFFSETS_MAX, Lane, Mark, Pointer, Timeline, read_timeline
-from txnstore.cli.timeline_svg import svg
+from txnstore.cli.options import Json, Schema, Url, complete_topic, examples, opened
+from txnstore.cli.output import CommandFailed, printable, say, show_json
 from txnstore.clients.brokers import at_leader_of
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.schema import finished_transactions, group_offsets, record_batches, transaction_log
+from txnstore.log.bounds import read_bounds
+from txnstore.log.fetch import IN_RANGE
+from txnstore.log.topics import get_topic
+from txnstore.model import ControlType
+
+#: More offsets than this are no drawing any more.
+OFFSETS_MAX: Final = 2_000
+
+_BATCHES: Final = (
+    select(
+        record_batches.c.base_offset,
+        record_batches.c.last_offset,
+        record_batches.c.producer_id,
+        record_batches.c.producer_epoch,
+        record_batches.c.is_transactional,
+    )
+    .where(IN_RANGE, record_batches.c.control_type.is_(None))
+    .order_by(record_batches.c.last_offset)
+)
+_OF_PARTITION: Final = finished_transactions.c.partition_id == bindparam("of_partition_id")
+_KEYS: Final[BindParameter[Any]] = bindparam("producers", expanding=True)
+# Those that end in the stretch, and those that the batches belong to, wherever they end.
+_FINISHED: Final = union(
+    select(finished_transactions).where(
+        _OF_PARTITION, finished_transactions.c.marker_offset.between(bindparam("from_offset"), bindparam("end_offset"))
+    ),
+    select(finished_transactions).where(
+        _OF_PARTITION,
+        tuple_(finished_transactions.c.producer_id, finished_transactions.c.producer_epoch).in_(_KEYS),
+    ),
+)
+_GROUPS: Final = (
+    select(group_offsets.c.group_id, group_offsets.c.committed_offset)
+    .where(group_offsets.c.partition_id == bindparam("of_partition_id"))
+    .order_by(group_offsets.c.group_id)
+)
+# The journal remembers which transactional id a producer id belonged to.
+_NAMES: Final = (
+    select(transaction_log.c.producer_id, transaction_log.c.transactional_id)
+    .where(transaction_log.c.producer_id.in_(bindparam("producer_ids", expanding=True)))
+    .distinct()
+)
+
+
+class Mark(enum.Enum):
+    """What stands at an offset."""
+
+    RECORD = "record"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    OPEN = "open"
+    COMMIT = "COMMIT marker"
+    ABORT = "ABORT marker"
+
+
+@dataclass(slots=True)
+class Lane:
+    """The records of one transaction and its marker; or all those without one."""
+
+    name: str
+    outcome: str
+    marks: dict[int, Mark] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A position that has a name."""
+
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A stretch of a partition's log."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    end_offset: int
+    """Behind the last offset that is shown."""
+
+    lanes: list[Lane]
+    pointers: list[Pointer]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON can hold it."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "first_offset": self.first_offset,
+            "end_offset": self.end_offset,
+            "lanes": [
+                {
+                    "name": lane.name,
+                    "outcome": lane.outcome,
+                    "marks": [{"offset": offset, "mark": mark.value} for offset, mark in sorted(lane.marks.items())],
+                }
+                for lane in self.lanes
+            ],
+            "pointers": [{"name": pointer.name, "offset": pointer.offset} for pointer in self.pointers],
+        }
+
+
+def read_timeline(
+    connection: Connection, topic: str, partition: int, *, from_offset: int | None, count: int
+) -> Timeline:
+    """Return `count` offsets of the partition from `from_offset` on, or the last ones.
+
+    Raises:
+        UnknownTopicOrPartition: there is no such topic or partition.
+    """
+    partition_id = get_topic(connection, topic).partition_id(partition)
+    bounds = read_bounds(connection, [partition_id])[partition_id]
+    high_watermark = bounds.high_watermark
+    first = high_watermark - count if from_offset is None else min(from_offset, high_watermark)
+    first = max(first, bounds.log_start_offset)
+    end = min(first + count, high_watermark)
+    pointers = [
+        Pointer("log start", bounds.log_start_offset),
+        Pointer("last stable offset", bounds.last_stable_offset),
+        Pointer("high watermark", high_watermark),
+    ]
+    pointers += [Pointer(f"group {row[0]}", row[1]) for row in connection.execute(_GROUPS, _of(partition_id))]
+    return Timeline(topic, partition, first, end, _lanes(connection, partition_id, first, end), pointers)
+
+
+def _of(partition_id: int) -> dict[str, int]:
+    return {"of_partition_id": partition_id}
+
+
+def _lanes(connection: Connection, partition_id: int, first: int, end: int) -> list[Lane]:
+    stretch = {**_of(partition_id), "from_offset": first, "end_offset": end}
+    batches = connection.execute(_BATCHES, stretch).all()
+    producers = sorted({(row.producer_id, row.producer_epoch) for row in batches if row.is_transactional})
+    rows = connection.execute(_FINISHED, {**stretch, "producers": producers}).all()
+    finished = {(row.producer_id, row.producer_epoch): row for row in rows}
+    names = _names(connection, {row.producer_id for row in batches} | {producer_id for producer_id, _ in finished})
+    plain = Lane("no transaction", "")
+    lanes: dict[tuple[int, int], Lane] = {}
+    for row in batches:
+        offsets = range(max(row.base_offset, first), min(row.last_offset + 1, end))
+        if not row.is_transactional:
+            plain.marks.update(dict.fromkeys(offsets, Mark.RECORD))
+            continue
+        key = (row.producer_id, row.producer_epoch)
+        ended = finished.get(key)
+        lane = _lane_of(lanes, key, names, None if ended is None else ControlType(ended.outcome))
+        lane.marks.update(dict.fromkeys(offsets, Mark(lane.outcome)))
+    for key, row in finished.items():
+        if first <= row.marker_offset < end:
+            outcome = ControlType(row.outcome)
+            mark = Mark.COMMIT if outcome is ControlType.COMMIT else Mark.ABORT
+            _lane_of(lanes, key, names, outcome).marks[row.marker_offset] = mark
+    ordered = sorted(lanes.values(), key=lambda lane: min(lane.marks))
+    return [*([plain] if plain.marks else []), *ordered]
+
+
+def _lane_of(
+    lanes: dict[tuple[int, int], Lane],
+    key: tuple[int, int],
+    names: Mapping[int, str],
+    outcome: ControlType | None,
+) -> Lane:
+    if key not in lanes:
+        marks = {ControlType.COMMIT: Mark.COMMITTED, ControlType.ABORT: Mark.ABORTED, None: Mark.OPEN}
+        name = f"{names[key[0]]} {key[0]}:{key[1]}" if key[0] in names else f"{key[0]}:{key[1]}"
+        lanes[key] = Lane(name, marks[outcome].value)
+    return lanes[key]
+
+
+def _names(connection: Connection, producer_ids: set[int]) -> dict[int, str]:
+    if not producer_ids:
+        return {}
+    return {row[0]: row[1] for row in connection.execute(_NAMES, {"producer_ids": sorted(producer_ids)})}
+
 
 EXAMPLES: Final = examples(
     "txnstore timeline orders",
@@ -64,14 +242,18 @@ _SVG_COUNT: Final = 200
 def timeline(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")],
     *,
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="Which one of the topic.")] = 0,
+    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")] = 0,
     from_offset: Annotated[
         int | None,
-        typer.Option("--from", metavar="OFFSET", min=0, max=2**63 - 1, help="Begin there; default: the last ones."),
+        typer.Option(
+            "--from", metavar="OFFSET", min=0, max=2**63 - 1, help="The first offset; default: the last ones are shown."
+        ),
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-c", min=1, max=OFFSETS_MAX, help="How many offsets; default: what fits the screen."),
+        typer.Option(
+            "--count", "-c", min=1, max=OFFSETS_MAX, help="How many offsets; default: as many as fit on the screen."
+        ),
     ] = None,
     svg_file: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw into this file instead of the terminal.")
@@ -80,7 +262,7 @@ def timeline(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Draw a partition: its records by transaction, markers, last stable offset, high watermark, groups' positions."""
+    """Draw a partition: records by transaction, markers, last stable offset, high watermark and positions of groups."""
     if count is None:
         count = _SVG_COUNT if svg_file is not None else _screen_columns()
     with opened(url, schema) as cluster:
@@ -88,7 +270,7 @@ def timeline(
             cluster,
             topic,
             partition,
-            lambda home: home.read(
+            lambda leader: leader.read(
                 lambda connection: read_timeline(connection, topic, partition, from_offset=from_offset, count=count)
             ),
         )
@@ -96,7 +278,7 @@ def timeline(
         try:
             svg_file.write_text(svg(found), encoding="utf-8")
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "this is no path"
+            reason = error.strerror if isinstance(error, OSError) else "this is not a path"
             raise CommandFailed(f"{svg_file}: {reason}") from None
         say(f"{svg_file} shows the offsets {found.first_offset} to {found.end_offset - 1} of {topic}-{partition}")
         return
@@ -172,3 +354,102 @@ def _pointer_line(timeline: Timeline, pointer: Pointer, width: int, plain: int) 
         column = pointer.offset - timeline.first_offset
         line.append(" " * column + f"{_POINTERS[plain]} {pointer.offset}", style="cyan")
     return line
+
+
+_SVG_CELL: Final = 14
+_SVG_LINE: Final = 22
+_SVG_LEFT: Final = 260
+_SVG_TOP: Final = 60
+_SVG_MARGIN: Final = 20
+_SVG_TICK: Final = 10
+_SVG_NAME_LENGTH_MAX: Final = 36
+_SVG_COLOURS: Final = {
+    Mark.RECORD: "#6b7280",
+    Mark.COMMITTED: "#16a34a",
+    Mark.ABORTED: "#dc2626",
+    Mark.OPEN: "#f59e0b",
+    Mark.COMMIT: "#166534",
+    Mark.ABORT: "#7f1d1d",
+}
+_SVG_LETTERS: Final = {Mark.COMMIT: "C", Mark.ABORT: "A"}
+
+
+def svg(timeline: Timeline) -> str:
+    """Return the drawing as the text of an SVG file."""
+    columns = timeline.end_offset - timeline.first_offset
+    lines = len(timeline.lanes) + len(timeline.pointers)
+    width = _SVG_LEFT + max(columns, 1) * _SVG_CELL + 120
+    height = _SVG_TOP + lines * _SVG_LINE + _SVG_LINE * 2
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        _svg_text(
+            _SVG_MARGIN, 24, f"{timeline.topic}-{timeline.partition}", extra=' font-weight="bold" font-size="14"'
+        ),
+        *_svg_ruler(timeline),
+    ]
+    y = _SVG_TOP
+    for lane in timeline.lanes:
+        parts += _svg_lane(timeline, lane, y)
+        y += _SVG_LINE
+    for pointer in timeline.pointers:
+        parts += _svg_pointer(timeline, pointer, y)
+        y += _SVG_LINE
+    parts += [*_svg_legend(y + _SVG_LINE), "</svg>"]
+    return "\n".join(parts) + "\n"
+
+
+def _svg_x(timeline: Timeline, offset: int) -> int:
+    return _SVG_LEFT + (offset - timeline.first_offset) * _SVG_CELL
+
+
+def _svg_ruler(timeline: Timeline) -> Iterator[str]:
+    for offset in range(timeline.first_offset, timeline.end_offset + 1):
+        if offset % _SVG_TICK == 0:
+            x = _svg_x(timeline, offset)
+            yield _svg_text(x, _SVG_TOP - 16, str(offset), extra=' fill="#6b7280"')
+            yield f'<line x1="{x}" y1="{_SVG_TOP - 12}" x2="{x}" y2="{_SVG_TOP - 4}" stroke="#9ca3af"/>'
+
+
+def _svg_lane(timeline: Timeline, lane: Lane, y: int) -> Iterator[str]:
+    yield _svg_text(_SVG_MARGIN, y + 12, f"{_svg_name(lane.name)} {lane.outcome}".rstrip())
+    for offset, mark in sorted(lane.marks.items()):
+        x = _svg_x(timeline, offset)
+        colour = _SVG_COLOURS[mark]
+        fill = "none" if mark is Mark.OPEN else colour
+        side = _SVG_CELL - 2
+        yield (
+            f'<rect x="{x + 1}" y="{y + 1}" width="{side}" height="{side}" fill="{fill}" stroke="{colour}">'
+            f"<title>offset {offset}: {mark.value}</title></rect>"
+        )
+        if mark in _SVG_LETTERS:
+            yield _svg_text(
+                x + 4, y + 12, _SVG_LETTERS[mark], extra=' fill="white" font-size="10" pointer-events="none"'
+            )
+
+
+def _svg_pointer(timeline: Timeline, pointer: Pointer, y: int) -> Iterator[str]:
+    yield _svg_text(_SVG_MARGIN, y + 12, _svg_name(pointer.name))
+    shown = min(max(pointer.offset, timeline.first_offset), timeline.end_offset)
+    x = _svg_x(timeline, shown)
+    yield f'<line x1="{x}" y1="{_SVG_TOP - 4}" x2="{x}" y2="{y + 2}" stroke="#0891b2" stroke-dasharray="2 3"/>'
+    yield f'<path d="M{x} {y + 2} l5 9 l-10 0 z" fill="#0891b2"/>'
+    yield _svg_text(x + 9, y + 12, str(pointer.offset), extra=' fill="#0891b2"')
+
+
+def _svg_legend(y: int) -> Iterator[str]:
+    x = _SVG_MARGIN
+    for mark, colour in _SVG_COLOURS.items():
+        fill = "none" if mark is Mark.OPEN else colour
+        yield f'<rect x="{x}" y="{y - 10}" width="10" height="10" fill="{fill}" stroke="{colour}"/>'
+        yield _svg_text(x + 15, y, mark.value)
+        x += 30 + 8 * len(mark.value)
+
+
+def _svg_text(x: int, y: int, text: str, *, extra: str = "") -> str:
+    return f'<text x="{x}" y="{y}"{extra}>{escape(printable(text))}</text>'
+
+
+def _svg_name(name: str) -> str:
+    return name if len(name) <= _SVG_NAME_LENGTH_MAX else name[: _SVG_NAME_LENGTH_MAX - 1] + "~"

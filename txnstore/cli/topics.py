@@ -1,4 +1,4 @@
-"""This file is the commands about topics: made, listed, described, changed and deleted."""
+"""The commands about topics: made, listed, described, changed and deleted."""
 
 from __future__ import annotations
 
@@ -7,27 +7,145 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, func, select
 
-from txnstore.cli.completion import complete_topic
-from txnstore.cli.options import Json, Schema, Url, examples, opened
-from txnstore.cli.output import Column, list_text, show_facts, show_json, show_rows, size_text, time_text
-from txnstore.cli.terminal import headline, hint, say
-from txnstore.cli.topic_facts import describe_topic, list_topic_rows
+from txnstore.cli.options import Json, Schema, Url, complete_topic, examples, opened
+from txnstore.cli.output import (
+    Column,
+    headline,
+    hint,
+    list_text,
+    say,
+    show_facts,
+    show_json,
+    show_rows,
+    size_text,
+    time_text,
+)
 from txnstore.clients.admin.configs import known_topic_config
+from txnstore.clients.brokers import reads_at_leaders
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.schema import partition_heads, partitions, producer_states, record_batches, topics
 from txnstore.db.settings import read_store_settings
 from txnstore.errors import TopicAlreadyExists
+from txnstore.log.bounds import read_bounds
 from txnstore.log.cluster_topics import refuse_if_in_use
 from txnstore.log.deleting import purge_soon
 from txnstore.log.topics import (
+    Topic,
     change_topic_configs,
     create_topic,
     delete_topic,
     find_topics,
+    get_topic,
     grow_topic,
+    list_topics,
     lock_topic_configs,
 )
+
+_OFFSETS: Final = (
+    select(
+        partitions.c.topic_id,
+        func.sum(partition_heads.c.next_offset - partition_heads.c.log_start_offset),
+    )
+    .join(partition_heads, partition_heads.c.partition_id == partitions.c.partition_id)
+    .group_by(partitions.c.topic_id)
+)
+_OPEN: Final = (
+    select(producer_states.c.partition_id, func.count())
+    .where(producer_states.c.transaction_first_offset >= 0)
+    .group_by(producer_states.c.partition_id)
+)
+_CREATED: Final = select(topics.c.created_ms).where(topics.c.topic_id == bindparam("of_topic_id"))
+_SIZES: Final = (
+    select(
+        record_batches.c.partition_id,
+        func.count(),
+        func.sum(record_batches.c.size_bytes),
+        func.max(record_batches.c.max_timestamp_ms),
+    )
+    .where(record_batches.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
+    .group_by(record_batches.c.partition_id)
+)
+
+
+def list_topic_rows(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return a row for each topic, by name; databases that cannot be reached are not counted."""
+    found, offsets, open_in = cluster.controller.read(lambda connection: (_topics(connection), *_counts(connection)))
+    _, *others = cluster.stores()
+    for store in others:
+        more_offsets, more_open_in = store.read(_counts)
+        open_in |= more_open_in
+        for topic_id, count in more_offsets.items():
+            offsets[topic_id] = offsets.get(topic_id, 0) + count
+    return [
+        {
+            "topic": topic.name,
+            "partitions": len(topic.partition_ids),
+            "offsets": offsets.get(topic.topic_id, 0),
+            "open_transactions": sum(open_in.get(partition_id, 0) for partition_id in topic.partition_ids),
+            "config": dict(sorted(topic.config.items())),
+        }
+        for topic in found
+    ]
+
+
+def _topics(connection: Connection) -> list[Topic]:
+    return find_topics(connection, list_topics(connection))
+
+
+def _counts(connection: Connection) -> tuple[dict[int, int], dict[int, int]]:
+    offsets = {topic_id: int(count) for topic_id, count in connection.execute(_OFFSETS)}
+    return offsets, _open_transactions(connection)
+
+
+def _open_transactions(connection: Connection) -> dict[int, int]:
+    return {row[0]: int(row[1]) for row in connection.execute(_OPEN)}
+
+
+def describe_topic(cluster: Cluster, connection: Connection, name: str) -> dict[str, Any]:
+    """Return everything about one topic, which `connection` to the controller knows.
+
+    Raises:
+        UnknownTopicOrPartition: there is no topic of this name.
+        TxnStoreError: a database that holds a partition cannot be reached.
+    """
+    topic = get_topic(connection, name)
+    read = reads_at_leaders(cluster, cluster.controller, connection)
+    bounds = read(topic.partition_ids, read_bounds)
+    open_in = read(topic.partition_ids, lambda opened, _: _open_transactions(opened))
+    sizes = read(topic.partition_ids, _sizes)
+    described = []
+    for number, partition_id in enumerate(topic.partition_ids):
+        of = bounds[partition_id]
+        count, size_bytes, last_ms = sizes.get(partition_id, (0, 0, None))
+        described.append(
+            {
+                "partition": number,
+                "log_start_offset": of.log_start_offset,
+                "last_stable_offset": of.last_stable_offset,
+                "high_watermark": of.high_watermark,
+                "open_transactions": open_in.get(partition_id, 0),
+                "batches": count,
+                "size_bytes": size_bytes,
+                "last_timestamp_ms": last_ms,
+                **({} if cluster.is_alone else {"database": cluster.label_of(topic.leaders[number])}),
+            }
+        )
+    return {
+        "topic": topic.name,
+        "topic_uuid": topic.topic_uuid,
+        "created_ms": connection.execute(_CREATED, {"of_topic_id": topic.topic_id}).scalar_one(),
+        "config": dict(sorted(topic.config.items())),
+        "partitions": described,
+    }
+
+
+def _sizes(connection: Connection, partition_ids: list[int]) -> dict[int, tuple[int, int, int]]:
+    rows = connection.execute(_SIZES, {"partition_ids": partition_ids})
+    return {partition_id: (count, int(size), last) for partition_id, count, size, last in rows}
+
 
 app: Final = typer.Typer(name="topics", no_args_is_help=True, help="Make, list, describe, change and delete topics.")
 
@@ -59,7 +177,9 @@ _Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_
 _Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topics.")]
 _Config = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A setting, as retention.ms=86400000; repeatable."),
+    typer.Option(
+        "--config", "-c", metavar="NAME=VALUE", help="A setting, for example retention.ms=86400000; repeatable."
+    ),
 ]
 
 
@@ -85,12 +205,12 @@ def create(
     ] = None,
     config: _Config = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="A topic that is there already is left as it is.")
+        bool, typer.Option("--if-not-exists", help="Leave a topic that already exists as it is.")
     ] = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Create topics: all of them, or none if there is something wrong with one."""
+    """Create topics: all of them, or none if something is wrong with one."""
     texts = _known(_pairs(config or ()))
 
     def work(connection: Connection) -> list[str]:
@@ -102,7 +222,7 @@ def create(
             except TopicAlreadyExists:
                 if not if_not_exists:
                     raise
-                done.append(f"topic {topic} was there already")
+                done.append(f"topic {topic} already exists")
             else:
                 done.append(f"topic {topic} was created with {_partitions(count)}")
         return done
@@ -116,7 +236,7 @@ def create(
 
 @app.command(name="list", epilog=examples("txnstore topics list", "txnstore topics list --json | jq -r '.[].topic'"))
 def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
-    """List the topics: their partitions, how many offsets there are between the ends of their logs, what was set."""
+    """List the topics: their partitions, how many offsets their logs span, and the settings that were given."""
     with opened(url, schema) as cluster:
         show_rows(list_topic_rows(cluster), _COLUMNS, as_json=as_json)
 
@@ -149,10 +269,11 @@ def describe(topics: _Topics, *, as_json: Json = False, url: Url = None, schema:
 def alter(
     topic: _Topic,
     *,
-    partitions: Annotated[int | None, typer.Option("--partitions", "-p", min=1, help="How many, in all.")] = None,
+    partitions: Annotated[int | None, typer.Option("--partitions", "-p", min=1, help="The new total.")] = None,
     config: _Config = None,
     reset: Annotated[
-        list[str] | None, typer.Option("--reset", metavar="NAME", help="A setting that gets its default; repeatable.")
+        list[str] | None,
+        typer.Option("--reset", metavar="NAME", help="A setting that goes back to its default; repeatable."),
     ] = None,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
@@ -161,7 +282,7 @@ def alter(
     changes: dict[str, str | None] = {**_known(_pairs(config or ()))}
     for name in reset or ():
         if name in changes:
-            raise typer.BadParameter(f"{name} is set and reset at once", param_hint="--reset")
+            raise typer.BadParameter(f"{name} is both set and reset", param_hint="--reset")
         changes[name] = None
     if partitions is None and not config and not reset:
         raise typer.BadParameter("say what to change: --partitions, --config or --reset")
@@ -196,7 +317,7 @@ def delete(
             lambda connection: [describe_topic(cluster, connection, name) for name in names]
         )
         if not yes:
-            headline("this deletes for ever:")
+            headline("this deletes for good:")
             for facts in found:
                 say(f"  {facts['topic']}: {_partitions(len(facts['partitions']))}, {_offsets(facts)} offsets")
             typer.confirm("Delete?", abort=True)
@@ -226,7 +347,7 @@ def _partitions(count: int) -> str:
 
 
 def _known(config: dict[str, str]) -> dict[str, str]:
-    """Return the settings; the user is told of those that mean nothing for a database."""
+    """Return the settings; the user is told of those that have no effect in a database."""
     logger = logging.getLogger("txnstore.cli.topics")
     logger.setLevel(logging.INFO)
     handler = _MeaninglessSettings()

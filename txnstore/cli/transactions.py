@@ -1,4 +1,4 @@
-"""This file is the commands about transactions: which there are, who writes, what holds up readers, and its end."""
+"""The commands about transactions: who writes, what holds up readers, how to end it, and branches elsewhere."""
 
 from __future__ import annotations
 
@@ -10,11 +10,30 @@ from typing import Annotated, Any, Final
 import typer
 from sqlalchemy import Connection
 
-from txnstore.cli import branches
-from txnstore.cli.completion import complete_topic, complete_transactional_id
-from txnstore.cli.options import Json, Schema, Url, examples, opened
-from txnstore.cli.output import Column, duration_text, list_text, show_facts, show_json, show_rows, time_text
-from txnstore.cli.terminal import CommandFailed, say
+from txnstore.cli.options import (
+    PARTICIPANTS_VARIABLE,
+    Json,
+    Participants,
+    Schema,
+    Url,
+    complete_topic,
+    complete_transactional_id,
+    examples,
+    opened,
+)
+from txnstore.cli.output import (
+    TRY_AGAIN_LATER,
+    Column,
+    CommandFailed,
+    duration_text,
+    list_text,
+    report,
+    say,
+    show_facts,
+    show_json,
+    show_rows,
+    time_text,
+)
 from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -23,6 +42,8 @@ from txnstore.log.producers import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
 from txnstore.model import ProducerIdentity
+from txnstore.participants.recovery import RecoveredBranches, recover_branches
+from txnstore.transactions.branch_rows import RegisteredBranch, all_branches
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
 from txnstore.transactions.distributed import hanging_in_cluster
 from txnstore.transactions.listing import (
@@ -82,6 +103,14 @@ _HANGING_COLUMNS: Final = (
     Column("duration_ms", "OPEN FOR", duration_text),
 )
 
+_BRANCH_COLUMNS: Final = (
+    Column("gid", "GID"),
+    Column("transactional_id", "TRANSACTIONAL ID"),
+    Column("database", "DATABASE"),
+    Column("outcome", "OUTCOME"),
+    Column("registered_ms", "REGISTERED", time_text),
+)
+
 _Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
 
@@ -97,13 +126,15 @@ def list_(
         typer.Option("--state", metavar="STATE", help=f"Only in this state: {', '.join(_STATES)}; repeatable."),
     ] = None,
     producer_ids: Annotated[
-        list[int] | None, typer.Option("--producer-id", metavar="ID", min=0, help="Only of this one; repeatable.")
+        list[int] | None, typer.Option("--producer-id", metavar="ID", min=0, help="Only this producer; repeatable.")
     ] = None,
     longer_than: Annotated[
-        int | None, typer.Option("--longer-than", metavar="MS", min=0, help="Only what is open for longer than this.")
+        int | None,
+        typer.Option("--longer-than", metavar="MS", min=0, help="Only transactions open for longer than this."),
     ] = None,
     pattern: Annotated[
-        str | None, typer.Option("--pattern", metavar="REGEX", help="Only transactional ids that match it as a whole.")
+        str | None,
+        typer.Option("--pattern", metavar="REGEX", help="Only transactional ids that match this as a whole."),
     ] = None,
     as_json: Json = False,
     url: Url = None,
@@ -160,13 +191,13 @@ def describe_producers(
     topic: _Topic,
     *,
     partitions: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one; repeatable.")
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
     ] = None,
     as_json: Json = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Show which producers the partitions of a topic remember, and since which offset a transaction is open."""
+    """Show which producers the partitions of a topic remember, and at which offset each open transaction begins."""
     with opened(url, schema) as cluster:
 
         def work(connection: Connection) -> list[dict[str, Any]]:
@@ -194,40 +225,48 @@ def describe_producers(
 def abort(
     transactional_id: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", autocompletion=complete_transactional_id, help="A transactional id; or:"),
+        typer.Argument(metavar="[ID]", autocompletion=complete_transactional_id, help="The transactional id."),
     ] = None,
     *,
-    topic: Annotated[str | None, typer.Option("--topic", autocompletion=complete_topic, help="Where it holds up.")] = (
+    topic: Annotated[str | None, typer.Option("--topic", autocompletion=complete_topic, help="Where it is open.")] = (
         None
     ),
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Of the topic.")] = None,
-    start_offset: Annotated[
-        int | None, typer.Option("--start-offset", min=0, max=2**63 - 1, help="Where it begins there; or:")
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="The partition of the topic.")
     ] = None,
-    producer_id: Annotated[int | None, typer.Option("--producer-id", min=0, max=2**63 - 1, help="Whose it is.")] = None,
+    start_offset: Annotated[
+        int | None, typer.Option("--start-offset", min=0, max=2**63 - 1, help="Where it begins there.")
+    ] = None,
+    producer_id: Annotated[
+        int | None, typer.Option("--producer-id", min=0, max=2**63 - 1, help="Its producer.")
+    ] = None,
     producer_epoch: Annotated[
-        int | None, typer.Option("--producer-epoch", min=0, max=2**15 - 1, help="With the producer's id.")
+        int | None, typer.Option("--producer-epoch", min=0, max=2**15 - 1, help="Goes with --producer-id.")
     ] = None,
     coordinator_epoch: Annotated[
-        int, typer.Option("--coordinator-epoch", min=0, max=2**31 - 1, help="With the producer's id.")
+        int, typer.Option("--coordinator-epoch", min=0, max=2**31 - 1, help="Goes with --producer-id.")
     ] = 0,
     yes: _Yes = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Abort an open transaction: all of it, wherever it wrote; its producer learns of it with its next request."""
+    """Abort an open transaction as a whole, wherever it wrote; its producer learns of this with its next request.
+
+    Give its transactional id; or --topic and --partition with --start-offset, or with --producer-id and
+    --producer-epoch.
+    """
     by_offset = start_offset is not None
     by_producer = producer_id is not None or producer_epoch is not None
     in_partition = topic is not None or partition is not None or by_offset or by_producer
     if (transactional_id is None) != in_partition:
-        raise typer.BadParameter("name a transactional id, or else --topic and --partition")
+        raise typer.BadParameter("give a transactional id, or --topic and --partition")
     with opened(url, schema) as cluster:
         if transactional_id is not None:
             _abort_id(cluster, transactional_id, yes=yes)
             return
         if topic is None or partition is None or by_offset == by_producer:
             raise typer.BadParameter(
-                "it takes --topic, --partition, and --start-offset or --producer-id with --producer-epoch"
+                "give --topic and --partition, and either --start-offset or --producer-id with --producer-epoch"
             )
         if by_producer and (producer_id is None or producer_epoch is None):
             raise typer.BadParameter("--producer-id and --producer-epoch go together")
@@ -252,8 +291,10 @@ def abort(
 @app.command(name="find-hanging", epilog=examples("txnstore transactions find-hanging", "... find-hanging --json"))
 def find_hanging(
     *,
-    topic: Annotated[str | None, typer.Option("--topic", autocompletion=complete_topic, help="Only there.")] = None,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only there.")] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", autocompletion=complete_topic, help="Only in this topic.")
+    ] = None,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only in this partition.")] = None,
     max_timeout: Annotated[
         int,
         typer.Option(
@@ -261,16 +302,16 @@ def find_hanging(
             metavar="MINUTES",
             min=0,
             max=2**31 - 1,
-            help="What is open for five minutes longer than this, and unknown to the coordinator, hangs.",
+            help="What has been open five minutes longer than this, unknown to its coordinator, hangs.",
         ),
     ] = 15,
     as_json: Json = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Find transactions that hold up readers and that nobody will ever end; abort ends them."""
+    """Find transactions that hold up readers and that nobody will ever end; `abort` ends them."""
     if topic is None and partition is not None:
-        raise typer.BadParameter("it goes with --topic", param_hint="--partition")
+        raise typer.BadParameter("this needs --topic", param_hint="--partition")
 
     def ids_of(connection: Connection) -> list[int] | None:
         if topic is None:
@@ -304,8 +345,43 @@ def find_hanging(
         show_rows(rows(found), _HANGING_COLUMNS, as_json=as_json)
 
 
-app.command(name="branches", epilog=branches.BRANCHES_EXAMPLES)(branches.branches)
-app.command(name="recover", epilog=branches.RECOVER_EXAMPLES)(branches.recover)
+@app.command(
+    name="branches", epilog=examples("txnstore transactions branches", "txnstore transactions branches --json")
+)
+def branches(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
+    """List the parts of transactions in other databases that are not known to have ended."""
+    with opened(url, schema) as cluster:
+        found = [branch for store in cluster.stores() for branch in store.read(all_branches)]
+    show_rows([_branch_row(branch) for branch in found], _BRANCH_COLUMNS, as_json=as_json)
+
+
+@app.command(name="recover", epilog=examples("txnstore transactions recover --participant postgresql://bank@db2/bank"))
+def recover(
+    *,
+    participants: Participants = None,
+    as_json: Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Commit or roll back what is prepared in other databases, as decided; exit with 75 if some of it is left."""
+    if not participants:
+        raise typer.BadParameter(f"which database? Give --participant, or set {PARTICIPANTS_VARIABLE}")
+    with opened(url, schema) as cluster:
+        found = [
+            recover_branches(store, participant, cluster) for participant in participants for store in cluster.stores()
+        ]
+    if as_json:
+        show_json([_recovered(each) for each in found])
+    for each in found:
+        if not as_json:
+            say(
+                f"{each.database_label}: {len(each.committed)} committed, {len(each.rolled_back)} rolled back,"
+                f" {len(each.forgotten)} ended before, {len(each.open)} still open"
+            )
+        for error in each.failed:
+            report(error)
+    if any(each.failed for each in found):
+        raise typer.Exit(TRY_AGAIN_LATER)
 
 
 def _producers(connection: Connection, partition_ids: list[int]) -> dict[int, list[ProducerInPartition]]:
@@ -372,7 +448,7 @@ def _open_at(states: Iterable[ProducerInPartition], partition_id: int, name: str
             identity = ProducerIdentity(state.producer_id, state.epoch)
             return OpenInPartition(partition_id, identity, max(0, state.coordinator_epoch))
     raise CommandFailed(
-        f"no open transaction of {name} begins at offset {start_offset}; `describe-producers` shows which there are"
+        f"no open transaction of {name} begins at offset {start_offset}; `describe-producers` lists those that are open"
     )
 
 
@@ -384,7 +460,7 @@ def _ask(what: str, *, yes: bool) -> None:
 def _parsed_states(names: list[str]) -> list[TransactionState]:
     unknown = [name for name in names if name not in _STATES]
     if unknown:
-        raise typer.BadParameter(f"{unknown[0][:40]!r} is none of {', '.join(_STATES)}", param_hint="--state")
+        raise typer.BadParameter(f"{unknown[0][:40]!r} is not one of {', '.join(_STATES)}", param_hint="--state")
     return [_STATES[name] for name in names]
 
 
@@ -394,4 +470,25 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise typer.BadParameter(f"this is no regular expression: {error}", param_hint="--pattern") from None
+        raise typer.BadParameter(f"this is not a regular expression: {error}", param_hint="--pattern") from None
+
+
+def _recovered(each: RecoveredBranches) -> dict[str, Any]:
+    return {
+        "database": each.database_label,
+        "committed": each.committed,
+        "rolled_back": each.rolled_back,
+        "ended_before": each.forgotten,
+        "open": each.open,
+        "failed": [str(error) for error in each.failed],
+    }
+
+
+def _branch_row(branch: RegisteredBranch) -> dict[str, Any]:
+    return {
+        "gid": branch.gid,
+        "transactional_id": branch.transactional_id,
+        "database": branch.database_label,
+        "outcome": {None: "open", True: "commit", False: "abort"}[branch.commit],
+        "registered_ms": branch.registered_ms,
+    }
