@@ -201,11 +201,11 @@ def test_a_session_on_several_engines_uses_the_one_of_the_object(store, outbox, 
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"model": str}, TypeError, "no mapped class"),
-        ({"model": 5}, TypeError, "no mapped class"),
+        ({"model": str}, TypeError, "not a mapped class"),
+        ({"model": 5}, TypeError, "not a mapped class"),
         ({"topic": "a b"}, KafkaException, "a-z A-Z 0-9"),
-        ({"value": None}, TypeError, "value is a function"),
-        ({"key": "id"}, TypeError, "key is a function"),
+        ({"value": None}, TypeError, "value must be a function"),
+        ({"key": "id"}, TypeError, "key must be a function"),
     ],
     ids=["no model", "a number", "a bad topic", "no value", "text for a key"],
 )

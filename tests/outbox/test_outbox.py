@@ -36,7 +36,7 @@ def eventually(condition, timeout_seconds=20.0):
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "no text for a topic": ({"topic": 5}, TypeError, "a topic's name is str, not int"),
+    "no text for a topic": ({"topic": 5}, TypeError, "a topic's name must be str, not int"),
     "a bad name": ({"topic": "a b"}, KafkaException, "a-z A-Z 0-9"),
     "an empty name": ({"topic": ""}, KafkaException, "not empty"),
     "a number for a value": ({"value": 5}, TypeError, "bytes-like"),
@@ -71,9 +71,9 @@ def test_a_bad_argument_is_refused_before_anything_is_written(url, store, outbox
 @pytest.mark.parametrize(
     ("record", "text"),
     [
-        (b"v", "record 0 is a mapping"),
-        ({"value": b"v"}, "record 0 has a 'topic'"),
-        ({"topic": "t", "values": b"v"}, "record 0 has no 'values'; it may have headers, key, partition"),
+        (b"v", "record 0 must be a mapping"),
+        ({"value": b"v"}, "record 0 needs a 'topic'"),
+        ({"topic": "t", "values": b"v"}, "record 0 has an unknown 'values'; it may have headers, key, partition"),
     ],
     ids=["bytes", "no topic", "a wrong name"],
 )
@@ -247,7 +247,7 @@ def test_the_thread_outlives_a_database_that_is_away(txnstore_postgresql_url, ca
         with connection:
             outbox.produce(connection, "t", b"v")
         eventually(lambda: values(store) == [b"v"])
-    assert "is not looked after now" in caplog.text
+    assert "is not looked after at the moment" in caplog.text
 
 
 def child_of_a_fork(outbox, url):

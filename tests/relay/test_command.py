@@ -12,12 +12,9 @@ from tests.relay.store_side import make_topic, read
 from txnstore import cli
 from txnstore.db.schema import outbox
 from txnstore.log.topics import get_topic
-from txnstore.relay.errors import KafkaUnavailable, RelayFailed
-from txnstore.relay.homes import check_homes
-from txnstore.relay.kafka_cluster import KafkaCluster
-from txnstore.relay.names import relay_id_from, relay_id_to, transactional_id_of
-from txnstore.relay.settings import consumer_settings, producer_settings
-from txnstore.relay.trouble import PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS, Trouble
+from txnstore.relay.errors import PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS, KafkaUnavailable, Patience, RelayFailed
+from txnstore.relay.kafka_cluster import KafkaCluster, consumer_settings, producer_settings
+from txnstore.relay.options import check_leaders, relay_id_from, relay_id_to, transactional_id_of
 from txnstore.testing.private_cluster import free_port
 
 SECRET = "Hunter2SecretWord"
@@ -134,9 +131,9 @@ def test_an_error_of_kafka_is_of_one_of_three_kinds(stand_in, name, kind):
 def test_a_topic_that_lives_elsewhere_is_refused(store):
     make_topic(store, "shop", 2)
     topic = store.read(lambda connection: get_topic(connection, "shop"))
-    check_homes(topic, store.database_id)
-    with pytest.raises(RelayFailed, match="shop-1 lives in another database"):
-        check_homes(replace(topic, leaders=(1, 2)), 1)
+    check_leaders(topic, store.database_id)
+    with pytest.raises(RelayFailed, match="shop-1 is in another database"):
+        check_leaders(replace(topic, leaders=(1, 2)), 1)
 
 
 def test_names_never_meet():
@@ -156,7 +153,7 @@ def test_what_the_relay_sets_wins():
 
 def test_pauses_grow_up_to_a_bound_and_patience_has_an_end():
     now = [0.0]
-    trouble = Trouble("shop-0", 60.0, monotonic_seconds=lambda: now[0])
+    trouble = Patience("shop-0", 60.0, monotonic_seconds=lambda: now[0])
     pauses = []
     while now[0] <= 60:
         trouble.met(KafkaUnavailable("away"))
@@ -173,7 +170,7 @@ def test_pauses_grow_up_to_a_bound_and_patience_has_an_end():
 
 def test_what_passes_is_forgotten():
     now = [0.0]
-    trouble = Trouble("shop-0", 1.0, monotonic_seconds=lambda: now[0])
+    trouble = Patience("shop-0", 1.0, monotonic_seconds=lambda: now[0])
     for _ in range(10):
         trouble.met(KafkaUnavailable("away"))
         trouble.passed()

@@ -162,7 +162,7 @@ def test_records_that_were_deleted_before_they_were_copied_are_missed(store, sta
     side.send("shop", numbered(4, 2))
     (future,) = side.admin.delete_records([side.library.TopicPartition("shop", 0, 4)]).values()
     future.result(10)
-    with pytest.raises(RelayFailed, match="shop-0: in Kafka it begins at 4, behind the relay's position 2; --on-gap"):
+    with pytest.raises(RelayFailed, match="shop-0: in Kafka it begins at 4, after the relay's position 2; --on-gap"):
         copy(store, stand_in.cluster())
     assert copy(store, stand_in.cluster(), on_gap=OnGap.EARLIEST) == 2
     assert read(store, "shop") == {0: numbered(2) + numbered(2, 4)}
@@ -175,7 +175,7 @@ def test_a_topic_made_anew_is_noticed(store, stand_in):
     stand_in.side.delete("shop")
     stand_in.side.create("shop", 1)
     stand_in.side.send("shop", numbered(3))
-    with pytest.raises(RelayFailed, match="deleted and made anew in Kafka"):
+    with pytest.raises(RelayFailed, match="deleted and recreated in Kafka"):
         copy(store, stand_in.cluster())
 
 
@@ -222,7 +222,7 @@ def test_an_append_that_fails_moves_no_position(store, stand_in, monkeypatch):
             raise OutcomeUnknown
         return append_records(connection, appends)
 
-    monkeypatch.setattr("txnstore.relay.arriving.append", fail_once)
+    monkeypatch.setattr("txnstore.relay.from_kafka.append", fail_once)
     copy(store, stand_in.cluster())
     assert read(store, "shop") == {0: numbered(3)}
     assert len(store.read(lambda connection: get_topic(connection, "shop")).partition_ids) == 1
@@ -232,6 +232,6 @@ def test_a_cluster_that_says_nothing_is_not_waited_for_for_ever(store, stand_in,
     stand_in.side.create("shop", 1)
     stand_in.side.send("shop", numbered(1))
     monkeypatch.setattr(stand_in.side.library.Consumer, "poll", lambda *_: None)
-    with pytest.raises(RelayFailed, match="nothing comes") as ended:
+    with pytest.raises(RelayFailed, match="neither records nor the end") as ended:
         copy(store, stand_in.cluster(), patience_seconds=0.0)
     assert ended.value.may_pass

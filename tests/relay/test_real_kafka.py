@@ -238,7 +238,7 @@ def test_records_that_were_deleted_in_kafka_before_they_were_copied_are_missed(s
     kafka.send(topic, numbered(4, 2))
     (future,) = kafka.admin.delete_records([kafka.library.TopicPartition(topic, 0, 4)]).values()
     future.result(SECONDS)
-    with pytest.raises(RelayFailed, match=f"{topic}-0: in Kafka it begins at 4, behind the relay's position 2"):
+    with pytest.raises(RelayFailed, match=f"{topic}-0: in Kafka it begins at 4, after the relay's position 2"):
         copy(store, cluster, topics=[topic])
     assert copy(store, cluster, topics=[topic], on_gap=OnGap.EARLIEST) == 2
 

@@ -107,7 +107,7 @@ def test_records_that_were_deleted_before_they_were_shipped_are_missed(store, st
     ship(store, stand_in.cluster())
     put(store, "shop", numbered(4, 2))
     delete_records(store, "shop", before=4)
-    with pytest.raises(RelayFailed, match=r"shop-0: its log begins at 4, behind the relay's position 2; --on-gap"):
+    with pytest.raises(RelayFailed, match=r"shop-0: its log begins at 4, after the relay's position 2; --on-gap"):
         ship(store, stand_in.cluster())
     assert ship(store, stand_in.cluster(), on_gap=OnGap.EARLIEST) == 2
     assert stand_in.side.read("shop") == {0: numbered(2) + numbered(2, 4)}
@@ -128,7 +128,7 @@ def test_a_topic_made_anew_is_noticed(store, stand_in, delete_topic):
     delete_topic(store, "shop")
     make_topic(store, "shop")
     put(store, "shop", numbered(3, 10))
-    with pytest.raises(RelayFailed, match="made anew in the store"):
+    with pytest.raises(RelayFailed, match="recreated in the store"):
         ship(store, stand_in.cluster())
     assert ship(store, stand_in.cluster(), on_gap=OnGap.EARLIEST) == 3
 
@@ -183,7 +183,7 @@ def test_a_name_that_is_none_is_refused(store, stand_in, name):
 
 
 def test_pages_end_where_the_next_ones_begin(store, stand_in, monkeypatch):
-    monkeypatch.setattr("txnstore.relay.shipped_partition.PAGE_RECORDS_MAX", 3)
+    monkeypatch.setattr("txnstore.relay.to_kafka.PAGE_RECORDS_MAX", 3)
     make_topic(store, "shop")
     put(store, "shop", numbered(10))
     assert ship(store, stand_in.cluster()) == 10

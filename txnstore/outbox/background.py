@@ -1,6 +1,6 @@
-"""This file is the thread that looks after the outbox for an application that writes to it.
+"""The thread that looks after the outbox for an application that writes to it.
 
-It is started by the first record and ends with its outbox: at `close`, or once nobody knows the outbox any more.
+It is started by the first record and ends with its outbox: at `close`, or once the program has forgotten the outbox.
 Without it the rows wait for a consumer of the store, `txnstore maintain` or `txnstore relay`.
 """
 
@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Final
 
+from txnstore.clients.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.errors import StoreClosed, TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
@@ -65,7 +66,7 @@ class BackgroundSequencer:
 
     def _run(self) -> None:
         poller: OutboxPoller | None = None
-        error_pause_seconds = PAUSE_FIRST_SECONDS
+        backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS)
         while True:
             with self._changed:
                 hurries, self._hurries = self._hurries, False
@@ -75,13 +76,12 @@ class BackgroundSequencer:
                 if hurries:
                     poller.hurry()
                 pause_seconds = poller.turn()
-                error_pause_seconds = PAUSE_FIRST_SECONDS
+                backoff.succeeded()
             except StoreClosed:
                 return
             except TxnStoreError as error:
-                self._logger.warning("the outbox is not looked after now, and will be again: %s", error)
-                pause_seconds = error_pause_seconds
-                error_pause_seconds = min(2 * error_pause_seconds, PAUSE_LAST_SECONDS)
+                self._logger.warning("the outbox is not looked after at the moment; trying again: %s", error)
+                pause_seconds = backoff.back_off()
             except Exception:
                 self._logger.exception("looking after the outbox failed")
                 pause_seconds = PAUSE_LAST_SECONDS

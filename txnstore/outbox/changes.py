@@ -1,4 +1,4 @@
-"""This file is changes of ORM objects that become records: seen at each flush, inserted on the session's connection."""
+"""Changes of ORM objects that become records: seen at each flush, inserted on the session's connection."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from txnstore.log.topics import check_topic_name
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from txnstore.outbox.outbox import Outbox
-
 _EVENT = "after_flush"
 
 
@@ -36,7 +34,7 @@ class Change:
 
     kind: ChangeKind
     attributes: frozenset[str]
-    """The names of the attributes that it changed; of an object that was deleted, none."""
+    """The names of the attributes that it changed; of a deleted object there are no names."""
 
 
 class Watch:
@@ -44,7 +42,7 @@ class Watch:
 
     def __init__(
         self,
-        outbox: Outbox,
+        produce_all: Callable[[Any, list[dict[str, Any]]], object],
         model: type,
         topic: str,
         *,
@@ -63,15 +61,15 @@ class Watch:
         except NoInspectionAvailable:
             mapper = None
         if not isinstance(mapper, Mapper):
-            raise TypeError(f"{model!r} is no mapped class of SQLAlchemy's ORM")
+            raise TypeError(f"{model!r} is not a mapped class of SQLAlchemy's ORM")
         try:
             check_topic_name(topic)
         except InvalidTopic as error:
             raise kafka_exception_of(error) from error
         for name, function in (("key", key), ("value", value), ("headers", headers), ("when", when)):
             if not callable(function) and (function is not None or name == "value"):
-                raise TypeError(f"{name} is a function of the object, not {type(function).__name__}")
-        self._outbox = outbox
+                raise TypeError(f"{name} must be a function, not {type(function).__name__}")
+        self._produce_all = produce_all
         self._model = model
         self._topic = topic
         self._key = key
@@ -83,7 +81,7 @@ class Watch:
         event.listen(self._sessions, _EVENT, self._after_flush)
 
     def stop(self) -> None:
-        """Let changes become no records any more; a second call does nothing."""
+        """Stop making records of changes; a second call does nothing."""
         if not self._is_stopped:
             self._is_stopped = True
             event.remove(self._sessions, _EVENT, self._after_flush)
@@ -96,7 +94,7 @@ class Watch:
                 connection = session.connection(bind_arguments={"mapper": inspect(found).mapper})
                 connections.setdefault(connection, []).append(self._record(found, change))
         for connection, records in connections.items():
-            self._outbox.produce_all(connection, records)
+            self._produce_all(connection, records)
 
     def _changes(self, session: Session) -> Iterator[tuple[Any, Change]]:
         """Yield what the flush has done: inserts in the order of `session.add`, then updates, then deletions."""

@@ -1,4 +1,4 @@
-"""This file is the outbox of an application: `produce` inside its own database transaction."""
+"""The outbox of an application: `produce` inside its own database transaction."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Outbox:
 
     Raises:
         KafkaException: `_INVALID_ARG`: the URL or the configuration cannot be understood.
-        TypeError: it is none of these.
+        TypeError: the database is given as something else.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Outbox:
 
         Args:
             connection: a Connection or Session of SQLAlchemy, a psycopg.Connection or a sqlite3.Connection.
-            topic: the topic's name; one that is not there is created if the store allows it.
+            topic: the topic's name; it is created if it does not exist and the store allows that.
             value: the payload; text is stored as UTF-8; None is a tombstone.
             key: what the partition is chosen by, unless `partition` says which.
             partition: its number; None or -1: chosen by the key as producers do (consistent_random).
@@ -117,10 +117,10 @@ class Outbox:
             timestamp: milliseconds since 1970; None or 0 is now.
 
         Raises:
-            TypeError, UnicodeEncodeError, OverflowError: an argument is not what it may be; nothing was inserted.
+            TypeError, UnicodeEncodeError, OverflowError: an argument is wrong; nothing was inserted.
             KafkaException: `INVALID_REQUEST`: the connection is on another database, or commits by itself;
                 `UNSUPPORTED_VERSION`: there are no tables of txnstore; `TOPIC_EXCEPTION`, `INVALID_TIMESTAMP`,
-                `_UNKNOWN_PARTITION`, `MSG_SIZE_TOO_LARGE`: the record cannot be one.
+                `_UNKNOWN_PARTITION`, `MSG_SIZE_TOO_LARGE`: the record is refused.
             RuntimeError: the outbox has been closed.
         """
         self._check_open()
@@ -140,7 +140,7 @@ class Outbox:
 
         Raises:
             TypeError, UnicodeEncodeError, OverflowError, KafkaException, RuntimeError: as `produce`; if a record
-                cannot be one, none of them was inserted.
+                is refused, nothing was inserted.
         """
         self._check_open()
         rows = [row_of(self._configuration, record, index) for index, record in enumerate(records)]
@@ -180,14 +180,16 @@ class Outbox:
             RuntimeError: the outbox has been closed.
         """
         self._check_open()
-        watch = Watch(self, model, topic, key=key, value=value, headers=headers, when=when, sessions=sessions)
+        watch = Watch(
+            self.produce_all, model, topic, key=key, value=value, headers=headers, when=when, sessions=sessions
+        )
         self._watches.append(watch)
         return watch
 
     def sequence(self) -> int:
         """Make records of all rows that are committed now, and return of how many; over a connection of its own.
 
-        Nobody needs to call it: it is for tests, and for programs that end before anybody else comes.
+        Nobody needs to call it: it is for tests, and for programs that end before anything else moves the rows.
 
         Raises:
             KafkaException: the database cannot be reached or refuses; what was moved before stays moved.
@@ -230,7 +232,7 @@ class Outbox:
             raise kafka_exception_of(error) from error
         if self._sequences:
             if os.getpid() != self._connection.process_id:
-                # A child of a fork has no thread of its parent's, and none of its connections.
+                # A child of a fork has neither the threads nor the connections of its parent.
                 self._finalizer.detach()
                 self._start()
             self._background.notice()
@@ -241,7 +243,7 @@ class Outbox:
 
 
 def _end(background: BackgroundSequencer, connection: StoreConnection) -> None:
-    """End what works for an outbox that is no more."""
+    """End what works for an outbox that is gone."""
     if os.getpid() == connection.process_id:
         background.stop()
     connection.close()

@@ -1,4 +1,4 @@
-"""This file is the arguments of a record for the outbox, and the row that they become: those of `Producer.produce`."""
+"""The arguments of a record for the outbox, those of `Producer.produce`, and the row that they become."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def outbox_row(
         check_topic_name(topic)
     except InvalidTopic as error:
         if not isinstance(topic, str):
-            raise TypeError(f"a topic's name is str, not {type(topic).__name__}") from None
+            raise TypeError(f"a topic's name must be str, not {type(topic).__name__}") from None
         raise kafka_exception_of(error) from error
     packed_value = None if value is None else as_bytes(value)
     packed_key = None if key is None else as_bytes(key)
@@ -68,11 +68,13 @@ def row_of(configuration: Configuration, record: object, index: int) -> OutboxRo
         TypeError, UnicodeEncodeError, OverflowError, KafkaException: as `outbox_row`; a note says which record it is.
     """
     if not isinstance(record, Mapping):
-        raise TypeError(f"record {index} is a mapping with a topic, a value and so on, not {type(record).__name__}")
+        raise TypeError(
+            f"record {index} must be a mapping with a topic, a value and so on, not {type(record).__name__}"
+        )
     unknown = sorted(str(name) for name in record.keys() - NAMES)
     if unknown or "topic" not in record:
-        told = f"no {unknown[0][:40]!r}" if unknown else "a 'topic'"
-        raise TypeError(f"record {index} has {told}; it may have {', '.join(sorted(NAMES))}")
+        told = f"has an unknown {unknown[0][:40]!r}" if unknown else "needs a 'topic'"
+        raise TypeError(f"record {index} {told}; it may have {', '.join(sorted(NAMES))}")
     try:
         return outbox_row(configuration, **record)
     except (TypeError, ValueError, OverflowError, KafkaException) as error:
@@ -88,7 +90,7 @@ def _partition(partition: int | None) -> int | None:
         return None
     if number < 0:
         raise KafkaException(
-            KafkaError(KafkaError._UNKNOWN_PARTITION, f"a partition's number is 0 or more, not {number}")
+            KafkaError(KafkaError._UNKNOWN_PARTITION, f"a partition's number must be 0 or more, not {number}")
         )
     return number
 
@@ -100,5 +102,5 @@ def _timestamp_ms(configuration: Configuration, timestamp: int | None) -> int:
         return now_ms
     timestamp_ms = whole_number(timestamp, TIMESTAMP_MAX, "int too big to convert")
     if timestamp_ms < 0:
-        raise kafka_exception_of(InvalidTimestamp(f"a timestamp is milliseconds since 1970, not {timestamp_ms}"))
+        raise kafka_exception_of(InvalidTimestamp(f"a timestamp must be milliseconds since 1970, not {timestamp_ms}"))
     return timestamp_ms

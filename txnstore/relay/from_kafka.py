@@ -1,7 +1,8 @@
-"""This file is the relay from Kafka: what it reads, where from, and what it does when records or the cluster are gone.
+"""The relay from Kafka: what it reads and from where, and how records and positions are written together.
 
-It belongs to no consumer group: its positions are rows of the store.  Two relays of one name may read the same; the
-one that comes second finds that the position has moved, drops what it has read, and goes on from there.
+It belongs to no consumer group: its positions are rows of the store, written in the same database transaction as the
+records before them.  Two relays of one name may read the same; the one that comes second finds that the position has
+moved, drops what it has read, and goes on from there.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection
 
 from txnstore.db.store import Store
+from txnstore.log.append import Append, append
+from txnstore.log.codec import EncodedBatch, RecordColumns, encode_columns
 from txnstore.log.topics import Topic, ensure_topic
 from txnstore.model import TopicPartition
-from txnstore.relay.arriving import Arrived, copy_into_store
-from txnstore.relay.errors import KafkaUnavailable, RelayFailed
-from txnstore.relay.homes import check_homes
+from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, may_pass
 from txnstore.relay.kafka_cluster import ANSWER_SECONDS, KafkaCluster, KafkaTopic
-from txnstore.relay.names import check_relay_name, group_of, relay_id_from
-from txnstore.relay.options import OnGap, RelayOptions, Start
+from txnstore.relay.options import OnGap, RelayOptions, Start, check_leaders, check_relay_name, group_of, relay_id_from
 from txnstore.relay.positions import (
     PositionMoved,
     RelayPosition,
@@ -30,7 +31,71 @@ from txnstore.relay.positions import (
     move_relay_positions,
     read_relay_positions,
 )
-from txnstore.relay.trouble import Trouble, may_pass
+
+#: A record of Kafka's oldest formats has no timestamp.
+_NO_TIMESTAMP: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What was read of one partition: from the relay's position up to where it goes on."""
+
+    messages: Sequence[Any]
+    from_offset: int
+    next_offset: int
+
+
+def copy_into_store(
+    store: Store, relay_id: str, topics: Mapping[str, Topic], arrived: Mapping[TopicPartition, Arrived]
+) -> None:
+    """Append what has arrived, in at least one partition, and move the positions behind it.
+
+    Raises:
+        PositionMoved: another relay has copied some of it; nothing was copied.
+        RecordTooLarge, InvalidTimestamp: the topic in the store refuses a record; nothing was copied.
+        TxnStoreError: the database refuses; after `OutcomeUnknown` the positions tell what happened.
+    """
+    appends: list[Append] = []
+    for partition, item in arrived.items():
+        topic = topics[partition.topic]
+        partition_id = topic.partition_id(partition.partition)
+        appends += [
+            Append(partition_id, batch, topic.settings)
+            for batch in batches_of(item.messages, topic.settings["max.message.bytes"])
+        ]
+    moves = {partition: (item.from_offset, item.next_offset) for partition, item in arrived.items()}
+
+    def copy(connection: Any) -> None:
+        # The positions' rows before the heads': of two relays the second waits here, and appends nothing.
+        move_relay_positions(connection, relay_id, moves)
+        if appends:
+            append(connection, appends)
+
+    store.write(copy, wakes_readers=bool(appends))
+
+
+def batches_of(messages: Sequence[Any], size_bytes_max: int) -> list[EncodedBatch]:
+    """Return messages as batches that the topic takes; a single one that is too large stays so."""
+    if not messages:
+        return []
+    batch = encode_columns(
+        RecordColumns(
+            [message.key() for message in messages],
+            [message.value() for message in messages],
+            [_timestamp_ms(message) for message in messages],
+            [message.headers() or () for message in messages],
+        )
+    )
+    if batch.size_bytes <= size_bytes_max or len(messages) == 1:
+        return [batch]
+    middle = len(messages) // 2
+    return batches_of(messages[:middle], size_bytes_max) + batches_of(messages[middle:], size_bytes_max)
+
+
+def _timestamp_ms(message: Any) -> int:
+    _, timestamp_ms = message.timestamp()
+    return timestamp_ms if timestamp_ms >= 0 else _NO_TIMESTAMP
+
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +113,7 @@ class FromKafka:
         """Nothing happens before `run`.
 
         Raises:
-            RelayFailed: the relay's name is none.
+            RelayFailed: the relay cannot have this name.
         """
         self._store = store
         self._cluster = cluster
@@ -68,7 +133,7 @@ class FromKafka:
         """Copy until `stop` is set, or with `once` up to the ends of now; return how many records were copied.
 
         Raises:
-            RelayFailed: Kafka is not reached at the start, the store's topic does not fit, records are gone, or ...
+            RelayFailed: Kafka cannot be reached at the start, a topic does not fit, or records are gone, for example.
             TxnStoreError: the store refuses, for example a record that is too large for its topic.
         """
         cluster = self._cluster
@@ -79,7 +144,7 @@ class FromKafka:
         name = self._name or cluster_id
         self._relay_id = relay_id_from(cluster_id, name)
         patience_seconds = self._options.patience_seconds if self._options.once else None
-        trouble = Trouble("copying from Kafka", patience_seconds)
+        trouble = Patience("copying from Kafka", patience_seconds)
         consumer: Any = None
         try:
             while not stop.is_set():
@@ -124,7 +189,7 @@ class FromKafka:
             raise RelayFailed(f"there is no topic {', '.join(missing)} in Kafka")
         self._topics = self._store.write(lambda connection: _have_in_store(connection, found))
         for topic in self._topics.values():
-            check_homes(topic, self._store.database_id)
+            check_leaders(topic, self._store.database_id)
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         bounds = self._bounds(consumer, found)
         new = {
@@ -174,8 +239,8 @@ class FromKafka:
             topic = found.get(partition.topic)
             if topic is not None and topic.topic_uuid != position.topic_uuid:
                 raise RelayFailed(
-                    f"topic {partition.topic} has been deleted and made anew in Kafka since this relay read it;"
-                    " a relay of another --name begins anew"
+                    f"topic {partition.topic} has been deleted and recreated in Kafka since this relay read it;"
+                    " a relay with another --name starts from scratch"
                 )
 
     def _close_gaps(self, lows: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, tuple[int, int]]) -> None:
@@ -190,9 +255,9 @@ class FromKafka:
                 )
             if position >= low:
                 continue
-            what = f"{partition}: in Kafka it begins at {low}, behind the relay's position {position}"
+            what = f"{partition}: in Kafka it begins at {low}, after the relay's position {position}"
             if self._options.on_gap is OnGap.ERROR:
-                raise RelayFailed(f"{what}; --on-gap earliest goes on with the first record there is")
+                raise RelayFailed(f"{what}; --on-gap earliest goes on with the first record that is left")
             _log.warning("%s; going on at %s", what, low)
             moves[partition] = (position, low)
         if moves:
@@ -220,7 +285,7 @@ class FromKafka:
     def _lose_patience(self) -> None:
         """Give up, with `once`, on a cluster that says nothing at all for too long."""
         if self._options.once and time.monotonic() - self._heard_at > self._options.patience_seconds:
-            raise RelayFailed("copying from Kafka: nothing comes, and no end either", may_pass=True)
+            raise RelayFailed("copying from Kafka: neither records nor the end of a partition arrive", may_pass=True)
 
     def _arrived(self, messages: Sequence[Any]) -> dict[TopicPartition, Arrived]:
         kinds = self._cluster.library.KafkaError
@@ -256,18 +321,14 @@ class FromKafka:
 
 
 def _closed(consumer: Any) -> Any:
-    """Close a consumer, if there is one, and return none."""
+    """Close a consumer, if there is one, and return None."""
     if consumer is not None:
         consumer.close()
     return None
 
 
 def _have_in_store(connection: Connection, found: Mapping[str, KafkaTopic]) -> dict[str, Topic]:
-    """Return the topics of the store, created if they are not there.
-
-    Raises:
-        RelayFailed: one of them has fewer partitions than in Kafka.
-    """
+    """Return the topics of the store, created if they do not exist."""
     topics = {}
     for name, kafka_topic in sorted(found.items()):
         topic = ensure_topic(connection, name, partition_count=kafka_topic.partition_count)

@@ -1,7 +1,7 @@
-"""This file is the Kafka cluster as a relay sees it: confluent-kafka's clients, with its errors in three kinds.
+"""The Kafka cluster as a relay sees it: confluent-kafka's clients, their settings, and their errors in three kinds.
 
-What Kafka's clients raise is either that somebody else has taken over, or that the cluster will never do it, or
-trouble that may pass: then the relay forgets the client and starts over from the position that it reads back.
+An error means that another relay has taken over, or that the cluster will never do what it was asked for, or trouble
+that may pass: then the relay drops the client and starts over from the position that it reads back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,71 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from txnstore.relay.errors import KafkaUnavailable, RelayFailed, RelayFenced
-from txnstore.relay.settings import check_settings, client_settings, consumer_settings, producer_settings
+
+#: A Kafka transaction that its relay has left open is aborted by Kafka after this long.
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+
+#: What exactly-once depends on; the operator cannot set it.
+_OWN: Final = frozenset(
+    {
+        "acks",
+        "auto.offset.reset",
+        "bootstrap.servers",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.idempotence",
+        "enable.partition.eof",
+        "group.id",
+        "group.instance.id",
+        "isolation.level",
+        "metadata.broker.list",
+        "transaction.timeout.ms",
+        "transactional.id",
+    }
+)
+#: librdkafka waits this long before it asks the coordinator, which is busy after each transaction, again.
+_RETRY_BACKOFF_MS: Final = 10
+#: The relay says what goes wrong; librdkafka itself logs only what is critical.
+_LOG_LEVEL: Final = 2
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Refuse settings on which exactly-once depends: the relay makes them itself."""
+    own = sorted(settings.keys() & _OWN)
+    if own:
+        raise RelayFailed(f"the relay sets {', '.join(own)} itself")
+
+
+def client_settings(bootstrap: str, settings: Mapping[str, str]) -> dict[str, object]:
+    """Return what all clients of one Kafka cluster have in common."""
+    return {"log_level": _LOG_LEVEL, "retry.backoff.ms": _RETRY_BACKOFF_MS, **settings, "bootstrap.servers": bootstrap}
+
+
+def producer_settings(bootstrap: str, settings: Mapping[str, str], transactional_id: str) -> dict[str, object]:
+    """Return the settings of the producer of one partition."""
+    return {
+        # The broker and its topic say what is too large.
+        "message.max.bytes": 1_000_000_000,
+        **client_settings(bootstrap, settings),
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+    }
+
+
+def consumer_settings(bootstrap: str, settings: Mapping[str, str], group: str) -> dict[str, object]:
+    """Return the settings of a consumer that belongs to no generation and commits nothing by itself."""
+    return {
+        # At most one turn's records are in memory twice.
+        "queued.max.messages.kbytes": 16_384,
+        **client_settings(bootstrap, settings),
+        "group.id": group,
+        "auto.offset.reset": "error",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+    }
+
 
 Result = TypeVar("Result")
 
@@ -55,11 +119,7 @@ class KafkaTopic:
 
 
 def load_confluent_kafka() -> Any:
-    """Return the package.
-
-    Raises:
-        RelayFailed: it is not installed.
-    """
+    """Return the package confluent-kafka."""
     try:
         library = importlib.import_module("confluent_kafka")
         importlib.import_module("confluent_kafka.admin")
@@ -91,7 +151,7 @@ class KafkaCluster:
         """Raise errors of the clients as those of a relay; `what` is what was done.
 
         Raises:
-            RelayFenced, RelayFailed, KafkaUnavailable: see the top of the file.
+            RelayFenced, RelayFailed, KafkaUnavailable: the three kinds of errors.
         """
         try:
             yield
@@ -131,16 +191,16 @@ class KafkaCluster:
         """Return the identity of the cluster.
 
         Raises:
-            KafkaUnavailable: it is not reached.
+            KafkaUnavailable: it cannot be reached.
         """
         with self.translated(f"the Kafka cluster at {self.bootstrap}"):
             return str(self._admin.list_topics(timeout=ANSWER_SECONDS).cluster_id)
 
     def topics(self, names: Sequence[str] | None = None) -> dict[str, KafkaTopic]:
-        """Return those of the topics that there are, by name; all but Kafka's own ones by default.
+        """Return those of the topics that exist, by name; by default all but Kafka's own.
 
         Raises:
-            KafkaUnavailable: the cluster is not reached, or a topic has no leader yet.
+            KafkaUnavailable: the cluster cannot be reached, or a topic has no leader yet.
         """
         with self.translated(f"the Kafka cluster at {self.bootstrap}"):
             listed = self._admin.list_topics(timeout=ANSWER_SECONDS).topics
@@ -156,7 +216,7 @@ class KafkaCluster:
         }
 
     def create_topic(self, name: str, partition_count: int) -> None:
-        """Create a topic with the cluster's own defaults; that somebody else does so meanwhile is fine.
+        """Create a topic with the cluster's own defaults, unless somebody else has done so meanwhile.
 
         Raises:
             RelayFailed, KafkaUnavailable: the cluster does not create it.

@@ -1,10 +1,15 @@
-"""This file is what the operator of a relay chooses, in either direction."""
+"""What the operator of a relay chooses, and what the relay is called in the Kafka cluster and in the store."""
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from txnstore.log.topics import Topic
+from txnstore.relay.errors import RelayFailed
 
 
 class Start(enum.Enum):
@@ -15,11 +20,11 @@ class Start(enum.Enum):
 
 
 class OnGap(enum.Enum):
-    """What a relay does when records that it has not copied are gone: deleted, or the topic was made anew."""
+    """What a relay does when records that it has not copied are gone: deleted, or the topic was recreated."""
 
     ERROR = "error"
     EARLIEST = "earliest"
-    """Goes on with the first record there is."""
+    """Go on with the first record that is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,10 @@ class RelayOptions:
     """The operator's choices."""
 
     name: str | None = None
-    """Relays of one name share positions; by default the identity of what is read: the store's or the cluster's."""
+    """Relays of the same name share positions; by default the identity of the store or cluster that is read."""
 
     topics: Sequence[str] = ()
-    """Which topics; all that there are, also later ones, by default."""
+    """Which topics; by default all, including those created later."""
 
     start: Start = Start.EARLIEST
     on_gap: OnGap = OnGap.ERROR
@@ -38,8 +43,49 @@ class RelayOptions:
     """Whether it ends where the partitions ended when it began."""
 
     patience_seconds: float = 60.0
-    """How long a relay that ends by itself puts up with trouble; another one does for ever."""
+    """How long a relay that ends by itself puts up with trouble; any other relay does so for ever."""
 
 
 #: Whether somebody wants the relay to end.
 IsStopped = Callable[[], bool]
+
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,100}")
+_PREFIX: Final = "txnstore-relay"
+
+
+def check_relay_name(name: str) -> str:
+    """Return the name if a relay may have it."""
+    if not _NAME.fullmatch(name):
+        raise RelayFailed(f"a relay's name has 1 to 100 of the characters a-z A-Z 0-9 . _ -; not {name[:40]!r}")
+    return name
+
+
+def group_of(name: str) -> str:
+    """Return the consumer group whose committed offsets in Kafka are the relay's positions in the store."""
+    return f"{_PREFIX}-{name}"
+
+
+def transactional_id_of(name: str, topic: str, partition: int) -> str:
+    """Return the transactional id that writes the partition; "/" is in no name and in no topic."""
+    return f"{_PREFIX}-{name}/{topic}-{partition}"
+
+
+def relay_id_to(cluster_id: str, name: str) -> str:
+    """Return what the relay to this Kafka cluster is called in `relay_positions`."""
+    return f"to/{cluster_id}/{name}"
+
+
+def relay_id_from(cluster_id: str, name: str) -> str:
+    """Return what the relay from this Kafka cluster is called in `relay_positions`."""
+    return f"from/{cluster_id}/{name}"
+
+
+def check_leaders(topic: Topic, database_id: int) -> None:
+    """Refuse a topic with a partition that another database leads: a relay cannot copy that yet."""
+    elsewhere = [number for number, leader in enumerate(topic.leaders) if leader != database_id]
+    if elsewhere:
+        raise RelayFailed(
+            f"{topic.name}-{elsewhere[0]} is in another database of the cluster; a relay copies only topics whose"
+            " partitions are all in the database whose URL it is given"
+        )

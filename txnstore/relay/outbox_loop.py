@@ -1,4 +1,4 @@
-"""This file is the outbox's part of a relay: rows become records as soon as they are committed."""
+"""The outbox's part of a relay: rows become records as soon as they are committed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
-from txnstore.relay.trouble import Trouble
+from txnstore.relay.errors import Patience
 
 
 def relay_outbox(store: Store, stop: threading.Event) -> int:
@@ -21,7 +21,7 @@ def relay_outbox(store: Store, stop: threading.Event) -> int:
         TxnStoreError: an error that stays.
     """
     poller = OutboxPoller(store)
-    trouble = Trouble("the outbox", None)
+    trouble = Patience("the outbox", None)
     while not stop.is_set():
         try:
             pause_seconds = poller.turn()
@@ -38,7 +38,7 @@ def relay_outbox(store: Store, stop: threading.Event) -> int:
 
 @contextmanager
 def outbox_beside(store: Store, stop: threading.Event) -> Iterator[None]:
-    """Relay the outbox in a thread while the body runs; an error of it ends the body through `stop`, and comes out.
+    """Relay the outbox in a thread while the body runs; an error there stops the body through `stop`, and is raised.
 
     Raises:
         TxnStoreError: as `relay_outbox`.

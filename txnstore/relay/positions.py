@@ -1,4 +1,4 @@
-"""This file is the positions of relays in the store: read, begun, and moved together with what was copied."""
+"""The positions of relays in the store: read, begun, and moved together with what was copied."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RelayPosition:
 
 
 class PositionMoved(Exception):
-    """Somebody else has copied from there on: another relay of this name, or this one, whose answer was lost."""
+    """The records from there on were copied already: by another relay of this name, or by this one, unheard."""
 
 
 def read_relay_positions(connection: Connection, relay_id: str) -> dict[TopicPartition, RelayPosition]:
@@ -79,7 +79,7 @@ def move_relay_positions(
     """Lock positions and move each, at least one, from the first offset to the second.
 
     Raises:
-        PositionMoved: one of them does not stand where it was read from; nothing is to be copied.
+        PositionMoved: one of them is not where it was read; nothing may be copied.
     """
     topics: Sequence[str] = list(dict.fromkeys(partition.topic for partition in moves))
     rows = connection.execute(_LOCK, {"of_relay_id": relay_id, "topics": topics})
