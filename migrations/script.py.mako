@@ -1,4 +1,4 @@
-"""This file is version ${up_revision} of the tables: ${message}."""
+"""Version ${up_revision} of the tables: ${message}."""
 
 from __future__ import annotations
 

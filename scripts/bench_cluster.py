@@ -1,4 +1,4 @@
-"""This file is the cost of several databases: throughput with 1 to 3 PostgreSQL servers, and what a transaction takes.
+"""The cost of several databases: throughput with 1 to 3 PostgreSQL servers, and what a transaction takes.
 
 The servers run on the same cores, so this shows what the spreading costs and what it gains while one of them waits for
 its disk; it cannot show what further machines would give.  Run it as a section of the bench, or by itself:

@@ -1,4 +1,4 @@
-"""This file is how settlement lines are read from CSV: each is a settlement, or is rejected with a reason.
+"""Settlement lines read from CSV: each is a settlement, or is rejected with a reason.
 
 Whatever a file holds, reading goes on at the next line.  A quotation mark that is never closed costs the line that it
 stands in and not the rest of the file.

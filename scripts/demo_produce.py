@@ -1,4 +1,4 @@
-"""This file is the demonstration's first stage: transactional producers, one transaction for each invoice."""
+"""The demonstration's first stage: transactional producers, one transaction for each invoice."""
 
 from __future__ import annotations
 

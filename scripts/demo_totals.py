@@ -1,4 +1,4 @@
-"""This file is how the demonstration counts: refunds in all and by country, and whether two counts are the same."""
+"""The demonstration's totals: refunds in all and by country, and whether two counts are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is a year of an invented web shop: settlement lines as CSV, the same for the same seed."""
+"""A year of an invented web shop: settlement lines as CSV, the same for the same seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is scripts/kafka: a real Kafka broker until somebody ends it, or as long as a command runs."""
+"""A real Kafka broker, for as long as a command runs or until it is ended: the program behind scripts/kafka."""
 
 from __future__ import annotations
 

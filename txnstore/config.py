@@ -1,4 +1,4 @@
-"""This file is the settings of a store and of a topic: Kafka's names, defaults and ranges, one row each."""
+"""The settings of a store and of a topic: Kafka's names, defaults and ranges, one row each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is every error of txnstore: the class is the row of the table, with its code and the one way out.
+"""The table of txnstore's errors: each class is a row, with its code and the one way out.
 
 An error of its own exists only where a caller could react to it in a way of its own.  The first line of the
 docstring is the default text.  Codes below 1000 are Kafka's; those from 1000 on are ours and are never reused.

@@ -1,4 +1,4 @@
-"""This file is the values that pass between the layers: frozen, without behaviour that needs a database."""
+"""The values that pass between the layers: frozen, without behaviour that needs a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is version 1 of the tables: everything."""
+"""Version 1 of the tables: everything."""
 
 from __future__ import annotations
 

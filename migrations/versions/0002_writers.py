@@ -1,4 +1,4 @@
-"""This file is version 2 of the tables: several writers in one transaction, and the runs and inputs of Spark's queries."""
+"""Version 2 of the tables: several writers in one transaction, and the runs and inputs of Spark's queries."""
 
 from __future__ import annotations
 

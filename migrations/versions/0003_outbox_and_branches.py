@@ -1,4 +1,4 @@
-"""This file is version 3 of the tables: the outbox's transactions, branches in other databases, relays of Kafka topics."""
+"""Version 3 of the tables: the outbox's transactions, branches in other databases, relays of Kafka topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the application of a test: its own table, and connections of every kind to the store's database."""
+"""The application of a test: its own table, and connections of every kind to the store's database."""
 
 from __future__ import annotations
 

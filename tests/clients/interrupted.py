@@ -1,4 +1,4 @@
-"""This file is what child processes run in the tests of interrupts: a client that waits for a database that hangs."""
+"""The child processes of the tests of interrupts: a client that waits for a database that hangs."""
 
 from __future__ import annotations
 

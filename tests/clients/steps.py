@@ -1,4 +1,4 @@
-"""This file is the steps that most tests of the clients take: make a topic, read to the end, look at an error."""
+"""The steps that most tests of the clients take: make a topic, read to the end, look at an error."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from txnstore.testing.postgres_server import connection_string
 NEXT_VERSION = SCHEMA_VERSION + 1
 OUTDATED = rf"of version {SCHEMA_VERSION}, this txnstore needs {NEXT_VERSION}; run `txnstore migrate`"
 TOO_NEW = rf"of version {NEXT_VERSION}, this txnstore knows {SCHEMA_VERSION}; upgrade the package"
-MIGRATION = '''"""This file is a version of the tables that there is in tests only."""
+MIGRATION = '''"""A version of the tables that exists in tests only."""
 
 from alembic import op
 from sqlalchemy import Column, Text

@@ -1,4 +1,4 @@
-"""This file is what runs in processes that are killed: transfers of which each is a row, a record and an offset."""
+"""The processes that the tests of enlist() kill: transfers, each a row, a record and an offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the tests of partitioners: the partitions that Kafka's other clients choose, for any key."""
+"""The partitioners: the partitions that Kafka's other clients choose, for any key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file is the recipe of KIP-939, as an application writes it: its own database decides, whatever process dies."""
+"""The recipe of KIP-939, as an application writes it: its own database decides, whatever process dies."""
 
 from __future__ import annotations
 
