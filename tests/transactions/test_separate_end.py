@@ -56,9 +56,9 @@ def test_an_end_never_tells_its_producer_that_it_is_a_newer_one(coordinator, beg
     identity = begin("payments")
     newer = []
 
-    def be_replaced_and_complete(store, transactional_id):
+    def be_replaced_and_complete(store, transactional_id, cluster):
         newer.append(coordinator.init_producer_id(transactional_id).identity)
-        return complete_decided(store, transactional_id)
+        return complete_decided(store, transactional_id, cluster)
 
     monkeypatch.setattr(coordinating, "complete_decided", be_replaced_and_complete)
     ended = coordinator.end_transaction("payments", identity, commit=True)
