@@ -367,15 +367,16 @@ def test_closing_in_another_thread_leaves_a_commit_its_branches(url, producer, d
 
 def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers, tables, name, monkeypatch):
     transfer(producer, drivers, name)
-    real = producer._transactions._branches.finish
+    branches = producer._transactions._branches._branches
+    real = branches.finish
 
     def away(**options):
-        branch = producer._transactions._branches._branches[-1]
+        branch = branches._branches[-1]
         branch.driver.close()
         monkeypatch.setitem(branch.address._parameters, "port", "1")
         real(**options)
 
-    monkeypatch.setattr(producer._transactions._branches, "finish", away)
+    monkeypatch.setattr(branches, "finish", away)
     with pytest.raises(KafkaException, match=r"decided: commit.*savings") as raised:
         producer.commit_transaction(0.5)
     assert raised.value.args[0].retriable()
@@ -383,7 +384,6 @@ def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers,
     assert tables[0].balances() == {name: -1}
     assert records(url, topic_of(producer)) == [name]
     # Repeated, it is tried again; the next transaction need not wait for it.
-    branches = producer._transactions._branches
     assert len(branches) == 1
     with pytest.raises(KafkaException, match=r"decided: commit"):
         producer.commit_transaction(0.5)
