@@ -311,11 +311,15 @@ class _Grave:
         event.remove(self._engine, "before_cursor_execute", self._refuse_statement)
         event.remove(self._engine, "checkout", self._refuse_connection)
 
+    # A pool that was made anew in the meantime may still call a listener that was removed: open is open.
+
     def _refuse_statement(self, connection: Connection, *_: object) -> None:
-        _cut(connection, self._point)
+        if not self._is_open:
+            _cut(connection, self._point)
 
     def _refuse_connection(self, *_: object) -> None:
-        raise Crash(self._point)
+        if not self._is_open:
+            raise Crash(self._point)
 
 
 def _cut(connection: Connection, point: CrashPoint) -> NoReturn:
