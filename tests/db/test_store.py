@@ -14,9 +14,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import select
 
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
+from txnstore.db.schema import record_batches
 from txnstore.errors import StatementFailed, StoreBusy, StoreClosed, StoreUnavailable, WriteConflict
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
@@ -153,6 +155,37 @@ def test_a_reader_sees_one_snapshot_and_changes_nothing(store, orders):
 
     store.read(work)
     assert orders.values() == [b"a book"]
+
+
+def test_rows_that_somebody_has_not_read_to_the_end_hold_no_snapshot(url, store, orders):
+    orders.add(b"1")
+    orders.add(b"2")
+
+    def fail_between_rows(connection):
+        for row in connection.execute(select(record_batches)):
+            raise KeyError(row)
+
+    def leave_rows(connection):
+        rows = connection.execute(select(record_batches))
+        return rows, next(rows)
+
+    for work in (fail_between_rows, leave_rows):
+        for run in (store.read, store.write):
+            # Whoever keeps the exception, or the result, keeps the statement.
+            kept = kept_from(lambda run=run, work=work: run(work))
+            with open_store(url) as another:
+                Orders(another).add(b"3")
+            assert orders.values()[-1] == b"3"
+            store.write(lambda connection: orders.append(connection, b"4"), retry_timeout_ms=0)
+            assert orders.values()[-1] == b"4"
+            del kept
+
+
+def kept_from(call):
+    try:
+        return call()
+    except KeyError as error:
+        return error
 
 
 def test_a_value_that_no_database_takes_is_refused_at_once(txnstore_postgresql_store):

@@ -24,7 +24,7 @@ from txnstore.clock import Clock
 from txnstore.db.backend import Access, Limits, Stage
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
 from txnstore.db.sqlite.checkpoint import Checkpointer
-from txnstore.db.sqlite.connections import close_before_fork, connect
+from txnstore.db.sqlite.connections import SQLiteConnection, close_before_fork, connect
 from txnstore.db.sqlite.waiter import DataVersionWaiter, InProcessAnnouncer
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
@@ -147,11 +147,14 @@ class SQLiteBackend:
             raise TransactionPoisoned("SQLite had rolled this database transaction back already; nothing was changed")
         connection.exec_driver_sql("COMMIT")
         connection.info.pop(_OPEN, None)
+        _driver_connection(connection).close_cursors()
 
     def rollback(self, connection: Connection) -> None:
         """Roll back if SQLite has not done so by itself."""
         connection.info.pop(_OPEN, None)
-        if _driver_connection(connection).in_transaction:
+        driver_connection = _driver_connection(connection)
+        driver_connection.close_cursors()
+        if driver_connection.in_transaction:
             connection.exec_driver_sql("ROLLBACK")
 
     def translate(self, error: DBAPIError, stage: Stage) -> TxnStoreError:
@@ -222,9 +225,9 @@ class SQLiteBackend:
         return frozenset(name.removeprefix(SQLITE_PREFIX) for (name,) in rows)
 
 
-def _driver_connection(connection: Connection) -> sqlite3.Connection:
+def _driver_connection(connection: Connection) -> SQLiteConnection:
     driver: Any = connection.connection.driver_connection
-    assert isinstance(driver, sqlite3.Connection)
+    assert isinstance(driver, SQLiteConnection)
     return driver
 
 

@@ -42,10 +42,28 @@ class SQLiteConnection(sqlite3.Connection):
         """Open the file at `path`; see `connect`."""
         super().__init__(path, **options)
         self.path = path
+        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
         _open.add(self)
 
+    def cursor(self, *arguments: Any, **options: Any) -> Any:
+        """Return a new cursor."""
+        cursor = super().cursor(*arguments, **options)
+        self._cursors.add(cursor)
+        return cursor
+
+    def close_cursors(self) -> None:
+        """Close the cursors that somebody still holds.
+
+        A statement whose rows were not all read keeps its snapshot, whatever has been committed or rolled back since:
+        the connection would go on reading the past, and could not write.  An exception that was raised between two
+        rows, and is kept, is enough to hold one.
+        """
+        for cursor in list(self._cursors):
+            cursor.close()
+
     def close(self) -> None:
-        """Close it; a second call does nothing."""
+        """Close it, whoever still holds a cursor; a second call does nothing."""
+        self.close_cursors()
         super().close()
         _open.discard(self)
 
