@@ -12,8 +12,7 @@ from txnstore.clients.configuration.configuration import (
     consumer_configuration,
     producer_configuration,
 )
-from txnstore.clients.configuration.keys import KEYS, KEYS_BY_ALIAS
-from txnstore.clients.configuration.values import Boolean, Choice, Float, Integer, shown
+from txnstore.clients.configuration.keys import KEYS, KEYS_BY_ALIAS, Boolean, Choice, Float, Integer, shown
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.testing.manual_clock import ManualClock
 
@@ -119,7 +118,7 @@ def test_defaults_are_those_of_librdkafka_but_for_idempotence():
             "enable.partition.eof", "fetch.min.bytes", "fetch.wait.max.ms", "fetch.max.bytes",
             "max.partition.fetch.bytes", "queued.min.messages", "queued.max.messages.kbytes", "group.protocol",
             "partition.assignment.strategy", "group.instance.id", "allow.auto.create.topics",
-            "txnstore.delivery.order", "txnstore.commit.ownership", "check.crcs", "on_commit",
+            "txnstore.commit.ownership", "check.crcs", "on_commit",
         )
     } == {
         "session.timeout.ms": 45_000, "heartbeat.interval.ms": 3_000, "max.poll.interval.ms": 300_000,
@@ -129,7 +128,7 @@ def test_defaults_are_those_of_librdkafka_but_for_idempotence():
         "max.partition.fetch.bytes": 1_048_576, "queued.min.messages": 100_000,
         "queued.max.messages.kbytes": 65_536, "group.protocol": "classic",
         "partition.assignment.strategy": ("range", "roundrobin"), "group.instance.id": None,
-        "allow.auto.create.topics": False, "txnstore.delivery.order": "offset",
+        "allow.auto.create.topics": False,
         "txnstore.commit.ownership": "owned", "check.crcs": False,
         "on_commit": None,
     }  # fmt: skip
@@ -341,7 +340,7 @@ def test_a_producers_configuration_is_refused_in_librdkafkas_words(settings, tex
         ({"linger.ms": "abc"}, 'Invalid value for configuration property "queue.buffering.max.ms"'),
         ({"on_commit": 5}, "on_commit requires a callable object"),
         ({"on_delivery": print}, 'No such configuration property: "on_delivery"'),
-        ({"txnstore.delivery.order": "commit"}, 'txnstore.delivery.order "commit" is not supported yet'),
+        ({"txnstore.delivery.order": "offset"}, 'No such configuration property: "txnstore.delivery.order"'),
         (
             {"fetch.max.wait.ms": 5},
             'No such configuration property: "fetch.max.wait.ms" (did you mean "fetch.wait.max.ms"?)',

@@ -15,14 +15,13 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final
 
-from txnstore.clients.configuration.keys import KEYS, KEYS_BY_ALIAS, Key, User
+from txnstore.clients.configuration.keys import KEYS, KEYS_BY_ALIAS, ConfigurationError, Key, User, shown
 from txnstore.clients.configuration.rules import (
     Rules,
     apply_admin_rules,
     apply_consumer_rules,
     apply_producer_rules,
 )
-from txnstore.clients.configuration.values import ConfigurationError, shown
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.db.cluster.database_list import addresses_of, split_urls
 from txnstore.db.opening import check_schema_name

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from txnstore.clients.configuration.values import ConfigurationError
+from txnstore.clients.configuration.keys import ConfigurationError
 
 #: How many batches a producer may have under way with idempotence: as many as a partition remembers.
 IN_FLIGHT_MAX: Final = 5
@@ -75,8 +75,6 @@ def apply_consumer_rules(values: Values, given: Mapping[str, Any], logger: loggi
         raise ConfigurationError("Failed to create consumer: `fetch.max.bytes` must be >= `message.max.bytes`")
     values["fetch.max.bytes"] = max(values["fetch.max.bytes"], values["message.max.bytes"])
     _limit_heartbeat(values, given, logger)
-    if values["txnstore.delivery.order"] == "commit":
-        raise ConfigurationError('txnstore.delivery.order "commit" is not supported yet; use "offset"')
 
 
 def apply_admin_rules(values: Values, given: Mapping[str, Any], logger: logging.Logger) -> None:
