@@ -15,9 +15,15 @@ import pytest
 from sqlalchemy import event
 
 from txnstore.db.opening import open_store
-from txnstore.db.sqlite import checkpoint as sqlite_checkpoint
-from txnstore.db.sqlite.checkpoint import ROOM_LAST_SECONDS, WAL_BYTES_DUE, WAL_BYTES_ROOM, checkpoint, make_room
-from txnstore.db.sqlite.connections import connect
+from txnstore.db.sqlite import connections as sqlite_connections
+from txnstore.db.sqlite.connections import (
+    ROOM_LAST_SECONDS,
+    WAL_BYTES_DUE,
+    WAL_BYTES_ROOM,
+    checkpoint,
+    connect,
+    make_room,
+)
 
 CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
 #: Where a file need not wait for a disk: how often matters here, not that it lasts.
@@ -75,7 +81,7 @@ def run_child(function, *arguments):
 
 def test_no_connection_of_a_store_checkpoints_by_itself(store, path, monkeypatch):
     connections: list[tuple[sqlite3.Connection, int]] = []
-    monkeypatch.setattr(sqlite_checkpoint, "connect", recording(connections))
+    monkeypatch.setattr(sqlite_connections, "connect", recording(connections))
     shown = "PRAGMA wal_autocheckpoint"
     assert checkpoint(path)
     assert len(connections) == 2
@@ -127,7 +133,7 @@ def test_a_checkpoint_holds_the_write_lock(store, path, other, monkeypatch, read
         connection.set_trace_callback(try_to_write)
         return connection
 
-    monkeypatch.setattr(sqlite_checkpoint, "connect", connect_and_trace)
+    monkeypatch.setattr(sqlite_connections, "connect", connect_and_trace)
     with closing(Reader(path)) as reader:
         if not reads_meanwhile:
             reader.end()
@@ -179,7 +185,7 @@ class Waits:
 def test_readers_that_overlap_without_a_pause_do_not_let_the_log_grow(store, path, monkeypatch):
     with closing(Reader(path)) as one, closing(Reader(path)) as another:
         waits = Waits(lambda: (one.go_on(), another.go_on()))
-        monkeypatch.setattr(sqlite_checkpoint, "time", waits)
+        monkeypatch.setattr(sqlite_connections, "time", waits)
         sizes = []
         for _ in range(20):
             for reader in (one, another):
@@ -194,7 +200,7 @@ def test_readers_that_overlap_without_a_pause_do_not_let_the_log_grow(store, pat
 
 def test_a_reader_that_stays_for_long_is_waited_for_once(store, path, monkeypatch):
     waits = Waits(lambda: None)
-    monkeypatch.setattr(sqlite_checkpoint, "time", waits)
+    monkeypatch.setattr(sqlite_connections, "time", waits)
     write(store, 1)
     with closing(Reader(path)) as reader:
         for _ in range(40):
@@ -232,7 +238,7 @@ def test_a_reader_that_needs_the_log_only_delays_its_end(store, path, other):
 
 
 def test_a_busy_writer_puts_it_off_to_the_next_commit_and_no_longer(store, path, other, monkeypatch):
-    monkeypatch.setattr(sqlite_checkpoint, "WAL_BYTES_DUE", 100_000)
+    monkeypatch.setattr(sqlite_connections, "WAL_BYTES_DUE", 100_000)
     store.engine.dialect.checkpointer._due_bytes = 100_000
     locks: list[int] = []
 
@@ -266,7 +272,7 @@ def test_a_checkpoint_that_fails_is_no_error_of_the_commit_before_it(store, monk
     def refuse(path):
         raise sqlite3.DatabaseError("disk I/O error")
 
-    monkeypatch.setattr(sqlite_checkpoint, "connect", refuse)
+    monkeypatch.setattr(sqlite_connections, "connect", refuse)
     write(store, WAL_BYTES_DUE + 1)
     assert store.read(lambda connection: connection.exec_driver_sql("SELECT count(*) FROM shop").scalar_one()) == 1
 

@@ -19,7 +19,6 @@ from txnstore.db.opening import open_store
 from txnstore.db.postgresql import wakeup as postgresql_wakeup
 from txnstore.db.postgresql.wakeup import SILENCE_MS
 from txnstore.db.sqlite import connections as sqlite_connections
-from txnstore.db.sqlite import waiter as sqlite_waiter
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
@@ -305,7 +304,7 @@ def test_a_file_that_cannot_be_read_for_a_moment_wakes_and_is_opened_again(txnst
     with closing(orders.store.waiter()) as waiter:
         settle(waiter)
         with monkeypatch.context() as patched:
-            patched.setattr(sqlite_waiter, "connect", refuse)
+            patched.setattr(sqlite_connections, "connect", refuse)
             waiter.close()
             orders.add(wakes_readers=False)
             assert not waiter.wait(20)
@@ -339,7 +338,7 @@ def test_a_fork_and_a_reader_that_opens_its_file_wait_for_each_other_only_so_lon
         # As the first look of a fork does, which looks again until all is closed.
         waiter.close()
         connect = sqlite_connections.connect
-        monkeypatch.setattr(sqlite_waiter, "connect", connect_during_fork)
+        monkeypatch.setattr(sqlite_connections, "connect", connect_during_fork)
         reading = threading.Thread(target=waiter.wait, args=(0,), daemon=True)
         reading.start()
         assert is_opening.wait(WAKE_LIMIT_SECONDS)

@@ -24,8 +24,7 @@ from tests.tools.sqlite_faults import FailingDisk
 from txnstore import KafkaError, Message, Producer
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
-from txnstore.db.sqlite.checkpoint import checkpoint
-from txnstore.db.sqlite.connections import connect
+from txnstore.db.sqlite.connections import checkpoint, connect
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.log.append import Append, append

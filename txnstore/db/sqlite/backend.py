@@ -23,9 +23,14 @@ from sqlalchemy.pool import QueuePool
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, Limits, Stage
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
-from txnstore.db.sqlite.checkpoint import Checkpointer
-from txnstore.db.sqlite.connections import SQLiteConnection, close_before_fork, connect
-from txnstore.db.sqlite.waiter import DataVersionWaiter, InProcessAnnouncer
+from txnstore.db.sqlite.connections import (
+    Checkpointer,
+    DataVersionWaiter,
+    InProcessAnnouncer,
+    SQLiteConnection,
+    close_before_fork,
+    connect,
+)
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     ForeignSchema,

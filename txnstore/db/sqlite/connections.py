@@ -1,9 +1,22 @@
-"""Connections to SQLite files, and why none of them is open while the process forks.
+"""Connections to SQLite files: opened so that commits last, checkpointed while nobody writes, and waited on.
 
-SQLite remembers in the memory of the process which locks the process holds on a file.  A child inherits that memory,
-but not the locks.  So a connection that it opens later would rely on locks that nobody holds: the parent, closing its
-last connection, would delete the write-ahead log under the child, and with it what the child has committed.
+None of them is open while the process forks.  SQLite remembers in the memory of the process which locks the process
+holds on a file.  A child inherits that memory, but not the locks.  So a connection that it opens later would rely on
+locks that nobody holds: the parent, closing its last connection, would delete the write-ahead log under the child, and
+with it what the child has committed.
 https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_connection_across_a_fork_
+
+They never checkpoint by themselves (`wal_autocheckpoint = 0`).  SQLite 3.7.0 to 3.51.2 may corrupt the file when one
+connection checkpoints in the very moment in which another writes or checkpoints (the "WAL-reset bug").  So whoever
+finds the write-ahead log long takes the file's write lock, and under it a second connection checkpoints.  Nobody else
+can write or checkpoint meanwhile, in this process or another.
+
+The mode is always PASSIVE.  RESTART and TRUNCATE want the write lock for themselves, and where they do not get it they
+go on as a PASSIVE beside which somebody may write, which must never happen.  What they would do is done by hand where
+readers overlap without a pause, so that the log never comes to its end: see `make_room`.
+
+An application that writes to the same file through connections of its own checkpoints by SQLite's default rules;
+it should do as we do, or run SQLite 3.51.3 or newer.
 """
 
 from __future__ import annotations
@@ -15,9 +28,14 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, Final, NamedTuple, TypeVar
 
+from sqlalchemy import Connection
+
+from txnstore.db.waiting import POLL_FIRST_MS, POLL_LAST_MS
 from txnstore.errors import StoreClosed
 
 Holder = TypeVar("Holder")
@@ -106,7 +124,7 @@ def _configure(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
     # FULL: an acknowledged commit survives the loss of power; NORMAL does not promise that in WAL mode.
     connection.execute("PRAGMA synchronous = FULL")
-    # The store decides when the WAL is moved into the file: see db.sqlite_checkpoint.
+    # The store decides when the WAL is moved into the file: see `Checkpointer`.
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA journal_size_limit = 0")
     # A file from a stranger may hold views and triggers that call functions; they shall have no effects.
@@ -145,7 +163,263 @@ def _after_fork_in_child() -> None:
         # SQLite forbids the child even to close it. So it is kept for ever, also when the interpreter ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     FORK_LOCK.release()
+    _waiting.forget_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=FORK_LOCK.release, after_in_child=_after_fork_in_child)
+
+
+# --- the checkpoint --------------------------------------------------------------------------------------------------
+
+#: The length at which SQLite itself would checkpoint: 1,000 pages of 4 KiB.
+WAL_BYTES_DUE: Final = 1000 * 4096
+#: From this length on writers wait a little for readers to leave, so that the log can begin anew.
+WAL_BYTES_ROOM: Final = 16 * 1024 * 1024
+#: How long they wait then, once the log is moved: at first. And for either step: at most for each WAL_BYTES_ROOM of
+#: the log, and at most at all.
+ROOM_FIRST_SECONDS: Final = 0.01
+ROOM_EACH_SECONDS: Final = 0.05
+ROOM_LAST_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.001
+
+
+class Moved(NamedTuple):
+    """How far a checkpoint came; frames are pages of the log."""
+
+    log_frames: int
+    moved_frames: int
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all of the log is in the file."""
+        return self.moved_frames == self.log_frames
+
+
+class Checkpointer:
+    """Keeps the write-ahead log of one file short."""
+
+    def __init__(self, path: str) -> None:
+        """Watch the log of the database file at `path`."""
+        self._path = path
+        self._wal_path = path + "-wal"
+        self._due_bytes = WAL_BYTES_DUE
+        self._room_seconds = ROOM_FIRST_SECONDS
+        #: What became of the last try: whether all was moved, and how much.
+        self._was_all_moved = False
+        self._stuck_frames = -1
+
+    def run_if_due(self) -> None:
+        """Checkpoint if the log has grown.
+
+        A busy writer puts it off until the next commit, a reader that needs the log until it has grown once more.
+        What goes wrong here goes wrong after a commit that stands, so it is no error of anybody's.
+        """
+        try:
+            wal_bytes = os.stat(self._wal_path).st_size  # noqa: PTH116 - called after every commit
+        except FileNotFoundError:
+            return
+        if wal_bytes < WAL_BYTES_DUE:
+            if self._due_bytes > WAL_BYTES_ROOM:
+                # It was long enough; readers may be quicker by now.
+                self._room_seconds = max(ROOM_FIRST_SECONDS, 0.75 * self._room_seconds)
+            self._due_bytes = WAL_BYTES_DUE
+            self._was_all_moved = False
+        elif wal_bytes >= self._due_bytes and self._run(wal_bytes):
+            self._due_bytes = wal_bytes + WAL_BYTES_DUE
+
+    def _run(self, wal_bytes: int) -> bool:
+        if wal_bytes < WAL_BYTES_ROOM:
+            return checkpoint(self._path)
+        longest_seconds = min(ROOM_EACH_SECONDS * wal_bytes / WAL_BYTES_ROOM, ROOM_LAST_SECONDS)
+        if self._was_all_moved:
+            # And yet the log has grown on: readers stayed for longer than that.
+            self._room_seconds = min(2 * self._room_seconds, longest_seconds)
+        moved = make_room(self._path, longest_seconds, self._room_seconds, stuck_frames=self._stuck_frames)
+        if moved is not None:
+            self._was_all_moved = moved.is_all
+            self._stuck_frames = moved.moved_frames
+        return moved is not None
+
+
+def checkpoint(path: str) -> bool:
+    """Move what no reader still needs of the log into the file; False if a writer was busy and nothing was done."""
+    return make_room(path, 0.0, 0.0) is not None
+
+
+def make_room(path: str, wait_seconds: float, linger_seconds: float, *, stuck_frames: int = -1) -> Moved | None:
+    """Move what no reader still needs, and let the next writer begin the log anew if readers leave in time.
+
+    He does if all of the log is in the file and nobody reads from the log.  Whoever began to read before the last
+    commit keeps the first from coming true: for `wait_seconds` at most, and not for one who stood in the way of the
+    last try, which came up to `stuck_frames`, and still does.  Then, whoever begins to read while nobody writes reads
+    from the file alone: so no reader waits at all.  Those that were there before leave by and by; when, SQLite tells
+    nobody, so `linger_seconds` are waited out.
+
+    Returns None if a writer was busy and nothing was done.
+    """
+    try:
+        with _nobody_writes(path) as worker:
+            deadline = time.monotonic() + wait_seconds
+            moved = _move(worker)
+            while not moved.is_all and moved.moved_frames != stuck_frames and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+                moved = _move(worker)
+            if moved.is_all:
+                time.sleep(linger_seconds)
+    except sqlite3.Error:
+        # A full disk or an I/O error here loses nothing: the log still has every frame.
+        return None
+    return moved
+
+
+@contextmanager
+def _nobody_writes(path: str) -> Iterator[sqlite3.Connection]:
+    """Give a connection to checkpoint with, while another one keeps the write lock.
+
+    Raises:
+        sqlite3.Error: somebody else has the lock, or SQLite refuses.
+    """
+    # Connections of its own: those of the pool may all be in use. No fork may come between them.
+    with FORK_LOCK, closing(connect(path)) as guard:
+        guard.execute("BEGIN IMMEDIATE")
+        with closing(connect(path)) as worker:
+            yield worker
+
+
+def _move(worker: sqlite3.Connection) -> Moved:
+    # PASSIVE waits for nobody and takes no write lock: the guard has it, until it is closed.
+    ((_, log_frames, moved_frames),) = worker.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    return Moved(log_frames, moved_frames)
+
+
+# --- the wait for commits --------------------------------------------------------------------------------------------
+
+
+class _Waiting:
+    """Those that wait in this process, by the file's path."""
+
+    def __init__(self) -> None:
+        self.forget_after_fork()
+
+    def forget_after_fork(self) -> None:
+        # The parent's threads do not wait in its child; one of them may have held the lock.
+        self._lock = threading.Lock()
+        self._waiters: defaultdict[str, weakref.WeakSet[DataVersionWaiter]] = defaultdict(weakref.WeakSet)
+
+    def add(self, path: str, waiter: DataVersionWaiter) -> None:
+        with self._lock:
+            self._waiters[path].add(waiter)
+
+    def at(self, path: str) -> list[DataVersionWaiter]:
+        with self._lock:
+            return list(self._waiters[path]) if path in self._waiters else []
+
+
+_waiting: Final = _Waiting()
+
+
+class InProcessAnnouncer:
+    """Wakes the readers of a file in this process at once; those in others look for themselves."""
+
+    def __init__(self, path: str) -> None:
+        """Wake readers of the file at `path`."""
+        self._path = path
+
+    def announce(self) -> None:
+        """Say that something was committed."""
+        for waiter in _waiting.at(self._path):
+            waiter.wake()
+
+    def close(self, timeout_seconds: float) -> None:
+        """Do nothing: it holds nothing."""
+
+
+class DataVersionWaiter:
+    """Waits until another connection, of this process or another, has committed."""
+
+    def __init__(self, path: str) -> None:
+        """Watch the file at `path`, through a connection that does nothing else: its own commits would not count."""
+        self._path = path
+        self._lock = threading.RLock()
+        self._woken = threading.Event()
+        self._pause_ms = float(POLL_FIRST_MS)
+        self._connection: sqlite3.Connection | None = None
+        self._seen = self._data_version()
+        _waiting.add(path, self)
+        close_before_fork(self, DataVersionWaiter.close)
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Return True once something was committed since the last call, False after `timeout_ms`."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            version = self._data_version()
+            if version != self._seen:
+                self._seen = version
+                self._pause_ms = float(POLL_FIRST_MS)
+                # Whoever committed may have said so too.
+                self._woken.clear()
+                return True
+            left_seconds = deadline - time.monotonic()
+            if left_seconds <= 0 and not self._woken.is_set():
+                return False
+            if self._woken.wait(min(self._pause_ms / 1000, max(0.0, left_seconds))):
+                self._pause_ms = float(POLL_FIRST_MS)
+                self._woken.clear()
+                self._seen = self._data_version()
+                return True
+            # Kept from wait to wait: nothing has happened for that long.
+            self._pause_ms = min(self._pause_ms * 1.5, POLL_LAST_MS)
+
+    def wake(self) -> None:
+        """Let the wait that is under way, or else the next one, return True at once."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """Close the connection; a later `wait` opens another one, which knows of no version and looks at once."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            self._seen = None
+        if connection is not None:
+            connection.close()
+
+    def _data_version(self) -> int | None:
+        """Return the version; None if the file cannot be read now: whoever waits reads it, and learns why."""
+        try:
+            # Opened without the lock, for a fork that keeps it from being opened takes that.
+            opened = connect(self._path) if self._connection is None else None
+            with self._lock:
+                self._connection = self._connection or opened
+                if self._connection is None:
+                    # Closed since, by a fork: the next look opens it anew.
+                    return None
+                (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        except sqlite3.Error:
+            self.close()
+            return None
+        return int(version)
+
+
+# --- text that others have written -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def any_text(connection: Connection) -> Iterator[None]:
+    """Read bytes that are not UTF-8 as halves of surrogate pairs meanwhile, instead of failing.
+
+    SQLite keeps any bytes as text; PostgreSQL refuses them.
+    """
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    before = driver.text_factory
+    driver.text_factory = _decoded
+    try:
+        yield
+    finally:
+        driver.text_factory = before
+
+
+def _decoded(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, exists, func, select,
 from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import databases, outbox, outbox_sequencers, stores
 from txnstore.db.server_time import server_now_ms
-from txnstore.db.sqlite.text import any_text
+from txnstore.db.sqlite.connections import any_text
 from txnstore.errors import WriteConflict
 
 #: How many rows are in memory at once, and about how many bytes of them.
