@@ -19,8 +19,8 @@ from sqlalchemy import Connection
 from tests.clients.steps import PATIENCE_SECONDS
 from tests.plans.big_store import ABORTED, COPIES, FORMER_PRODUCER_ID, OPEN_OFFSET, OPEN_PRODUCER_ID, BigStore
 from tests.plans.measuring import Touched, measured
-from tests.transactions.conftest import Producer as CoreProducer
-from tests.transactions.conftest import sent_offsets
+from tests.transactions.bench import Producer as CoreProducer
+from tests.transactions.bench import sent_offsets
 from txnstore import Consumer, ConsumerGroupTopicPartitions, Producer, TopicCollection, TopicPartition
 from txnstore.admin import AdminClient, OffsetSpec
 from txnstore.errors import TxnStoreError

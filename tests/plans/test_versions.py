@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import text
 
-from tests.transactions.conftest import Producer, sent_offsets
+from tests.transactions.bench import Producer, sent_offsets
 from txnstore.db.store import Store
 from txnstore.log.topics import create_topic
 from txnstore.transactions.coordinator import TransactionCoordinator

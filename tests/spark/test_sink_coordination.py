@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from tests.transactions.bench import Bench, bench_on
 from txnstore.db.schema import sink_batches, sink_inputs, sink_runs
 from txnstore.errors import InvalidRequest, InvalidTransactionTimeout, ProducerFenced
 from txnstore.log.append import Append
@@ -41,7 +42,7 @@ _numbers = itertools.count()
 class Query:
     """A run of a streaming query that reads one partition and writes into another."""
 
-    bench: Any
+    bench: Bench
     query_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     transactional_id: str | None = None
@@ -52,8 +53,7 @@ class Query:
 
     @property
     def target(self) -> int:
-        target: int = self.bench.partition_ids[1]
-        return target
+        return self.bench.partition_ids[1]
 
     @property
     def group_id(self) -> str:
@@ -108,9 +108,9 @@ class Query:
 
 
 @pytest.fixture
-def bench(own_bench):
+def bench(store, clock):
     """A store that nobody else uses: all of it has to be sound in the end."""
-    return own_bench
+    return bench_on(store, clock)
 
 
 @pytest.fixture
@@ -411,15 +411,15 @@ def test_a_version_of_an_application_is_written_once(bench) -> None:
     assert bench.read(bench.partition_ids[0]) == [b"3", b"4"]
 
 
-def test_jobs_of_their_own_are_written_each_and_forgotten_with_their_transactional_id(own_bench) -> None:
-    store = own_bench.store
+def test_jobs_of_their_own_are_written_each_and_forgotten_with_their_transactional_id(bench) -> None:
+    store = bench.store
     runs = [run_of_job(uuid.uuid4().hex) for _ in range(2)]
-    query = Query(own_bench)
+    query = Query(bench)
     query.batch(0, b"a")
     for run in runs:
         assert decide(store, run, 0, [])
         assert not decide(store, run, 0, [])
-    own_bench.clock.advance(8 * 24 * 3600 * 1000)
+    bench.clock.advance(8 * 24 * 3600 * 1000)
     expired = expire_transactional_ids(store)
     assert query.run.transactional_id in expired
     kept = store.read(lambda connection: connection.execute(select(sink_batches.c.sink_id)).scalars().all())
