@@ -25,7 +25,7 @@ from txnstore.log import topics
 from txnstore.log.append import Append, append
 from txnstore.log.cluster_topics import change_store_settings, delete_topic
 from txnstore.log.codec import encode
-from txnstore.log.producers import producers_of_partition
+from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import rows

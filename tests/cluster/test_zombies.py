@@ -11,7 +11,7 @@ from tests.cluster.conftest import Bench, Producer, sent
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, StoreUnavailable
 from txnstore.groups.offsets_elsewhere import _forget, announce_offset_producer
 from txnstore.log.append import announce
-from txnstore.log.producers import producers_of_partition
+from txnstore.log.partition_rows import producers_of_partition
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions.distributed import RemoteTransaction, RemoteWriter
 from txnstore.transactions.recovery import expire_producers, expire_transactional_ids

@@ -16,7 +16,7 @@ from txnstore.db.records_view import RECORDS_COLUMNS
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.log.codec import EncodedBatch, decode, encode, encode_control
-from txnstore.log.compression import Codec
+from txnstore.log.columns import Codec
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, Header, ProducerIdentity, Record
 

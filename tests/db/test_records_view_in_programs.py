@@ -10,7 +10,7 @@ import pytest
 
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
-from txnstore.log.compression import Codec
+from txnstore.log.columns import Codec
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic, find_topics
 from txnstore.model import IsolationLevel, Record

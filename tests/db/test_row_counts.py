@@ -8,10 +8,9 @@ from sqlalchemy import delete, func, select
 from txnstore.db.row_counts import RowsMissedError
 from txnstore.db.schema import partition_heads, producer_states, record_batches
 from txnstore.db.store import Store
-from txnstore.log.append import Append, place_all, producers_of
+from txnstore.log.append import Append, LockedPartitions, place_all, producers_of
 from txnstore.log.codec import encode
-from txnstore.log.heads import Head, save_heads
-from txnstore.log.locked_partitions import LockedPartitions
+from txnstore.log.partition_rows import Head, save_heads
 from txnstore.log.topics import create_topic
 from txnstore.model import ProducerIdentity, Record
 

@@ -22,7 +22,7 @@ from txnstore.errors import (
 from txnstore.log.append import Append, Appended, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import RecordBatch, encode
-from txnstore.log.compression import Codec
+from txnstore.log.columns import Codec
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import Topic, create_topic
 from txnstore.model import IsolationLevel, ProducerIdentity, Record, StoredRecord, TimestampType

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from txnstore.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge, UnsupportedCompression
 from txnstore.log import columns
 from txnstore.log.codec import EncodedBatch, RecordBatch, checksum, control_record_bytes, decode, encode, encode_control
-from txnstore.log.compression import Codec
+from txnstore.log.columns import Codec
 from txnstore.model import ControlType, ProducerIdentity, Record, StoredRecord, TimestampType
 
 BASE_OFFSET = 5000

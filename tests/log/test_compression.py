@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from txnstore.errors import UnsupportedCompression
 from txnstore.log import columns
-from txnstore.log.compression import Codec, DecompressionFailed, compress, decompress, require_codec
+from txnstore.log.columns import Codec, DecompressionFailed, compress, decompress, require_codec
 
 CODECS = [codec for codec in Codec if codec is not Codec.NONE]
 

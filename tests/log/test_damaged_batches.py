@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from txnstore.errors import CorruptBatch
 from txnstore.log.codec import checksum, decode, encode
-from txnstore.log.compression import Codec
+from txnstore.log.columns import Codec
 from txnstore.model import ProducerIdentity, Record
 
 SECRET = b"secret-payload"

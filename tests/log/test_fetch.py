@@ -13,11 +13,10 @@ from txnstore.db.schema import partition_heads, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import CorruptBatch, OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.log import fetch as fetch_module
-from txnstore.log.append import Append, append
+from txnstore.log.append import Append, Marker, append, write_markers
 from txnstore.log.codec import encode
 from txnstore.log.fetch import Page, fetch
-from txnstore.log.markers import Marker, write_markers
-from txnstore.log.producers import allocate_producer_id
+from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity, Record
 

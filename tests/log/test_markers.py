@@ -11,11 +11,10 @@ from sqlalchemy import select
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch, TransactionCoordinatorFenced, UnknownTopicOrPartition
-from txnstore.log.append import Append, append
+from txnstore.log.append import Append, Marker, append, finished_since, write_markers
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import decode, encode
-from txnstore.log.markers import Marker, finished_since, write_markers
-from txnstore.log.producers import allocate_producer_id, producers_of_partition
+from txnstore.log.partition_rows import allocate_producer_id, producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record

@@ -11,7 +11,7 @@ import pytest
 from txnstore.db.store import Store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
-from txnstore.log.producers import (
+from txnstore.log.partition_rows import (
     _forget_in,
     allocate_producer_id,
     forget_producers,

@@ -15,11 +15,10 @@ from txnstore.errors import (
     OutOfOrderSequence,
     TxnStoreError,
 )
-from txnstore.log.append import Append, Appended, append
+from txnstore.log.append import Append, Appended, Marker, append, write_markers
 from txnstore.log.codec import EncodedBatch, encode, encode_control
 from txnstore.log.fetch import fetch
-from txnstore.log.markers import Marker, write_markers
-from txnstore.log.producers import allocate_producer_id, forget_producers, producers_of_partition
+from txnstore.log.partition_rows import allocate_producer_id, forget_producers, producers_of_partition
 from txnstore.log.sequences import (
     BATCHES_REMEMBERED,
     ProducerInPartition,

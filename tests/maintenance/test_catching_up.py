@@ -25,12 +25,12 @@ from txnstore.db.schema import (
 from txnstore.errors import StoreBusy
 from txnstore.groups.expiration import expire_silent_members
 from txnstore.groups.offsets import commit_offsets, read_offsets
-from txnstore.log import deleting, producers
+from txnstore.log import deleting
+from txnstore.log import partition_rows as producers
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.deleting import delete_below_log_start, delete_records, purge_deleted_partitions, purge_soon
-from txnstore.log.heads import lock_heads
-from txnstore.log.producers import read_producer_states
+from txnstore.log.partition_rows import lock_heads, read_producer_states
 from txnstore.log.topics import create_topic, delete_topic, find_topics, get_topic
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record

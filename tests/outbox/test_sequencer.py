@@ -14,11 +14,11 @@ from txnstore.db.schema import databases, outbox, outbox_sequencers, partitions
 from txnstore.db.settings import change_store_settings
 from txnstore.log import topics
 from txnstore.log.append import append
-from txnstore.log.heads import lock_heads
 from txnstore.log.outbox import rows as outbox_rows
 from txnstore.log.outbox import sequencer as outbox_sequencer
 from txnstore.log.outbox.rows import lock_outbox
 from txnstore.log.outbox.sequencer import PAUSE_LAST_SECONDS, OutboxPoller, Sequenced, drain_outbox, sequence_outbox
+from txnstore.log.partition_rows import lock_heads
 from txnstore.log.partitioners import consistent
 from txnstore.log.topics import create_topic, delete_topic, list_topics
 from txnstore.testing.invariants import assert_sound

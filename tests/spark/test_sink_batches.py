@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from txnstore.config import TOPIC_SETTINGS, Settings
 from txnstore.errors import InvalidRecord, RecordTooLarge, UnknownTopicOrPartition
 from txnstore.log.codec import decode
-from txnstore.log.compression import Codec
+from txnstore.log.columns import Codec
 from txnstore.log.partitioners import PARTITIONERS
 from txnstore.log.topics import Topic
 from txnstore.model import ProducerIdentity

@@ -9,7 +9,7 @@ import pytest
 from tests.spark.sink_schemas import schema_of
 from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import InvalidConfiguration, TxnStoreError, UnsupportedCompression
-from txnstore.log.compression import Codec
+from txnstore.log.columns import Codec
 from txnstore.spark import sink_options as subject
 from txnstore.spark.sink_options import SinkColumns, find_columns, sink_options
 from txnstore.spark.sink_writer import batch_writer, stream_writer

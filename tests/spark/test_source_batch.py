@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from tests.spark.source_log import SourceLog, consume_all
 from txnstore.errors import InvalidConfiguration, OffsetOutOfRange, SchemaOutdated
-from txnstore.log.compression import Codec
+from txnstore.log.columns import Codec
 from txnstore.model import ControlType, IsolationLevel, Record
 from txnstore.spark import source_ranges
 from txnstore.spark.data_source import TxnStoreDataSource

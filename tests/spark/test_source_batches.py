@@ -15,8 +15,7 @@ from pyspark.sql.types import StructType
 
 from txnstore.errors import CorruptBatch
 from txnstore.log.codec import checksum, decode, encode
-from txnstore.log.columns import DamagedColumn, pack_integers
-from txnstore.log.compression import Codec
+from txnstore.log.columns import Codec, DamagedColumn, pack_integers
 from txnstore.model import Record, TopicPartition
 from txnstore.spark import source_batches
 from txnstore.spark.source_batches import TIMESTAMP_MS_MAX, ArrowReader, byte_strings, integers, source_schema

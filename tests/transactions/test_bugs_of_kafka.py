@@ -12,7 +12,7 @@ from txnstore.errors import (
     TxnStoreError,
     WriteConflict,
 )
-from txnstore.log.markers import Marker, write_markers
+from txnstore.log.append import Marker, write_markers
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from txnstore.db.schema import transaction_log
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable
-from txnstore.log.producers import producers_of_partition
+from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.participants.branches import register_branches
 from txnstore.transactions.outcome import EndRequest, end_within

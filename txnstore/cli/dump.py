@@ -17,10 +17,10 @@ from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import record_batches, transaction_log
 from txnstore.db.store import Store
 from txnstore.errors import CorruptBatch
+from txnstore.log.append import finished_since
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import RecordBatch, decode
-from txnstore.log.markers import finished_since
-from txnstore.log.producers import producers_of_partition
+from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.topics import get_topic
 from txnstore.model import NO_PRODUCER_ID, ControlType, StoredRecord
 from txnstore.transactions.coordinator import check_transactional_id

@@ -38,7 +38,7 @@ from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
-from txnstore.log.producers import producers_of_partition
+from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
 from txnstore.model import ProducerIdentity

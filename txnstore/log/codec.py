@@ -24,16 +24,18 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from txnstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp
 from txnstore.log.columns import (
     BytesColumn,
+    Codec,
     DamagedColumn,
     PackedBytes,
+    compress,
     pack_bytes,
     pack_headers,
     pack_integers,
+    require_codec,
     unpack_bytes,
     unpack_headers,
     unpack_integers,
 )
-from txnstore.log.compression import Codec, compress, require_codec
 from txnstore.model import (
     NO_PRODUCER,
     NO_SEQUENCE,

@@ -51,7 +51,7 @@ from txnstore.db.schema import (
 from txnstore.db.store import Store
 from txnstore.db.types import Int64, String
 from txnstore.errors import OffsetOutOfRange, TxnStoreError
-from txnstore.log.heads import lock_heads
+from txnstore.log.partition_rows import lock_heads
 
 #: The offset that stands for the high watermark; Kafka's number.
 HIGH_WATERMARK: Final = -1

@@ -24,8 +24,7 @@ from txnstore.clients.producer.partitioning import PartitionChoice
 from txnstore.errors import InvalidRecord, RecordTooLarge, UnknownTopicOrPartition
 from txnstore.log.append import Append
 from txnstore.log.codec import PackedColumns, encode_packed
-from txnstore.log.columns import PackedBytes, join_bytes
-from txnstore.log.compression import Codec, codec_for_topic
+from txnstore.log.columns import Codec, PackedBytes, codec_for_topic, join_bytes
 from txnstore.log.partitioners import partitions_of_keys
 from txnstore.log.topics import Topic
 from txnstore.model import Header, ProducerIdentity

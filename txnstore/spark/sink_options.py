@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
 from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import InvalidConfiguration, InvalidRequest, InvalidTopic, UnsupportedCompression
-from txnstore.log.compression import Codec, require_codec
+from txnstore.log.columns import Codec, require_codec
 from txnstore.log.topics import check_topic_name
 from txnstore.spark.options import Side, StoreAddress, read_options, store_address
 from txnstore.spark.sink_coordination import TIMEOUT_MS_DEFAULT

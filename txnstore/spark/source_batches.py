@@ -28,8 +28,14 @@ from pyspark.sql.types import (
 
 from txnstore.errors import InvalidConfiguration
 from txnstore.log.codec import RecordBatch, RecordRow, corrupt_batch
-from txnstore.log.columns import COLUMN_BYTES_MAX, DamagedColumn, unpack_integers
-from txnstore.log.compression import Codec, DecompressionFailed, decompress
+from txnstore.log.columns import (
+    COLUMN_BYTES_MAX,
+    Codec,
+    DamagedColumn,
+    DecompressionFailed,
+    decompress,
+    unpack_integers,
+)
 from txnstore.model import Header, TopicPartition
 
 HEADERS: Final = StructField(

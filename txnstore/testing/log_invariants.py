@@ -13,7 +13,7 @@ from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import RecordBatch, decode
 from txnstore.log.fetch import fetch
-from txnstore.log.producers import producers_of_partition
+from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition, RecentBatch, increment_sequence, last_sequence_of, remember
 from txnstore.model import NO_PRODUCER_ID, ControlType
 from txnstore.testing.violations import Invariant, Violation

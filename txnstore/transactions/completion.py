@@ -27,8 +27,7 @@ from txnstore.errors import (
 )
 from txnstore.groups.offsets import finish_pending_offsets
 from txnstore.groups.offsets_elsewhere import finish_offsets_from_elsewhere
-from txnstore.log.append import Appended
-from txnstore.log.markers import Marker, write_markers
+from txnstore.log.append import Appended, Marker, write_markers
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.locked import LockedTransaction, PendingDelivery

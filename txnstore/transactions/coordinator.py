@@ -20,7 +20,7 @@ from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
 from txnstore.groups.commit_rules import is_storable_text
 from txnstore.log.append import Append, Appended, find_appended
-from txnstore.log.producers import allocate_producer_id
+from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_decided, complete_delivered, decide_separately

@@ -24,10 +24,17 @@ from sqlalchemy import Connection
 from txnstore.db.cluster.cluster import Locality
 from txnstore.errors import ConcurrentTransactions, InvalidProducerIdMapping, InvalidRequest
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
-from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
-from txnstore.log.locked_partitions import LockedPartitions
-from txnstore.log.markers import Marker, place_markers
-from txnstore.log.producers import allocate_producer_id
+from txnstore.log.append import (
+    Append,
+    Appended,
+    LockedPartitions,
+    Marker,
+    check_sizes,
+    place_all,
+    place_markers,
+    producers_of,
+)
+from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import branch_rows, protocol, rows
 from txnstore.transactions.protocol import EndAction, counted_writers

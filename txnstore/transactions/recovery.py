@@ -45,9 +45,8 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.groups.offsets_elsewhere import forget_offset_producers
-from txnstore.log.heads import lock_heads
-from txnstore.log.markers import Marker, write_markers
-from txnstore.log.producers import forget_producers, read_producer_states
+from txnstore.log.append import Marker, write_markers
+from txnstore.log.partition_rows import forget_producers, lock_heads, read_producer_states
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_decided, complete_if_possible

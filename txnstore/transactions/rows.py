@@ -27,7 +27,7 @@ from txnstore.db.schema import (
 from txnstore.db.server_time import server_now_ms
 from txnstore.db.types import Flag, Int64
 from txnstore.errors import InvalidRequest
-from txnstore.log.markers import Marker
+from txnstore.log.append import Marker
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions.protocol import TransactionWriter
 from txnstore.transactions.states import FenceReason, TransactionMetadata, TransactionState, check_change

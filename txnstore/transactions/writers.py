@@ -18,9 +18,8 @@ from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.store import Store
-from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
-from txnstore.log.locked_partitions import LockedPartitions
-from txnstore.log.producers import allocate_producer_id
+from txnstore.log.append import Append, Appended, LockedPartitions, check_sizes, place_all, producers_of
+from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.distributed import RemoteWriter

@@ -9,10 +9,9 @@ from txnstore import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from txnstore.admin import AdminClient, EarliestSpec, LatestSpec, MaxTimestampSpec, OffsetSpec, TimestampSpec
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
-from txnstore.log.append import Append, append
+from txnstore.log.append import Append, Marker, append, write_markers
 from txnstore.log.codec import encode
-from txnstore.log.markers import Marker, write_markers
-from txnstore.log.producers import allocate_producer_id
+from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record
 

@@ -20,7 +20,7 @@ from txnstore.errors import ProducerFenced, TransactionAbortable
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
-from txnstore.log.producers import allocate_producer_id
+from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ProducerIdentity, Record
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator

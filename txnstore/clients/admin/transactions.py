@@ -20,7 +20,7 @@ from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import TransactionalIdNotFound
-from txnstore.log import producers as log_producers
+from txnstore.log import partition_rows as log_producers
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.model import OFFSET_MAX, ProducerIdentity
 from txnstore.transactions import listing, rows

@@ -21,7 +21,7 @@ from txnstore.db.store import Store
 from txnstore.errors import UnsupportedCompression
 from txnstore.log.append import Append, Appended, append
 from txnstore.log.codec import RecordColumns, encode_columns
-from txnstore.log.compression import Codec, codec_for_topic, require_codec
+from txnstore.log.columns import Codec, codec_for_topic, require_codec
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic
 from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ProducerIdentity

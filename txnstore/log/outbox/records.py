@@ -17,8 +17,7 @@ from txnstore.db.settings import read_store_settings
 from txnstore.errors import InvalidTopic, UnknownTopicOrPartition, UnsupportedCompression, WrongCluster
 from txnstore.log.append import Append
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordColumns, encode_columns
-from txnstore.log.columns import DamagedColumn, unpack_record_headers
-from txnstore.log.compression import Codec, codec_for_topic, require_codec
+from txnstore.log.columns import Codec, DamagedColumn, codec_for_topic, require_codec, unpack_record_headers
 from txnstore.log.partitioners import partitions_of_keys
 from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topics
 from txnstore.model import Header

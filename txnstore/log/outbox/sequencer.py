@@ -20,7 +20,6 @@ from sqlalchemy import Connection, Row
 from txnstore.db.store import Store
 from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition
 from txnstore.log.append import append
-from txnstore.log.heads import lock_heads
 from txnstore.log.outbox.records import Destinations, find_destinations, sort_rows
 from txnstore.log.outbox.rows import (
     CallerId,
@@ -36,6 +35,7 @@ from txnstore.log.outbox.rows import (
     refuse_rows,
     take_rows,
 )
+from txnstore.log.partition_rows import lock_heads
 
 _log = logging.getLogger(__name__)
 #: How often a round is begun anew because a topic was changed under it.

@@ -1,10 +1,11 @@
-"""The rows of producers in partitions: read, written and, with age, forgotten under the partition's lock."""
+"""The rows of a partition: its head, whose lock puts appends in order, and the producers that it knows."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -12,18 +13,39 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple
 
 from txnstore.db.portions import LISTED_MAX, ROWS_AT_ONCE, chunks, write_portion
 from txnstore.db.row_counts import must_hit_each
-from txnstore.db.schema import MINUTE_MS, producer_states, stores
+from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores
+from txnstore.db.server_time import server_now_ms
 from txnstore.db.store import Store
 from txnstore.errors import UnknownTopicOrPartition
-from txnstore.log.heads import lock_heads
 from txnstore.log.sequences import ProducerInPartition, RecentBatch
 from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
 
 #: A producer in a partition: partition id, producer id.
 ProducerKey = tuple[int, int]
-
 _FIELDS_OF_BATCH: Final = 5
-
+# This lock is what puts appends in order: an offset is given out and committed before the next writer is given one,
+# so no reader passes a gap that is filled later. Everybody locks heads in the order of their ids, so nobody waits in
+# a circle. (SQLite renders no FOR UPDATE: there the whole database transaction holds the write lock.)
+_LOCK_HEADS: Final = (
+    select(
+        partition_heads.c.partition_id,
+        partition_heads.c.log_start_offset,
+        partition_heads.c.next_offset,
+        partition_heads.c.running_max_timestamp_ms,
+        server_now_ms().label("now_ms"),
+    )
+    .where(partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
+    .order_by(partition_heads.c.partition_id)
+    .with_for_update()
+)
+_MOVE_HEADS: Final = (
+    update(partition_heads)
+    .where(partition_heads.c.partition_id == bindparam("of_partition_id"))
+    .values(
+        next_offset=bindparam("new_next_offset"),
+        running_max_timestamp_ms=bindparam("new_running_max_timestamp_ms"),
+    )
+)
 # Read after the partition's head is locked, and in a statement of its own: PostgreSQL gives each statement a new
 # snapshot, so this one sees what the last holder of the lock committed. Joined to the locking statement, the rows
 # would be those from before the wait.
@@ -37,15 +59,15 @@ _OPEN: Final = select(producer_states).where(
     producer_states.c.transaction_first_offset >= 0,
 )
 _STATES_AND_OPEN: Final = union_all(_STATES, _OPEN)
-_OF_PARTITION: Final = (
+_STATES_OF_PARTITION: Final = (
     select(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
     .where(producer_states.c.producer_id > bindparam("after_id"))
     .order_by(producer_states.c.producer_id)
     .limit(bindparam("count_max"))
 )
-_INSERT: Final = insert(producer_states)
-_UPDATE: Final = (
+_INSERT_STATES: Final = insert(producer_states)
+_UPDATE_STATES: Final = (
     update(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
     .where(producer_states.c.producer_id == bindparam("of_producer_id"))
@@ -79,6 +101,58 @@ _NEXT_PRODUCER_ID: Final = (
 )
 
 
+@dataclass(slots=True)
+class Head:
+    """The end of a partition's log while its lock is held; `append` moves it along."""
+
+    partition_id: int
+    log_start_offset: int
+    next_offset: int
+    running_max_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockedHeads:
+    """The heads of some partitions, locked until the database transaction ends."""
+
+    heads: Mapping[int, Head]
+    now_ms: int
+    """The store's clock when the locks were asked for."""
+
+
+def lock_heads(connection: Connection, partition_ids: Iterable[int]) -> LockedHeads:
+    """Lock the heads of these partitions, at least one.
+
+    Raises:
+        UnknownTopicOrPartition: one of them is not in this database.
+    """
+    wanted = sorted(set(partition_ids))
+    rows = [row for some in chunks(wanted) for row in connection.execute(_LOCK_HEADS, {"partition_ids": some})]
+    heads = {row[0]: Head(*row[:4]) for row in rows}
+    if len(heads) != len(wanted):
+        missing = next(number for number in wanted if number not in heads)
+        raise UnknownTopicOrPartition(
+            f"there is no partition with id {missing} in this database; was its topic deleted?"
+        )
+    return LockedHeads(heads, rows[0].now_ms)
+
+
+def save_heads(connection: Connection, heads: Iterable[Head]) -> None:
+    """Write where the heads are now."""
+    must_hit_each(
+        connection,
+        _MOVE_HEADS,
+        [
+            {
+                "of_partition_id": head.partition_id,
+                "new_next_offset": head.next_offset,
+                "new_running_max_timestamp_ms": head.running_max_timestamp_ms,
+            }
+            for head in heads
+        ],
+    )
+
+
 def allocate_producer_id(connection: Connection) -> int:
     """Return a producer id that nobody in the cluster has had before."""
     return int(connection.execute(_NEXT_PRODUCER_ID).scalar_one()) - 1
@@ -109,7 +183,7 @@ def producers_of_partition(
 ) -> list[ProducerInPartition]:
     """Return the producers that the partition remembers, by producer id: so many behind `after_id`, or all."""
     page = {"of_partition_id": partition_id, "after_id": after_id, "count_max": count_max}
-    return [_state_from_row(row) for row in connection.execute(_OF_PARTITION, page)]
+    return [_state_from_row(row) for row in connection.execute(_STATES_OF_PARTITION, page)]
 
 
 def save_producer_states(
@@ -121,10 +195,10 @@ def save_producer_states(
     new = [_row_of(key, state) for key, state in states.items() if key not in known]
     changed = [_change_of(key, state) for key, state in states.items() if key in known]
     if new:
-        connection.execute(_INSERT, new)
+        connection.execute(_INSERT_STATES, new)
     if changed:
         # One that is missed would hide its transaction: nothing would hold the last stable offset, nor tell its end.
-        must_hit_each(connection, _UPDATE, changed)
+        must_hit_each(connection, _UPDATE_STATES, changed)
 
 
 def forget_producers(store: Store, *, before_ms: int, rows_max: int) -> int:
