@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from txnstore.config import STORE_SETTINGS
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.db.schema import SCHEMA_VERSION
-from txnstore.db.settings import change_store_settings
 
 
 def test_info_tells_identity_versions_counts_sizes_and_settings(url, done, answer):

@@ -11,7 +11,7 @@ from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.db.settings import change_store_settings
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 from txnstore.log.topics import create_topic, delete_topic, grow_topic

@@ -16,8 +16,8 @@ from sqlalchemy import event
 
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore.db.opening import open_store
-from txnstore.db.postgresql import wakeup as postgresql_wakeup
-from txnstore.db.postgresql.wakeup import SILENCE_MS
+from txnstore.db.postgresql import connections as postgresql_connections
+from txnstore.db.postgresql.connections import SILENCE_MS
 from txnstore.db.sqlite import connections as sqlite_connections
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
@@ -249,7 +249,7 @@ def test_without_a_connection_to_listen_on_a_reader_looks_again_and_again(proxie
         assert time.monotonic() - start < 5
         assert not waiter.wait(1)
         proxy.accept_connections()
-        monkeypatch.setattr(postgresql_wakeup, "RELISTEN_SECONDS", 0)
+        monkeypatch.setattr(postgresql_connections, "RELISTEN_SECONDS", 0)
         waiter._listen_again = 0
         until(lambda: waiter.wait(1_000) and waiter._connection is not None)
         settle(waiter)
@@ -404,7 +404,7 @@ def test_a_reader_that_waits_for_nothing_costs_less_than_a_hundredth_of_a_proces
 def test_a_reader_that_cannot_listen_is_cheap_as_well(proxied, proxy, postgresql):
     proxy.refuse_connections()
     with closing(proxied.store.waiter()) as waiter:
-        while waiter._pause_ms < postgresql_wakeup.LOOK_LAST_MS:
+        while waiter._pause_ms < postgresql_connections.LOOK_LAST_MS:
             waiter.wait(1_000)
             postgresql.next_offset()
         assert cost_of_waiting(waiter, postgresql.next_offset) < 0.01

@@ -7,8 +7,8 @@ import uuid
 import pytest
 from sqlalchemy import event, select
 
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import groups
-from txnstore.db.settings import change_store_settings
 from txnstore.groups import coordinator
 from txnstore.groups.expiration import OFFSETS_AT_ONCE, expire_offsets, expire_silent_members
 from txnstore.groups.group import MemberDetails, Report

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, select, update
 
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
-from txnstore.db.settings import change_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import (
     FencedInstance,

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event, func, insert, select, text
 
-from txnstore.db.portions import write_portion
 from txnstore.db.schema import (
     deleted_partitions,
     group_members,
@@ -22,6 +21,7 @@ from txnstore.db.schema import (
     transaction_log,
     transactions,
 )
+from txnstore.db.statements import write_portion
 from txnstore.errors import StoreBusy
 from txnstore.groups.expiration import expire_silent_members
 from txnstore.groups.offsets import commit_offsets, read_offsets

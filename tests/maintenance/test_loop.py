@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from txnstore.config import STORE_SETTINGS
-from txnstore.db.settings import change_store_settings
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.errors import StoreUnavailable
 from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, REMOVE_INTERVAL, MaintenanceDuty
 from txnstore.maintenance.loop import LOOK_AGAIN_SECONDS, Maintenance

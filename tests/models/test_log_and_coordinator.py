@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import Connection, event, update
 
 from tests.models.model import LAST_EPOCH, Batch, Model, Refused
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import transactions
-from txnstore.db.settings import change_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.groups.offsets import commit_offsets, read_offsets

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.clients.steps import create_topic, error_of, read_to_end, values
 from txnstore import Outcome, Producer, outcome
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
-from txnstore.db.settings import change_store_settings
 from txnstore.errors import OutcomeUnknown
 from txnstore.transactions.coordinator import TransactionCoordinator
 

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from tests.outbox.steps import records, refusals, values, waiting
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.db.schema import databases, outbox, outbox_sequencers, partitions
-from txnstore.db.settings import change_store_settings
 from txnstore.log import topics
 from txnstore.log.append import append
 from txnstore.log.outbox import rows as outbox_rows

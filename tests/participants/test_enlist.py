@@ -439,7 +439,7 @@ def test_what_cannot_take_part_is_refused_at_once_and_the_transaction_goes_on(
 
 def test_a_transaction_with_branches_is_not_prepared_for_somebody_else(txnstore_sqlite_url, drivers, tables, name):
     with open_store(txnstore_sqlite_url) as store:
-        from txnstore.db.settings import change_store_settings
+        from txnstore.db.cluster.catalogue import change_store_settings
 
         setting = {"transaction.two.phase.commit.enable": "true"}
         store.write(lambda connection: change_store_settings(connection, setting))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests.plans.big_store import ABORTED, COPIES, OPEN_OFFSET, OPEN_PRODUCER_ID, PRODUCERS, TRANSACTIONS, BigStore
 from tests.plans.measuring import Touched, measured
-from txnstore.cli.consume import Start, StartKind, read_positions
+from txnstore.cli.consume import ReadingStart, StartKind, read_positions
 from txnstore.cli.program import app
 from txnstore.cli.timeline import read_timeline
 from txnstore.db.schema import record_batches
@@ -46,7 +46,7 @@ def _last_records(big: BigStore, connection: Connection) -> None:
             connection,
             big.topic,
             None,
-            Start(StartKind.LAST, count),
+            ReadingStart(StartKind.LAST, count),
             COMMITTED,
         )
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
-from txnstore.db.settings import change_store_settings
 from txnstore.errors import TxnStoreError
 from txnstore.log.append import Append
 from txnstore.log.codec import encode

@@ -48,9 +48,9 @@ from tests.processes.upkeep_programs import (
     write_in_transactions,
 )
 from tests.tools.workload import Job
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.db.schema import group_offsets, producer_states, transaction_log, transactions
-from txnstore.db.settings import change_store_settings
 from txnstore.db.store import Store
 from txnstore.groups.offsets import read_offsets
 from txnstore.log.bounds import read_bounds

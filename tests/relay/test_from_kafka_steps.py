@@ -21,7 +21,7 @@ from txnstore.log.append import append as append_records
 from txnstore.log.topics import get_topic
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka
-from txnstore.relay.options import OnGap, RelayOptions, Start
+from txnstore.relay.options import OnGap, RelayOptions, RelayStart
 
 
 class Place(NamedTuple):
@@ -148,9 +148,9 @@ def test_an_answer_that_is_lost_is_found_out(store, stand_in, monkeypatch, took_
 def test_it_begins_where_it_is_told_to_and_only_the_first_time(store, stand_in):
     stand_in.side.create("shop", 1)
     stand_in.side.send("shop", numbered(3))
-    assert copy(store, stand_in.cluster(), start=Start.LATEST) == 0
+    assert copy(store, stand_in.cluster(), start=RelayStart.LATEST) == 0
     stand_in.side.send("shop", numbered(2, 3))
-    assert copy(store, stand_in.cluster(), start=Start.LATEST) == 2
+    assert copy(store, stand_in.cluster(), start=RelayStart.LATEST) == 2
     assert read(store, "shop") == {0: numbered(2, 3)}
 
 

@@ -13,9 +13,9 @@ from tests.relay.store_side import begin, make_topic, numbered, put, read, ship
 from tests.tools.crashes import Crash, When
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
-from txnstore.db.server_time import server_now_ms
+from txnstore.db.statements import server_now_ms
 from txnstore.relay.errors import RelayFailed
-from txnstore.relay.options import OnGap, Start
+from txnstore.relay.options import OnGap, RelayStart
 
 NULLS = [
     Sent(None, None),
@@ -80,9 +80,9 @@ def test_a_death_at_each_call_loses_nothing_and_repeats_nothing(txnstore_sqlite_
 def test_it_begins_where_it_is_told_to_and_only_the_first_time(store, stand_in):
     make_topic(store, "shop")
     put(store, "shop", numbered(3))
-    assert ship(store, stand_in.cluster(), start=Start.LATEST) == 0
+    assert ship(store, stand_in.cluster(), start=RelayStart.LATEST) == 0
     put(store, "shop", numbered(2, 3))
-    assert ship(store, stand_in.cluster(), start=Start.LATEST) == 2
+    assert ship(store, stand_in.cluster(), start=RelayStart.LATEST) == 2
     assert stand_in.side.read("shop") == {0: numbered(2, 3)}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import finished_transactions, record_batches, transaction_log, transactions
-from txnstore.db.settings import change_store_settings
 from txnstore.db.store import Store
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
 from txnstore.log.append import Append, Appended

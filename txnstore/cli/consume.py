@@ -70,7 +70,7 @@ class StartKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ReadingStart:
     """Where a reading begins, in every partition."""
 
     kind: StartKind
@@ -104,7 +104,7 @@ def read_positions(  # noqa: PLR0917 - where, and what
     connection: Connection,
     topic: str,
     numbers: Sequence[int] | None,
-    start: Start,
+    start: ReadingStart,
     isolation: IsolationLevel,
 ) -> Positions:
     """Return where a reading of these partitions, or of all, begins and ends.
@@ -134,7 +134,9 @@ def read_positions(  # noqa: PLR0917 - where, and what
     )
 
 
-def _start_offset(connection: Connection, name: str, bounds: Bounds, start: Start, isolation: IsolationLevel) -> int:
+def _start_offset(
+    connection: Connection, name: str, bounds: Bounds, start: ReadingStart, isolation: IsolationLevel
+) -> int:
     end = bounds.end(isolation)
     if start.kind is StartKind.BEGINNING:
         return bounds.log_start_offset
@@ -251,7 +253,7 @@ def consume(
     print_record = print_json if as_json else _printer(format_)
     level = IsolationLevel[isolation.name]
     with opened(url, schema) as cluster:
-        where = start or Start(StartKind.END if follow else StartKind.BEGINNING)
+        where = start or ReadingStart(StartKind.END if follow else StartKind.BEGINNING)
 
         def look(connection: Connection) -> Positions:
             read = reads_at_leaders(cluster, cluster.controller, connection)
@@ -385,16 +387,16 @@ class _Reading:
         return {number for number, offset in start.items() if offset < self._positions.end[number]}
 
 
-def _start(*, from_beginning: bool, offset: str | None, since: int | None) -> Start | None:
+def _start(*, from_beginning: bool, offset: str | None, since: int | None) -> ReadingStart | None:
     """Return where the user wants to begin; None: wherever is usual."""
     if from_beginning + (offset is not None) + (since is not None) > 1:
         raise typer.BadParameter("begin at one place only: --from-beginning, --offset or --since")
     if from_beginning or offset == "beginning":
-        return Start(StartKind.BEGINNING)
+        return ReadingStart(StartKind.BEGINNING)
     if offset == "end":
-        return Start(StartKind.END)
+        return ReadingStart(StartKind.END)
     if since is not None:
-        return Start(StartKind.TIME, since)
+        return ReadingStart(StartKind.TIME, since)
     if offset is None:
         return None
     if not _OFFSET.fullmatch(offset):
@@ -402,7 +404,7 @@ def _start(*, from_beginning: bool, offset: str | None, since: int | None) -> St
             f"{offset[:40]!r} is not an offset: give N, -N, beginning or end", param_hint="--offset"
         )
     number = int(offset)
-    return Start(StartKind.LAST, -number) if offset.startswith("-") else Start(StartKind.OFFSET, number)
+    return ReadingStart(StartKind.LAST, -number) if offset.startswith("-") else ReadingStart(StartKind.OFFSET, number)
 
 
 def _printer(format_: str) -> Print:

@@ -12,6 +12,7 @@ from txnstore.cli.output import Column, say, show_facts, show_json, show_rows, s
 from txnstore.clients.brokers import broker_id_of
 from txnstore.clients.model.metadata import version
 from txnstore.config import STORE_SETTINGS
+from txnstore.db.cluster.catalogue import read_store_config
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import (
@@ -25,7 +26,6 @@ from txnstore.db.schema import (
     topics,
     transactions,
 )
-from txnstore.db.settings import read_store_config
 from txnstore.db.store import Store
 from txnstore.transactions.states import DECIDED, TransactionState
 

@@ -19,7 +19,7 @@ from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.kafka_cluster import KafkaCluster
-from txnstore.relay.options import OnGap, RelayOptions, Start
+from txnstore.relay.options import OnGap, RelayOptions, RelayStart
 from txnstore.relay.outbox_loop import outbox_beside, relay_outbox
 from txnstore.relay.to_kafka import ToKafka
 
@@ -61,8 +61,8 @@ def relay(
         ),
     ] = None,
     start: Annotated[
-        Start, typer.Option("--start", help="Where to begin in a partition that this relay has not read yet.")
-    ] = Start.EARLIEST,
+        RelayStart, typer.Option("--start", help="Where to begin in a partition that this relay has not read yet.")
+    ] = RelayStart.EARLIEST,
     on_gap: Annotated[
         OnGap,
         typer.Option("--on-gap", help="If records were deleted before they were copied: stop, or go on after them."),

@@ -77,7 +77,7 @@ class Mark(enum.Enum):
 
 
 @dataclass(slots=True)
-class Lane:
+class TimelineLane:
     """The records of one transaction and its marker; or all those without one."""
 
     name: str
@@ -103,7 +103,7 @@ class Timeline:
     end_offset: int
     """Behind the last offset that is shown."""
 
-    lanes: list[Lane]
+    lanes: list[TimelineLane]
     pointers: list[Pointer]
 
     def as_json(self) -> dict[str, Any]:
@@ -152,15 +152,15 @@ def _of(partition_id: int) -> dict[str, int]:
     return {"of_partition_id": partition_id}
 
 
-def _lanes(connection: Connection, partition_id: int, first: int, end: int) -> list[Lane]:
+def _lanes(connection: Connection, partition_id: int, first: int, end: int) -> list[TimelineLane]:
     stretch = {**_of(partition_id), "from_offset": first, "end_offset": end}
     batches = connection.execute(_BATCHES, stretch).all()
     producers = sorted({(row.producer_id, row.producer_epoch) for row in batches if row.is_transactional})
     rows = connection.execute(_FINISHED, {**stretch, "producers": producers}).all()
     finished = {(row.producer_id, row.producer_epoch): row for row in rows}
     names = _names(connection, {row.producer_id for row in batches} | {producer_id for producer_id, _ in finished})
-    plain = Lane("no transaction", "")
-    lanes: dict[tuple[int, int], Lane] = {}
+    plain = TimelineLane("no transaction", "")
+    lanes: dict[tuple[int, int], TimelineLane] = {}
     for row in batches:
         offsets = range(max(row.base_offset, first), min(row.last_offset + 1, end))
         if not row.is_transactional:
@@ -180,15 +180,15 @@ def _lanes(connection: Connection, partition_id: int, first: int, end: int) -> l
 
 
 def _lane_of(
-    lanes: dict[tuple[int, int], Lane],
+    lanes: dict[tuple[int, int], TimelineLane],
     key: tuple[int, int],
     names: Mapping[int, str],
     outcome: ControlType | None,
-) -> Lane:
+) -> TimelineLane:
     if key not in lanes:
         marks = {ControlType.COMMIT: Mark.COMMITTED, ControlType.ABORT: Mark.ABORTED, None: Mark.OPEN}
         name = f"{names[key[0]]} {key[0]}:{key[1]}" if key[0] in names else f"{key[0]}:{key[1]}"
-        lanes[key] = Lane(name, marks[outcome].value)
+        lanes[key] = TimelineLane(name, marks[outcome].value)
     return lanes[key]
 
 
@@ -331,7 +331,7 @@ def _label(name: str, width: int) -> str:
     return (name if len(name) <= width else name[: width - 1] + "~").ljust(width) + "  "
 
 
-def _lane_line(timeline: Timeline, lane: Lane, width: int, plain: int) -> Text:
+def _lane_line(timeline: Timeline, lane: TimelineLane, width: int, plain: int) -> Text:
     room = width - len(lane.outcome) - 2 if lane.outcome else width
     name = printable(lane.name)
     name = name if len(name) <= room else name[: room - 1] + "~"
@@ -412,7 +412,7 @@ def _svg_ruler(timeline: Timeline) -> Iterator[str]:
             yield f'<line x1="{x}" y1="{_SVG_TOP - 12}" x2="{x}" y2="{_SVG_TOP - 4}" stroke="#9ca3af"/>'
 
 
-def _svg_lane(timeline: Timeline, lane: Lane, y: int) -> Iterator[str]:
+def _svg_lane(timeline: Timeline, lane: TimelineLane, y: int) -> Iterator[str]:
     yield _svg_text(_SVG_MARGIN, y + 12, f"{_svg_name(lane.name)} {lane.outcome}".rstrip())
     for offset, mark in sorted(lane.marks.items()):
         x = _svg_x(timeline, offset)

@@ -24,10 +24,10 @@ from txnstore.cli.output import (
 )
 from txnstore.clients.admin.configs import known_topic_config
 from txnstore.clients.brokers import reads_at_leaders
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import partition_heads, partitions, producer_states, record_batches, topics
-from txnstore.db.settings import read_store_settings
 from txnstore.errors import TopicAlreadyExists
 from txnstore.log.bounds import read_bounds
 from txnstore.log.cluster_topics import refuse_if_in_use

@@ -15,8 +15,8 @@ from txnstore.clients.brokers import BROKER_ID, broker_id_of, brokers_metadata
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.model.errors import kafka_error_of
 from txnstore.clients.model.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.membership import CONTROLLER_ID
-from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, InvalidTopic, TxnStoreError, UnknownTopicOrPartition
 from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topics, list_topics

@@ -25,8 +25,8 @@ from txnstore.db.schema import (
     metadata,
     stores,
 )
-from txnstore.db.server_time import server_now_ms
 from txnstore.db.sqlite.backend import SQLiteBackend
+from txnstore.db.statements import server_now_ms
 from txnstore.db.store import Store
 from txnstore.db.url import parse_url
 from txnstore.errors import (

@@ -22,9 +22,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from txnstore.clock import Clock
-from txnstore.db.backend import Access, Backend, Limits, Stage
+from txnstore.db.backend import Access, Announcer, Backend, Limits, Stage, Waiter
 from txnstore.db.url import DatabaseUrl
-from txnstore.db.waiting import Announcer, Waiter
 from txnstore.errors import (
     NotCoordinator,
     StoreBusy,

@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, delete, exists, or_, select
 
-from txnstore.db.portions import ROWS_AT_ONCE, write_portion
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.schema import TEN_SECONDS_MS, group_members, group_offsets, groups, pending_group_offsets
-from txnstore.db.server_time import server_now_ms
-from txnstore.db.settings import read_store_settings
+from txnstore.db.statements import ROWS_AT_ONCE, server_now_ms, write_portion
 from txnstore.db.store import Store
 from txnstore.groups import coordinator
 from txnstore.groups.rows import lock_group

@@ -12,11 +12,10 @@ from sqlalchemy import BindParameter, Connection, Executable, Table, bindparam, 
 from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.membership import check_lives_here
-from txnstore.db.portions import chunks
 from txnstore.db.schema import group_members, group_offsets, groups, partitions, pending_group_offsets
-from txnstore.db.server_time import server_now_ms
-from txnstore.db.settings import read_store_settings
+from txnstore.db.statements import chunks, server_now_ms
 from txnstore.errors import IllegalGeneration, InvalidRequest, UnknownTopicOrPartition, UnstableOffsetCommit
 from txnstore.groups.commit_rules import (
     CommittingMember,

@@ -14,9 +14,8 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, delete, exists, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.db.portions import ROWS_AT_ONCE, chunks, write_portion
 from txnstore.db.schema import MINUTE_MS, offset_producers, pending_group_offsets
-from txnstore.db.server_time import server_now_ms
+from txnstore.db.statements import ROWS_AT_ONCE, chunks, server_now_ms, write_portion
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch
 from txnstore.groups.offsets import add_pending_offsets, finish_pending_offsets

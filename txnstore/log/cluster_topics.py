@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from txnstore.db import settings
+from txnstore.db.cluster import catalogue as settings
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.membership import CONTROLLER_ID, read_databases
 from txnstore.db.store import Store

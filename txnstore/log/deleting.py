@@ -38,8 +38,6 @@ from sqlalchemy import (
     update,
 )
 
-from txnstore.db.portions import LISTED_MAX, ROWS_AT_ONCE, chunks, write_portion
-from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import (
     deleted_partitions,
     finished_transactions,
@@ -48,6 +46,7 @@ from txnstore.db.schema import (
     producer_states,
     record_batches,
 )
+from txnstore.db.statements import LISTED_MAX, ROWS_AT_ONCE, chunks, must_hit, write_portion
 from txnstore.db.store import Store
 from txnstore.db.types import Int64, String
 from txnstore.errors import OffsetOutOfRange, TxnStoreError

@@ -11,10 +11,8 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, union_all, update
 
-from txnstore.db.portions import LISTED_MAX, ROWS_AT_ONCE, chunks, write_portion
-from txnstore.db.row_counts import must_hit_each
 from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores
-from txnstore.db.server_time import server_now_ms
+from txnstore.db.statements import LISTED_MAX, ROWS_AT_ONCE, chunks, must_hit_each, server_now_ms, write_portion
 from txnstore.db.store import Store
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.sequences import ProducerInPartition, RecentBatch

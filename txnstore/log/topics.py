@@ -14,10 +14,8 @@ from sqlalchemy import Connection, Select, bindparam, delete, func, insert, sele
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.config import TOPIC_SETTINGS, Settings, check_setting_name, check_topic_config, setting_text
-from txnstore.db.cluster.catalogue import forget_partitions, lock_heads_of, new_head
+from txnstore.db.cluster.catalogue import forget_partitions, lock_heads_of, new_head, read_store_settings
 from txnstore.db.cluster.membership import CONTROLLER_ID, Database, hash_of_name, lock_catalogue, read_databases
-from txnstore.db.portions import chunks
-from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import (
     partition_heads,
     partitions,
@@ -26,8 +24,7 @@ from txnstore.db.schema import (
     transaction_partitions,
     transaction_writer_partitions,
 )
-from txnstore.db.server_time import server_now_ms
-from txnstore.db.settings import read_store_settings
+from txnstore.db.statements import chunks, must_hit, server_now_ms
 from txnstore.errors import (
     InvalidConfiguration,
     InvalidPartitions,

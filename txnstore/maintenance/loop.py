@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from txnstore.config import STORE_SETTINGS, Settings
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.settings import read_store_settings
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.maintenance.duties import DUTIES, MaintenanceDuty

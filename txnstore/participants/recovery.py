@@ -26,7 +26,7 @@ from txnstore.db.postgresql.branches import (
     list_prepared,
     look_at_database,
 )
-from txnstore.db.postgresql.connection import PostgreSQLConnection
+from txnstore.db.postgresql.connections import PostgreSQLConnection
 from txnstore.db.postgresql.exchange import Answer, AnswerKind
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url

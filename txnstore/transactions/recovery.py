@@ -21,9 +21,9 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import BindParameter, Connection, bindparam, delete, select, union_all
 
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster, Locality, several
 from txnstore.db.cluster.membership import coordinator_of_producer
-from txnstore.db.portions import ROWS_AT_ONCE, chunks, write_portion
 from txnstore.db.schema import (
     MINUTE_MS,
     pending_group_offsets,
@@ -34,8 +34,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.server_time import server_now_ms
-from txnstore.db.settings import read_store_settings
+from txnstore.db.statements import ROWS_AT_ONCE, chunks, server_now_ms, write_portion
 from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerEpoch,

@@ -12,8 +12,6 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, bindparam, delete, insert, literal, null, select, union_all, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.db.portions import chunks
-from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import (
     pending_markers,
     transaction_branches,
@@ -24,7 +22,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.server_time import server_now_ms
+from txnstore.db.statements import chunks, must_hit, server_now_ms
 from txnstore.db.types import Flag, Int64
 from txnstore.errors import InvalidRequest
 from txnstore.log.append import Marker

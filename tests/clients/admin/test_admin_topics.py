@@ -9,8 +9,8 @@ import pytest
 
 from txnstore import KafkaError, KafkaException, TopicCollection
 from txnstore.admin import AdminClient, NewPartitions, NewTopic
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
-from txnstore.db.settings import change_store_settings
 from txnstore.log.topics import get_topic, list_topics
 
 PATIENCE_SECONDS = 30

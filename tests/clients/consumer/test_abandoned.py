@@ -17,7 +17,7 @@ from txnstore.clients import overdue_help
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, WRITER_ASKS_SECONDS, OverdueHelp, WriterHelp
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.server_time import server_now_ms
+from txnstore.db.statements import server_now_ms
 from txnstore.log.bounds import read_bounds
 from txnstore.transactions.rows import read_row
 from txnstore.transactions.states import TransactionState

@@ -7,7 +7,7 @@ import sqlalchemy
 from tests.clients.steps import read_to_end, values
 from tests.tools.readmes import block_of
 from txnstore import Producer
-from txnstore.db.settings import change_store_settings
+from txnstore.db.cluster.catalogue import change_store_settings
 
 
 def run(heading, **names):

@@ -14,8 +14,8 @@ from tests.tools.killed_children import every_kill
 from txnstore import KafkaError, KafkaException, Outcome, PreparedTxnState, Producer, TopicPartition, outcome
 from txnstore.admin import AdminClient
 from txnstore.clients.producer import transactions
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
-from txnstore.db.settings import change_store_settings
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
 TOPIC = "orders"

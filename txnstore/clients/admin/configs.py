@@ -13,8 +13,8 @@ from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.brokers import BROKER_ID
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting, check_setting_name
+from txnstore.db.cluster.catalogue import change_store_settings, read_store_config
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.settings import change_store_settings, read_store_config
 from txnstore.errors import InvalidConfiguration
 from txnstore.log.topics import change_topic_configs, get_topic, lock_topic_configs
 

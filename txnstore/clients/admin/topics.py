@@ -15,8 +15,8 @@ from txnstore.clients.admin.configs import known_topic_config
 from txnstore.clients.brokers import BROKER_ID, broker_nodes, broker_of
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.metadata import Node, TopicCollection, TopicPartitionInfo, Uuid
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.settings import read_store_settings
 from txnstore.log.deleting import purge_soon
 from txnstore.log.topics import (
     PARTITIONS_MAX,

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from txnstore.clients.admin.configs import ResourceType
 from txnstore.clients.admin.groups import member_of
 from txnstore.clients.model.errors import KafkaError, KafkaException
-from txnstore.clients.model.metadata import ElectionType
+from txnstore.clients.model.metadata import ElectionType, OrderedEnum
 from txnstore.clients.model.topic_partition import TopicPartition
 
 Item = TypeVar("Item")
@@ -26,14 +26,7 @@ SASL: Final = "there is no SASL: user and password are in the URL of the databas
 ELECTIONS: Final = "there are no elections: the database is the leader of every partition"
 
 
-class _Ordered(enum.Enum):
-    """An enumeration whose members are ordered by their numbers, which are Kafka's."""
-
-    def __lt__(self, other: object) -> bool:
-        return bool(self.value < other.value) if isinstance(other, type(self)) else NotImplemented
-
-
-class ResourcePatternType(_Ordered):
+class ResourcePatternType(OrderedEnum):
     """How the name of a resource in an ACL is meant."""
 
     UNKNOWN = 0
@@ -43,7 +36,7 @@ class ResourcePatternType(_Ordered):
     PREFIXED = 4
 
 
-class AclOperation(_Ordered):
+class AclOperation(OrderedEnum):
     """What an ACL is about."""
 
     UNKNOWN = 0
@@ -61,7 +54,7 @@ class AclOperation(_Ordered):
     IDEMPOTENT_WRITE = 12
 
 
-class AclPermissionType(_Ordered):
+class AclPermissionType(OrderedEnum):
     """What an ACL says about it."""
 
     UNKNOWN = 0
@@ -141,7 +134,7 @@ class AclBindingFilter(AclBinding):
     """Which ACLs are meant: a field that is None or ANY means all."""
 
 
-class ScramMechanism(_Ordered):
+class ScramMechanism(OrderedEnum):
     """How a SCRAM password is hashed."""
 
     UNKNOWN = 0

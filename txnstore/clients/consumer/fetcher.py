@@ -30,8 +30,8 @@ from txnstore.clients.consumer.reader import (
 from txnstore.clients.consumer.subscription import FetchPosition, Subscription, Wanted
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties
+from txnstore.db.backend import Waiter
 from txnstore.db.store import Store
-from txnstore.db.waiting import Waiter
 from txnstore.errors import StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.log.outbox.sequencer import sequence_outbox

@@ -23,10 +23,10 @@ from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_
 from txnstore.clients.model.topic_partition import OFFSET_END, OFFSET_STORED, TopicPartition
 from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.db.backend import Waiter
 from txnstore.db.cluster.cluster import repaired
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.store import Store
-from txnstore.db.waiting import Waiter
 from txnstore.errors import (
     CorruptBatch,
     InvalidTopic,

@@ -232,14 +232,14 @@ class Uuid:
         return (self._most, self._least) == (other._most, other._least)
 
 
-class _Ordered(enum.Enum):
+class OrderedEnum(enum.Enum):
     """An enumeration whose members are ordered by their numbers, which are Kafka's."""
 
     def __lt__(self, other: object) -> bool:
         return bool(self.value < other.value) if isinstance(other, type(self)) else NotImplemented
 
 
-class ConsumerGroupState(_Ordered):
+class ConsumerGroupState(OrderedEnum):
     """What a consumer group is doing."""
 
     UNKNOWN = 0
@@ -252,7 +252,7 @@ class ConsumerGroupState(_Ordered):
     EMPTY = 5
 
 
-class ConsumerGroupType(_Ordered):
+class ConsumerGroupType(OrderedEnum):
     """Which of Kafka's two protocols a consumer group speaks."""
 
     UNKNOWN = 0
@@ -260,7 +260,7 @@ class ConsumerGroupType(_Ordered):
     CLASSIC = 2
 
 
-class ElectionType(_Ordered):
+class ElectionType(OrderedEnum):
     """Which replica is to become the leader; a database has no elections."""
 
     PREFERRED = 0

@@ -13,9 +13,15 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, bindparam, delete, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.db.cluster.membership import CONTROLLER_ID, PRODUCER_ID_BITS, Database, claim, read_databases
-from txnstore.db.portions import chunks
-from txnstore.db.row_counts import must_hit_each
+from txnstore.config import STORE_SETTINGS, Settings, check_setting_name, parse_setting
+from txnstore.db.cluster.membership import (
+    CONTROLLER_ID,
+    PRODUCER_ID_BITS,
+    Database,
+    claim,
+    lock_catalogue,
+    read_databases,
+)
 from txnstore.db.schema import (
     databases,
     deleted_partitions,
@@ -31,6 +37,7 @@ from txnstore.db.schema import (
     transaction_partitions,
     transaction_writer_partitions,
 )
+from txnstore.db.statements import chunks, must_hit_each
 
 #: What is copied, each with the columns that name a row; in the order in which rows come to be.
 COPIED: Final[tuple[tuple[Table, tuple[str, ...]], ...]] = (
@@ -196,3 +203,47 @@ def _make_heads(connection: Connection, catalogue: Catalogue, database_id: int) 
 def new_head(partition_id: int) -> dict[str, int]:
     """Return the row of a partition that nothing was written to."""
     return {"partition_id": partition_id, "log_start_offset": 0, "next_offset": 0, "running_max_timestamp_ms": -1}
+
+
+# --- the store's settings --------------------------------------------------------------------------------------------
+
+_SETTINGS: Final = select(store_configs.c.name, store_configs.c.value)
+_INSERT_SETTING: Final = upsert(store_configs)
+_CHANGE_SETTING: Final = _INSERT_SETTING.on_conflict_do_update(
+    index_elements=[store_configs.c.name], set_={"value": _INSERT_SETTING.excluded.value}
+)
+_RESET_SETTING: Final = delete(store_configs).where(store_configs.c.name == bindparam("of_name"))
+
+
+def read_store_settings(connection: Connection) -> Settings:
+    """Return the store's settings in force.
+
+    Raises:
+        InvalidConfiguration: somebody has written a value into the table that the setting does not take.
+    """
+    return Settings(STORE_SETTINGS, read_store_config(connection))
+
+
+def read_store_config(connection: Connection) -> dict[str, str]:
+    """Return the settings that were set, as text."""
+    return {row.name: row.value for row in connection.execute(_SETTINGS)}
+
+
+def change_store_settings(connection: Connection, changes: Mapping[str, str | None]) -> None:
+    """Set each setting to its text; None gives it its default back.
+
+    Raises:
+        InvalidConfiguration: a name is unknown or a value out of range; nothing was changed.
+        WrongCluster: this is a member of a cluster, and not its controller.
+    """
+    for name, text in changes.items():
+        if text is None:
+            check_setting_name(STORE_SETTINGS, name)
+        else:
+            parse_setting(STORE_SETTINGS, name, text)
+    lock_catalogue(connection)
+    for name, text in changes.items():
+        if text is None:
+            connection.execute(_RESET_SETTING, {"of_name": name})
+        else:
+            connection.execute(_CHANGE_SETTING, {"name": name, "value": text})

@@ -30,8 +30,8 @@ from txnstore.db.cluster.members import Members
 from txnstore.db.cluster.membership import CONTROLLER_ID, Database, coordinator_of_name, coordinator_of_producer
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
-from txnstore.db.portions import chunks
 from txnstore.db.schema import partitions
+from txnstore.db.statements import chunks
 from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store
 from txnstore.errors import (
     MissingMember,

@@ -19,8 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, Durability, Limits, Stage
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
-from txnstore.db.postgresql.connection import PostgreSQLConnection
-from txnstore.db.postgresql.wakeup import Announcer, ListenWaiter
+from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     ForeignSchema,
@@ -251,9 +250,9 @@ class PostgreSQLBackend:
         del engine
         return ListenWaiter(lambda: connect_driver(url), channel)
 
-    def announcer(self, url: DatabaseUrl, *, channel: str) -> Announcer:
+    def announcer(self, url: DatabaseUrl, *, channel: str) -> NotifyAnnouncer:
         """Return what tells waiting readers that something was committed."""
-        return Announcer(lambda: connect_driver(url), channel)
+        return NotifyAnnouncer(lambda: connect_driver(url), channel)
 
     def exists(self, url: DatabaseUrl) -> bool:
         """Return True: what is not there shows when connecting."""

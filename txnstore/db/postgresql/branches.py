@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
 
 from txnstore.db.postgresql.backend import IDENTIFY, MAKE_DURABLE, connect_driver, connecting_error
-from txnstore.db.postgresql.connection import PostgreSQLConnection
+from txnstore.db.postgresql.connections import PostgreSQLConnection
 from txnstore.db.postgresql.exchange import Answer, AnswerKind, Statement, exchange
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import InvalidRequest, InvalidUrl, StoreUnavailable

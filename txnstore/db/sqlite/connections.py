@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
-from txnstore.db.waiting import POLL_FIRST_MS, POLL_LAST_MS
+from txnstore.db.backend import POLL_FIRST_MS, POLL_LAST_MS
 from txnstore.errors import StoreClosed
 
 Holder = TypeVar("Holder")

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from sqlalchemy import Connection, Row
 
 from txnstore.config import Settings
-from txnstore.db.settings import read_store_settings
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.errors import InvalidTopic, UnknownTopicOrPartition, UnsupportedCompression, WrongCluster
 from txnstore.log.append import Append
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordColumns, encode_columns

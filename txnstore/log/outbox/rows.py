@@ -12,10 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, delete, exists, func, select, update
 
-from txnstore.db.row_counts import must_hit
 from txnstore.db.schema import databases, outbox, outbox_sequencers, stores
-from txnstore.db.server_time import server_now_ms
 from txnstore.db.sqlite.connections import any_text
+from txnstore.db.statements import must_hit, server_now_ms
 from txnstore.errors import WriteConflict
 
 #: How many rows are in memory at once, and about how many bytes of them.

@@ -1,7 +1,10 @@
-"""The wake-up on PostgreSQL: NOTIFY after the commit tells waiting readers, many commits in one.
+"""Connections to PostgreSQL: given up when the server is silent, and kept for telling readers of commits.
 
-NOTIFY is a statement of its own on a connection of its own: within the appending transaction it would take a
-database-wide lock at commit and forbid PREPARE TRANSACTION.
+The server itself ends what takes too long, and says so.  If it says nothing either, it was stopped, or something on
+the way swallows what is sent and keeps the connection open: no timeout of TCP notices that.
+
+After a commit NOTIFY tells waiting readers, many commits in one.  It is a statement of its own on a connection of its
+own: within the appending transaction it would take a database-wide lock at commit and forbid PREPARE TRANSACTION.
 """
 
 from __future__ import annotations
@@ -13,21 +16,21 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import sql
 
-from txnstore.db.waiting import POLL_FIRST_MS
+from txnstore.db.backend import POLL_FIRST_MS, Limits
 
 _log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 Connect = Callable[[], "psycopg.Connection[Any]"]
 
-#: Connections of the parent process, neither used nor closed here.
-_inherited: Final[list[Any]] = []
-
+#: Until a database transaction says how long its statements may take; LISTEN and NOTIFY take no time.
+ANSWER_TIMEOUT_MS: Final = 10_000
 #: A listener that hears nothing looks by itself after this long: a pooler may have lost its LISTEN.
 SILENCE_MS: Final = 2_000
 #: One that cannot listen looks at last in these intervals: each look is a database transaction.
@@ -36,6 +39,47 @@ LOOK_LAST_MS: Final = 200
 RECONNECT_SECONDS: Final = 0.5
 #: And a listener this long: until then it looks by itself, and a server that is full is not asked all the time.
 RELISTEN_SECONDS: Final = 5.0
+
+#: Connections of the parent process, neither used nor closed here.
+_inherited: Final[list[Any]] = []
+
+
+class PostgreSQLConnection(psycopg.Connection[Any]):
+    """A connection that counts as broken once an answer is overdue."""
+
+    _silence_seconds: float | None = ANSWER_TIMEOUT_MS / 1000
+
+    def expect_answers_within(self, limits: Limits) -> None:
+        """Give up when the server is silent for longer than a statement of these limits can take."""
+        self._silence_seconds = None
+        if limits.statement_timeout_ms > 0:
+            self._silence_seconds = (limits.statement_timeout_ms + limits.answer_timeout_ms) / 1000
+
+    def wait(self, gen: Generator[Any, Any, Result], *arguments: Any, **options: Any) -> Result:
+        """Do what psycopg does to send and receive, and look at the clock whenever nothing comes.
+
+        Raises:
+            psycopg.OperationalError: the connection is given up.
+        """
+        return super().wait(self._bounded(gen), *arguments, **options)
+
+    def _bounded(self, steps: Generator[Any, Any, Result]) -> Generator[Any, Any, Result]:
+        heard = time.monotonic()
+        try:
+            wanted = next(steps)
+            while True:
+                # False at intervals, while the socket is not ready.
+                ready = yield wanted
+                now = time.monotonic()
+                if ready:
+                    heard = now
+                elif self._silence_seconds is not None and now - heard >= self._silence_seconds:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("the server did not answer in time")
+                wanted = steps.send(ready)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def _wake_sockets() -> tuple[socket.socket, socket.socket]:
@@ -151,7 +195,7 @@ class ListenWaiter:
         self._listen()
 
 
-class Announcer:
+class NotifyAnnouncer:
     """Sends notifications from a thread of its own, so that no writer waits for one."""
 
     def __init__(self, connect: Connect, channel: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import delete, func, select
 
-from txnstore.db.row_counts import RowsMissedError
 from txnstore.db.schema import partition_heads, producer_states, record_batches
+from txnstore.db.statements import RowsMissedError
 from txnstore.db.store import Store
 from txnstore.log.append import Append, LockedPartitions, place_all, producers_of
 from txnstore.log.codec import encode
