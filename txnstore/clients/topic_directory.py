@@ -135,7 +135,7 @@ class TopicDirectory:
     def _learn(self, topic: Topic) -> None:
         """Let the cluster know where the partitions live; look at it again if it has grown meanwhile."""
         cluster = self._connection.cluster()
-        if not cluster.is_alone or any(home != CONTROLLER_ID for home in topic.leaders):
+        if not cluster.is_alone or any(leader != CONTROLLER_ID for leader in topic.leaders):
             known = {member.database_id for member in cluster.databases}
             if not known.issuperset(topic.leaders):
                 cluster.refresh()
@@ -264,10 +264,10 @@ def _find(connection: Connection, names: list[str]) -> dict[str, Topic]:
 def _topic_metadata(topic: Topic) -> TopicMetadata:
     metadata = TopicMetadata()
     metadata.topic = topic.name
-    for number, home in enumerate(topic.leaders):
+    for number, leader in enumerate(topic.leaders):
         partition = PartitionMetadata()
         partition.id = number
-        partition.leader = broker_id_of(home)
+        partition.leader = broker_id_of(leader)
         partition.replicas, partition.isrs = [partition.leader], [partition.leader]
         metadata.partitions[number] = partition
     return metadata

@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txnstore.clients.producer.partitioning import PartitionChoice
+from txnstore.clients.producer.queue import PartitionChoice
 from txnstore.errors import InvalidRecord, RecordTooLarge, UnknownTopicOrPartition
 from txnstore.log.append import Append
 from txnstore.log.codec import PackedColumns, encode_packed

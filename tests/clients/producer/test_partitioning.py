@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from txnstore.clients.producer.partitioning import PartitionChoice
+from txnstore.clients.producer.queue import PartitionChoice
 from txnstore.log.partitioners import PARTITIONERS
 
 MANY = 64

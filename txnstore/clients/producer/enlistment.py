@@ -1,38 +1,264 @@
-"""The enlistment of an application's connection: the producer's transaction ends in its database transaction.
+"""What ends with a producer's transaction: an application's connection to the same database, and branches in others.
 
 Once a connection to the same database is enlisted, records and offsets wait for its commit, which the producer makes:
-it runs on the caller's thread, for the connection is his.  If its answer is lost it cannot be repeated, for the other
-rows in it are not ours; so it is asked what became of it.
+it runs on the caller's thread, for the connection is the caller's.  If its answer is lost it cannot be repeated, for
+the other rows in it are the application's; so the store is asked what became of it.  Other PostgreSQL databases vote
+before the transaction commits.  Everything that concerns an application's connection happens while the application
+waits in `commit_transaction()` or `abort_transaction()`; when these return the connection is its own again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
-from txnstore.clients.model.errors import KafkaError, KafkaException
-from txnstore.clients.producer.branches import EnlistedBranches, refused_ending
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
-from txnstore.clients.producer.sender import REQUEST_BYTES_MAX, Sender
+from txnstore.clients.producer.sender import REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
-from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.callers.connections import CallersConnection
 from txnstore.db.callers.enlisted import EnlistedConnection
+from txnstore.db.callers.guards import CallerGuards
 from txnstore.db.callers.on_caller_connection import joined_connection
 from txnstore.db.store import Store
-from txnstore.errors import InvalidRequest, TransactionAbortable, TxnStoreError
+from txnstore.errors import BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
+from txnstore.participants.branches import FINISH_TIMEOUT_MS, Branches
 from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
 
 _S = TransactionStage
+
+#: Ending the branches takes so long at least, whatever is left of the call's own time.
+FINISH_MS_MIN: Final = 500
+#: While a producer is closed, or finished by a newer one.
+_SETTLE_MS: Final = 2_000
+
+#: Why two connections are refused of which one is to SQLite.
+SQLITE_HOLDS: Final = (
+    "a connection to the SQLite file of the log and one to another database cannot be enlisted together: the first"
+    " holds the file's only write lock, and the second has to be made known in it before it may vote; enlist one of"
+    " them, or write to the outbox in the SQLite file"
+)
+
+
+@dataclass(slots=True)
+class _Elsewhere:
+    """A connection to another database."""
+
+    callers: CallersConnection
+    guards: CallerGuards
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its owner has closed or rolled it back, so that the driver's connection may be somebody else's."""
+        return self.guards.was_rolled_back or self.callers.is_given_up
+
+
+class EnlistedBranches:
+    """The connections to other databases that are enlisted in a producer's transaction."""
+
+    def __init__(self, progress: TransactionProgress) -> None:
+        """Begin without any."""
+        self.connections: list[_Elsewhere] = []
+        """The connections that are not their owners' again yet."""
+        self.decided: bool | None = None
+        """What was decided about branches that have not all ended; None: nothing is left of earlier transactions."""
+        self._progress = progress
+        self._branches: Branches | None = None
+        #: Held while branches are being ended: by the call whose they are, or by `close` in another thread.
+        self._ends_branches = threading.Lock()
+
+    @property
+    def are_registered(self) -> bool:
+        """Whether the log's database may know of the branches."""
+        return self._branches is not None and self._branches.is_registered
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether there is something left to do about branches."""
+        return self._branches is not None and self._branches.has_leftovers
+
+    @property
+    def will_vote(self) -> bool:
+        """Whether there is a branch that has to vote before the commit."""
+        return bool(self._branches)
+
+    def enlist(self, callers: CallersConnection) -> None:
+        """Enlist a connection to another database.
+
+        Raises:
+            InvalidRequest: it is to another SQLite file, which cannot vote.
+        """
+        if callers.backend_name == "sqlite":
+            raise InvalidRequest(
+                "this connection is on another SQLite file than the producer's; only one to the same database can be"
+                " enlisted: for others, write to an outbox there"
+            )
+        if any(known.callers.driver is callers.driver for known in self.connections):
+            return
+        if self._branches is None:
+            name, cluster = self._progress.transactional_id, self._progress.sender.session.connection.cluster()
+            self._branches = Branches(cluster.coordinator_of(name), name, cluster)
+        self._branches.enlist(_driver_of(callers))
+        guards = CallerGuards(callers, refused_ending)
+        guards.set()
+        self.connections.append(_Elsewhere(callers, guards))
+
+    # --- voting -----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what sessions of the ORM hold back, and look whether the connections are still their owners'."""
+        for known in self.connections:
+            try:
+                if known.callers.session is not None:
+                    known.callers.session.flush()
+            except SQLAlchemyError as error:
+                reason = f"what an enlisted session had to write was refused ({type(error).__name__})"
+                kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
+                self._progress.fail(kafka_error)
+                raise KafkaException(kafka_error) from error
+        self._notice_losses()
+
+    def vote(self, timeout_ms: int | None = None) -> None:
+        """Let every branch be prepared for the commit."""
+        assert self._branches is not None
+        identity = self._progress.sender.session.identity
+        if timeout_ms is None:
+            self._branches.prepare(identity)
+        else:
+            self._branches.prepare(identity, timeout_ms=timeout_ms)
+
+    def _notice_losses(self) -> None:
+        for known in self.connections:
+            if known.is_lost and self._branches is not None:
+                self._branches.lose(_driver_of(known.callers))
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def finish(self, deadline: float, *, commit: bool) -> None:
+        """End the branches by what the coordinator has decided, and give the connections back."""
+        with self._ends_branches:
+            self._finish_all(deadline, commit=commit)
+
+    def finish_if_ended(self, deadline: float, *, commit: bool) -> bool:
+        """End the branches if the transaction has ended, and only a callback or hook of the application's raised."""
+        if not self.connections or self._progress.stage is not _S.READY:
+            return False
+        self.decided = commit
+        # Of the two errors the application's own is told; what is left here is for recovery.
+        with contextlib.suppress(KafkaException):
+            self.finish(deadline, commit=commit)
+        return True
+
+    def give_up(self, error: BaseException) -> None:
+        """Do what is left to do after an error of the commit, if nothing can come after it."""
+        if isinstance(error, KafkaException):
+            if error.args[0].fatal():
+                self.settle()
+        elif isinstance(error, RuntimeError):
+            # Closed by another thread: what is prepared is recovery's, the rest its owner's.
+            for known in self.connections:
+                known.guards.remove()
+
+    def _finish_all(self, deadline: float, *, commit: bool) -> None:
+        branches = self._branches
+        assert branches is not None
+        self._notice_losses()
+        timeout_ms = min(FINISH_TIMEOUT_MS, max(FINISH_MS_MIN, int(1000 * (deadline - time.monotonic()))))
+        try:
+            if commit:
+                branches.finish(commit=True, timeout_ms=timeout_ms)
+            else:
+                # Somebody else may have aborted it, or only the vote was taken: the coordinator knows.
+                branches.settle(timeout_ms=timeout_ms)
+        except TxnStoreError as error:
+            raise kafka_exception_of(error, retriable=isinstance(error, BranchUnfinished) or None) from error
+        finally:
+            self._give_back(commit=commit)
+        self.leave_to_recovery()
+
+    def _give_back(self, *, commit: bool) -> None:
+        """Let the owners have their connections, on which no database transaction is open; SQLAlchemy is told."""
+        if self._branches is not None:
+            self._branches.release()
+        connections, self.connections = self.connections, []
+        for known in connections:
+            is_lost = known.is_lost
+            known.guards.remove()
+            if is_lost:
+                continue
+            with contextlib.suppress(SQLAlchemyError):
+                _end_in_sqlalchemy(known.callers, commit=commit)
+
+    def settle(self) -> None:
+        """End what can be ended, for this producer will do nothing more."""
+        if not self._ends_branches.acquire(timeout=_SETTLE_MS / 1000):
+            # Another thread is at it, and comes to its end.
+            return
+        try:
+            if self._branches is None or not (self.connections or self._branches):
+                return
+            self._notice_losses()
+            with contextlib.suppress(TxnStoreError):
+                self._branches.settle(timeout_ms=_SETTLE_MS)
+            self._branches.abandon()
+            self._give_back(commit=False)
+            self.decided = None
+        finally:
+            self._ends_branches.release()
+
+    def close(self) -> None:
+        """End what can be ended, for the producer is being closed."""
+        self.settle()
+        if self._branches is not None:
+            self._branches.forget_ended()
+
+    def leave_to_recovery(self) -> None:
+        """Do nothing more about branches that have not ended: the transaction after them begins."""
+        if self._branches:
+            self._branches.abandon()
+        self.decided = None
+
+
+def _driver_of(callers: CallersConnection) -> Any:
+    return getattr(callers.driver, "driver_connection", callers.driver)
+
+
+def _end_in_sqlalchemy(callers: CallersConnection, *, commit: bool) -> None:
+    """Let SQLAlchemy's own objects see the end; at the driver nothing is open, and nothing is sent."""
+    if callers.session is not None:
+        if commit:
+            callers.session.commit()
+        else:
+            callers.session.rollback()
+    transaction = callers.owner.get_transaction() if callers.owner is not None and not callers.owner.closed else None
+    if transaction is not None:
+        if commit:
+            transaction.commit()
+        else:
+            transaction.rollback()
+
+
+def refused_ending(ending: str) -> KafkaException:
+    """Return what an enlisted connection's own `commit()` and `rollback()` raise."""
+    verb, call = ("commits", "commit_transaction()") if ending == "commit" else ("rolls back", "abort_transaction()")
+    reason = (
+        f"{ending}() of a connection that is enlisted in a producer's transaction is refused: the producer {verb} it"
+        f" with its own, by {call}"
+    )
+    return KafkaException(KafkaError(KafkaError._STATE, reason))
+
+
 _C = TransactionCall
 
 #: How long the COMMIT itself is repeated while SQLite is busy, whatever the timeout of the call.
@@ -79,27 +305,14 @@ class _Enlisted:
 class Enlistment:
     """The connection of an application in which a producer's transaction ends, if one is enlisted."""
 
-    def __init__(  # noqa: PLR0917 - what it works with
-        self,
-        transactional_id: str,
-        timeout_ms: int,
-        progress: TransactionProgress,
-        offsets: TransactionOffsets,
-        branches: EnlistedBranches,
-        sender: Sender,
-        directory: TopicDirectory,
-        serve_reports: Callable[[], object],
-    ) -> None:
+    def __init__(self, progress: TransactionProgress, offsets: TransactionOffsets, branches: EnlistedBranches) -> None:
         """Begin without a connection; `branches` vote before its COMMIT."""
-        self._transactional_id = transactional_id
-        self._longest_seconds = timeout_ms / 1000
         self._progress = progress
         self._changed = progress.changed
         self._offsets = offsets
         self._branches = branches
-        self._sender = sender
-        self._directory = directory
-        self._serve_reports = serve_reports
+        self._sender = progress.sender
+        self._directory = progress.directory
         self._enlisted: _Enlisted | None = None
         self._ending: _Ending | None = None
         # After a fatal error the producer is finished; the connection is not, and its owner has to roll it back.
@@ -125,12 +338,12 @@ class Enlistment:
     def commit(self, timeout_seconds: float, writers: Collection[int] | None) -> None:
         """Commit the transaction with the connection, on this thread."""
         self._progress.check_writers(writers)
-        bounded = timeout_seconds if 0 <= timeout_seconds <= self._longest_seconds else self._longest_seconds
+        deadline = time.monotonic() + self._progress.bounded(timeout_seconds)
         hook_error: Exception | None = None
         with self._progress.in_call(_C.COMMIT):
             is_done = False
             try:
-                hook_error = self._commit_enlisted(time.monotonic() + bounded, writers)
+                hook_error = self._commit_enlisted(deadline, writers)
                 is_done = True
             except BaseException as error:
                 if not isinstance(error, Exception):
@@ -138,7 +351,7 @@ class Enlistment:
                 raise
             finally:
                 try:
-                    self._serve_reports()
+                    self._progress.serve_reports()
                 finally:
                     if is_done:
                         with self._changed:
@@ -183,7 +396,7 @@ class Enlistment:
         hold = self._progress.submit(partial(self._hold_work, size_bytes_max))
         taken = EnlistedConnection(store, callers, refused_ending)
         try:
-            self._progress.wait(hold, timeout_seconds, self._longest_seconds, resumable=False)
+            self._progress.wait(hold, self._progress.bounded(timeout_seconds), resumable=False)
             taken.take()
             self._enlisted = _Enlisted(taken, store)
         except BaseException:
@@ -224,8 +437,7 @@ class Enlistment:
         return ending.hook_error
 
     def _wait_until(self, work: Any, deadline: float) -> Any:
-        left_seconds = max(0.0, deadline - time.monotonic())
-        return self._progress.wait(work, left_seconds, self._longest_seconds, resumable=True)
+        return self._progress.wait(work, max(0.0, deadline - time.monotonic()), resumable=True)
 
     def _begin_ending(self, enlisted: _Enlisted, writers: Collection[int] | None) -> _Ending:
         try:
@@ -303,7 +515,7 @@ class Enlistment:
         if self._branches.will_vote:
             self._let_branches_vote(enlisted, ending, deadline)
         ending.request = EndRequest(
-            self._transactional_id,
+            self._progress.transactional_id,
             self._sender.session.identity,
             [item for request in ending.requests for item in request.appends],
             self._offsets.waiting,

@@ -36,9 +36,8 @@ from txnstore.clients.producer.arguments import (
     whole_number,
     writer_ids_of,
 )
-from txnstore.clients.producer.partitioning import PartitionChoice, UnassignedTopics
 from txnstore.clients.producer.progress import CLOSED_TEXT, TransactionProgress
-from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback, make_queue
+from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback, UnassignedTopics, make_queue
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, make_session
 from txnstore.clients.producer.sender import Sender
 from txnstore.clients.producer.state import TransactionStage
@@ -99,11 +98,8 @@ class Producer:
         self._configuration = configuration = configuration.without(*names)
         # Short tries: the sender looks between them whether what it tries is still wanted.
         self._connection = connection = StoreConnection(configuration, limits=Limits(retry_timeout_ms=TRY_TIMEOUT_MS))
-        self._accumulator, self._reports = make_queue(configuration, callbacks.weakly("on_delivery"))
+        self._accumulator, self._reports, self._choice = make_queue(configuration, callbacks.weakly("on_delivery"))
         self._changed = changed = self._accumulator.changed
-        self._choice = PartitionChoice(
-            configuration["partitioner"], sticky_seconds=configuration["sticky.partitioning.linger.ms"] / 1000
-        )
         self._directory = TopicDirectory(
             connection,
             refresh_ms=configuration["topic.metadata.refresh.interval.ms"],
@@ -145,7 +141,7 @@ class Producer:
             self._progress = self._writer = TransactionWriterClient(changed, self._sender, self._reports.serve_reports)
         elif configuration["transactional.id"]:
             self._transactions, self._progress = make_transactions(
-                configuration, changed, self._sender, self._directory, self._reports.serve_reports
+                configuration, self._sender, self._directory, self._reports.serve_reports
             )
         #: What tells an idle application of a database that is away, if it wants to hear of it.
         self._look: DatabaseLook | None = None
@@ -443,7 +439,7 @@ class Producer:
         """Commit the prepared transaction if it is the one that is remembered as `state`, else abort it (KIP-939).
 
         Raises:
-            ValueError: the text is none that `prepare_transaction` returned.
+            ValueError: the text is not one that `prepare_transaction` returned.
             KafkaException: INVALID_TXN_STATE: nothing is prepared; and as `commit_transaction`, `abort_transaction`.
         """
         transactions = self._transactional()

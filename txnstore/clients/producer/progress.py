@@ -6,18 +6,16 @@ background, and the same call takes it up again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
-from txnstore.clients.producer.sender import Sender
 from txnstore.clients.producer.state import (
     ALLOWED_IN,
     BETWEEN_CALLS,
@@ -27,8 +25,7 @@ from txnstore.clients.producer.state import (
     TransactionStage,
     transaction_error_of,
 )
-from txnstore.clients.producer.thread import DelayedJob, SenderStopped
-from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.cluster.cluster import repaired
 from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import check_committer
@@ -36,6 +33,11 @@ from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.tokens import PreparedTxnState
+
+if TYPE_CHECKING:
+    from txnstore.clients.producer.sender import Sender
+    from txnstore.clients.producer.thread import DelayedJob
+    from txnstore.clients.topic_directory import TopicDirectory
 
 Result = TypeVar("Result")
 
@@ -48,10 +50,27 @@ class TransactionProgress:
     """How far the transactions of one producer are; hears of deliveries as the sender's listener."""
 
     def __init__(
-        self, changed: threading.Condition, sender: Sender, directory: TopicDirectory, delayed: DelayedJob
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        sender: Sender,
+        directory: TopicDirectory,
+        *,
+        delayed: DelayedJob,
+        serve_reports: Callable[[], object],
     ) -> None:
-        """Begin in the stage Init; `delayed` is work for the transaction that its end makes needless."""
-        self.changed = changed
+        """Begin in the stage Init, and hear of the sender's deliveries from now on.
+
+        `delayed` is work for the transaction that its end makes needless; `serve_reports` is called before a call
+        returns that has sent records.
+        """
+        self.transactional_id = transactional_id
+        self.timeout_ms = timeout_ms
+        self.sender = sender
+        self.directory = directory
+        self.delayed = delayed
+        self.serve_reports = serve_reports
+        self.changed = sender.thread.changed
         """The producer's one lock."""
         self.stage = _S.INIT
         self.error: KafkaError | None = None
@@ -70,12 +89,10 @@ class TransactionProgress:
         """What is prepared, if anything is."""
         self.when_fatal: Callable[[], object] | None = None
         """What a fatal error does to whatever was to end with the transaction."""
-        self._sender = sender
-        self._directory = directory
-        self._delayed = delayed
         self._failed_count = 0
         #: Whether the call that is being made has left its work to the background.
         self._is_left = False
+        sender.listener = self
 
     # --- the calls --------------------------------------------------------------------------------------------------
 
@@ -143,15 +160,19 @@ class TransactionProgress:
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Put work on the sender's thread."""
         try:
-            return self._sender.thread.submit(work)
+            return self.sender.thread.submit(work)
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
 
-    def wait(self, work: Future[Result], timeout_seconds: float, longest_seconds: float, *, resumable: bool) -> Result:
-        """Wait for the answer of work as long as the caller allows, or as long as the call may take by itself."""
-        bounded = timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
+    def bounded(self, timeout_seconds: float, *, timeouts_max: int = 1) -> float:
+        """Return how many seconds a call may take: what its caller allows, but not above its transaction timeouts."""
+        longest_seconds = timeouts_max * self.timeout_ms / 1000
+        return timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
+
+    def wait(self, work: Future[Result], wait_seconds: float, *, resumable: bool) -> Result:
+        """Wait for the answer of work for so long."""
         try:
-            return work.result(bounded)
+            return work.result(wait_seconds)
         except FutureTimeoutError:
             # The work may be done by the time anybody looks: it is taken up again all the same.
             self._is_left = resumable
@@ -173,7 +194,7 @@ class TransactionProgress:
         """Enter a transaction that has nothing yet; under the lock."""
         self.enter(_S.IN_TRANSACTION)
         self.is_written = self.has_token = False
-        self._sender.session.begin_transaction()
+        self.sender.session.begin_transaction()
         self._failed_count = 0
 
     def reset(self) -> None:
@@ -202,12 +223,12 @@ class TransactionProgress:
             self.enter(target)
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             # Of a topic that was deleted and made anew, the next transaction is to know the partitions that it has now.
-            self._directory.forget_all()
-        self._delayed.forget()
-        self._sender.purge(in_queue=True, in_flight=False)
-        self._sender.give_up_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+            self.directory.forget_all()
+        self.delayed.forget()
+        self.sender.purge(in_queue=True, in_flight=False)
+        self.sender.give_up_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
         if error.fatal():
-            self._sender.thread.report_fatal(error)
+            self.sender.thread.report_fatal(error)
 
     # --- records ----------------------------------------------------------------------------------------------------
 
@@ -216,7 +237,7 @@ class TransactionProgress:
         if request is not None and (self._failed_count or self.error is not None):
             # Its sequence numbers are used up: the abort has to bring a new epoch.
             self.is_written = True
-            self._sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
+            self.sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
         if self.error is not None:
             raise KafkaException(self.error)
         if self._failed_count:
@@ -256,22 +277,12 @@ class TransactionOffsets:
     All but `linger` and `stop_lingering` are for the sender's thread.
     """
 
-    def __init__(
-        self,
-        transactional_id: str,
-        progress: TransactionProgress,
-        sender: Sender,
-        directory: TopicDirectory,
-        delayed: DelayedJob,
-    ) -> None:
+    def __init__(self, progress: TransactionProgress) -> None:
         """Begin without any."""
         self.hold_until_commit = False
         """Whether they all wait for the commit, which nothing else may come before."""
-        self._transactional_id = transactional_id
         self._progress = progress
-        self._sender = sender
-        self._directory = directory
-        self._delayed = delayed
+        self._sender = progress.sender
         self._sent: dict[str, SentOffsets] = {}
 
     def __bool__(self) -> bool:
@@ -289,11 +300,11 @@ class TransactionOffsets:
 
     def linger(self) -> None:
         """Let those that wait become pending by themselves after a while."""
-        self._delayed.set(self._write_lingering)
+        self._progress.delayed.set(self._write_lingering)
 
     def stop_lingering(self) -> None:
         """Let those that wait be written by whoever ends the transaction now."""
-        self._delayed.forget()
+        self._progress.delayed.forget()
 
     def take(self, committer: GroupMembership, positions: Iterable[TopicPartition]) -> None:
         """Take offsets, or refuse them if their group will."""
@@ -319,7 +330,7 @@ class TransactionOffsets:
 
     def _offsets_by_id(self, positions: Iterable[TopicPartition]) -> dict[int, OffsetAndMetadata]:
         positions = list(positions)
-        topics = self._directory.find({position.topic for position in positions})
+        topics = self._progress.directory.find({position.topic for position in positions})
         offsets: dict[int, OffsetAndMetadata] = {}
         for position in positions:
             topic = topics.get(position.topic)
@@ -351,9 +362,9 @@ class TransactionOffsets:
         cluster = session.connection.cluster()
         repaired(
             cluster,
-            cluster.coordinator_id_of(self._transactional_id),
+            cluster.coordinator_id_of(self._progress.transactional_id),
             lambda store: TransactionCoordinator(store, cluster).send_offsets(
-                self._transactional_id, session.identity, sent, retry_timeout_ms=TRY_TIMEOUT_MS
+                self._progress.transactional_id, session.identity, sent, retry_timeout_ms=TRY_TIMEOUT_MS
             ),
         )
         session.has_begun = True

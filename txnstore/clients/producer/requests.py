@@ -1,21 +1,28 @@
-"""The way of batches into the log for one producer: who it is, its sequence numbers, and the write.
+"""A producer's requests: batches with sequence numbers, the session that writes them, and the lanes they travel on.
 
 A request is written in one database transaction, to one database.  It may be written again after an answer was lost:
-the sequence numbers are given once, so the log recognises what it has.
+the sequence numbers are given once, so the log recognises what it has.  A cluster of one has one lane, and the
+sender's thread writes by itself.  With several databases each has a thread that writes, from its first request on: one
+that is away, or slow, holds up nothing but its own records.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from txnstore.clients.configuration.configuration import Configuration
+from txnstore.clients.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.producer.queue import HEADERS, KEY, TIMESTAMP_MS, VALUE, Batch
+from txnstore.clients.producer.thread import SenderStopped, SenderThread
+from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.store import Store
 from txnstore.errors import UnsupportedCompression
@@ -28,6 +35,9 @@ from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.tokens import TransactionToken
 from txnstore.transactions.writers import TransactionWriter, append_as_writer, join_transaction
+
+if TYPE_CHECKING:
+    from txnstore.clients.configuration.configuration import Configuration
 
 #: How long one try of the database goes on by itself; then the sender looks whether it is still wanted.
 TRY_TIMEOUT_MS: Final = 500
@@ -172,17 +182,17 @@ class ProducerSession:
         if cluster.is_alone:
             appended = self._write(cluster, cluster.controller, request)
         else:
-            home = cluster.leader_of_partition(request.appends[0].partition_id)
-            appended = repaired(cluster, home, lambda store: self._write(cluster, store, request))
+            database_id = cluster.leader_of_partition(request.appends[0].partition_id)
+            appended = repaired(cluster, database_id, lambda store: self._write(cluster, store, request))
         request.added.has_begun = True
         return appended
 
-    def _write(self, cluster: Cluster, home: Store, request: ProduceRequest) -> list[Appended]:
+    def _write(self, cluster: Cluster, leader: Store, request: ProduceRequest) -> list[Appended]:
         if self.writer is not None:
             store = cluster.coordinator_of(self.writer.transactional_id)
             return append_as_writer(store, self.writer, request.appends, cluster, retry_timeout_ms=TRY_TIMEOUT_MS)
         if self.transactional_id is None:
-            return home.write(
+            return leader.write(
                 lambda connection: append(connection, request.appends),
                 wakes_readers=True,
                 retry_timeout_ms=TRY_TIMEOUT_MS,
@@ -267,3 +277,132 @@ def _usable_codec(configuration: Configuration) -> Codec:
         configuration.logger.warning("compression.type=%s: %s; records are not compressed", codec.label, error)
         return Codec.NONE
     return codec
+
+
+#: The number that stands for all while there is one database.
+ALONE: Final = -1
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """Batches that have left the queue and are not reported yet."""
+
+    lane: Lane
+    batches: Sequence[Batch]
+    request: ProduceRequest | None = None
+    is_uncertain: bool = False
+    """Whether the log may have them."""
+
+    has_fresh_topics: bool = False
+    has_fresh_identity: bool = False
+    is_given_up: bool = False
+    """Whether a purge named them: they are dropped as soon as nobody writes them."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The requests to one database; everything here is done under the producer's lock, but for the write itself."""
+
+    database_id: int
+    backoff: Backoff
+    _helper: Worker | None = None
+    in_flight: deque[InFlight] = field(default_factory=deque)
+    _written: InFlight | None = None
+    _answer: Future[Any] | None = None
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the sender's thread writes by itself."""
+        return self._helper is None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether its thread is at work."""
+        return self._answer is not None
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether its thread has done what it was given."""
+        return self._answer is not None and self._answer.done()
+
+    def is_being_written(self, in_flight: InFlight) -> bool:
+        """Return whether the lane's thread has the request, or its answer is not looked at yet."""
+        return in_flight is self._written
+
+    def write(self, in_flight: InFlight, work: Callable[[], Any], changed: threading.Condition) -> None:
+        """Let the lane's thread do `work`; `changed` is notified once it is done.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        assert self._helper is not None
+        assert self._answer is None, "one request at a time, so that nothing overtakes"
+
+        def notify(_: object) -> None:
+            with changed:
+                changed.notify_all()
+
+        try:
+            answer = self._helper.submit(work)
+        except RuntimeError:
+            # Its thread has been closed, and with it the producer.
+            raise SenderStopped from None
+        self._written, self._answer = in_flight, answer
+        answer.add_done_callback(notify)
+
+    def take_answer(self) -> tuple[InFlight, Future[Any]]:
+        """Return what was written, and the answer that has come."""
+        assert self._written is not None
+        assert self._answer is not None
+        taken = self._written, self._answer
+        self._written = self._answer = None
+        return taken
+
+
+class Lanes:
+    """The lanes of one sender, made as they are needed."""
+
+    def __init__(self, thread: SenderThread) -> None:
+        """Begin with the lane of a cluster of one, whose pauses are the thread's own."""
+        self._thread = thread
+        self.alone = Lane(ALONE, thread.backoff)
+        self._lanes: dict[int, Lane] = {}
+
+    def __iter__(self) -> Iterator[Lane]:
+        """Return all lanes."""
+        yield self.alone
+        yield from self._lanes.values()
+
+    def of(self, database_id: int) -> Lane:
+        """Return the lane to a database of several."""
+        lane = self._lanes.get(database_id)
+        if lane is None:
+            lane = self._lanes[database_id] = Lane(
+                database_id, self._thread.backoff.another(), self._thread.new_helper(f"database-{database_id}")
+            )
+        return lane
+
+    @property
+    def busy(self) -> set[int]:
+        """The leaders whose lanes have something in flight."""
+        return {lane.database_id for lane in self if lane.in_flight}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self.alone.in_flight and not any(lane.in_flight for lane in self._lanes.values())
+
+    @property
+    def all_in_flight(self) -> list[InFlight]:
+        """Everything that is in flight."""
+        return [in_flight for lane in self for in_flight in lane.in_flight]
+
+    @property
+    def is_giving_up(self) -> bool:
+        """Whether something that a purge named is not dropped yet."""
+        return any(in_flight.is_given_up for lane in self for in_flight in lane.in_flight)
+
+    def take_out(self, in_flight: InFlight) -> None:
+        """It is in flight no more; nothing happens if it was not."""
+        with contextlib.suppress(ValueError):
+            in_flight.lane.in_flight.remove(in_flight)

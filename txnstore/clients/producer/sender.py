@@ -12,13 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.overdue_help import WriterHelp
-from txnstore.clients.producer.lanes import InFlight, Lane, Lanes
-from txnstore.clients.producer.partitioning import LookUp, UnassignedTopics
 from txnstore.clients.producer.queue import (
     FULL_TEXT,
     NOWHERE,
@@ -27,8 +24,10 @@ from txnstore.clients.producer.queue import (
     Batch,
     DeliveryReport,
     DeliveryReports,
+    LookUp,
+    UnassignedTopics,
 )
-from txnstore.clients.producer.requests import ProduceRequest, ProducerSession
+from txnstore.clients.producer.requests import InFlight, Lane, Lanes, ProduceRequest, ProducerSession
 from txnstore.clients.producer.thread import SenderThread
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.errors import (
@@ -47,6 +46,9 @@ from txnstore.errors import (
 )
 from txnstore.log.append import Appended
 from txnstore.model import NO_PRODUCER
+
+if TYPE_CHECKING:
+    from txnstore.clients.configuration.configuration import Configuration
 
 #: The log remembers five batches of a producer in each partition (KIP-98): so many may be repeated.
 BATCHES_PER_PARTITION_MAX: Final = 5
@@ -490,7 +492,7 @@ class Sender:
             lane = self._lanes.alone
             if not self._is_alone():
                 batch = request.batches[0]
-                lane = self._lanes.of(self._home_of(batch.topic, batch.partition))
+                lane = self._lanes.of(self._leader_of(batch.topic, batch.partition))
             lane.in_flight.append(InFlight(lane, request.batches))
 
     # --- with several databases: a lane each ------------------------------------------------------------------------
@@ -498,32 +500,32 @@ class Sender:
     def _is_alone(self) -> bool:
         return self.session.connection.is_alone
 
-    def _home_of(self, topic: str, number: int) -> int:
+    def _leader_of(self, topic: str, number: int) -> int:
         """Return the database of a partition; of one that is not known yet, the controller, until it is looked up."""
         known = self._topics.directory.cached(topic)
         return known.leaders[number] if known is not None and 0 <= number < len(known.leaders) else CONTROLLER_ID
 
     def _goes_with_commit(self, topic: str, number: int) -> bool:
-        return self._home_of(topic, number) == self._committing_database_id
+        return self._leader_of(topic, number) == self._committing_database_id
 
     def _goes_before_commit(self, topic: str, number: int) -> bool:
-        return self._home_of(topic, number) != self._committing_database_id
+        return self._leader_of(topic, number) != self._committing_database_id
 
     def _unless_blocked(self) -> Callable[[str, int], bool]:
         """Return what is true of the partitions of which nothing is taken from the queue now."""
         blocked = self._lanes.busy
         if self._committing_database_id is not None:
             blocked.add(self._committing_database_id)
-        return lambda topic, number: self._home_of(topic, number) in blocked
+        return lambda topic, number: self._leader_of(topic, number) in blocked
 
     def _leave_lane_of_one(self) -> None:
-        """Let what was in flight while there was one database go on in the lane of its home."""
+        """Let what was in flight while there was one database go on in the lane of its leader."""
         with self._changed:
             alone = self._lanes.alone.in_flight
             while alone:
                 in_flight = alone.popleft()
                 batch = in_flight.batches[0]
-                in_flight.lane = self._lanes.of(self._home_of(batch.topic, batch.partition))
+                in_flight.lane = self._lanes.of(self._leader_of(batch.topic, batch.partition))
                 in_flight.lane.in_flight.append(in_flight)
 
     def _look_up_in_background(self) -> None:
@@ -538,16 +540,18 @@ class Sender:
         """Put batches into the lanes of their leaders."""
         by_leader: dict[int, list[Batch]] = {}
         for batch in batches:
-            by_leader.setdefault(self._home_of(batch.topic, batch.partition), []).append(batch)
-        for home, own in by_leader.items():
-            lane = self._lanes.of(home)
+            by_leader.setdefault(self._leader_of(batch.topic, batch.partition), []).append(batch)
+        for database_id, own in by_leader.items():
+            lane = self._lanes.of(database_id)
             lane.in_flight.append(InFlight(lane, own, has_fresh_topics=has_fresh_topics))
 
     def _is_misplaced(self, in_flight: InFlight) -> bool:
         """Return whether some of the batches live elsewhere after all: a topic was made anew."""
         for name in {batch.topic for batch in in_flight.batches}:
             self._topics.directory.ensure(name)
-        return any(self._home_of(batch.topic, batch.partition) != in_flight.lane.home for batch in in_flight.batches)
+        return any(
+            self._leader_of(batch.topic, batch.partition) != in_flight.lane.database_id for batch in in_flight.batches
+        )
 
     # --- the state of things ----------------------------------------------------------------------------------------
 

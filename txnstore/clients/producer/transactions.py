@@ -20,8 +20,7 @@ from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.arguments import prepared_state_of
-from txnstore.clients.producer.branches import SQLITE_HOLDS, EnlistedBranches
-from txnstore.clients.producer.enlistment import Enlistment
+from txnstore.clients.producer.enlistment import SQLITE_HOLDS, EnlistedBranches, Enlistment
 from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, Sender
@@ -58,33 +57,18 @@ NEEDS_TWO_PHASE_COMMIT: Final = "needs transaction.two.phase.commit.enable in th
 class ProducerTransactions:
     """The transactional side of a producer: one at a time, and what ends with it."""
 
-    def __init__(  # noqa: PLR0917 - what it works with
-        self,
-        transactional_id: str,
-        timeout_ms: int,
-        progress: TransactionProgress,
-        offsets: TransactionOffsets,
-        enlistment: Enlistment,
-        branches: EnlistedBranches,
-        sender: Sender,
-        serve_reports: Callable[[], object],
-        *,
-        two_phase_commit: bool = False,
-    ) -> None:
-        """Begin in the stage Init; `serve_reports` is called before a call returns that has sent records."""
-        self.transactional_id = transactional_id
-        self._timeout_ms = timeout_ms
-        self._longest_seconds = timeout_ms / 1000
+    def __init__(self, progress: TransactionProgress, *, two_phase_commit: bool) -> None:
+        """Begin as `progress` does, which is in the stage Init."""
+        self.transactional_id = progress.transactional_id
         self._progress = progress
         self._changed = progress.changed
-        self._offsets = offsets
-        self._enlistment = enlistment
-        self._branches = branches
-        self._sender = sender
-        self._serve_reports = serve_reports
+        self._sender = progress.sender
+        self._offsets = TransactionOffsets(progress)
+        self._branches = EnlistedBranches(progress)
+        self._enlistment = Enlistment(progress, self._offsets, self._branches)
         self._two_phase_commit = two_phase_commit
         if not two_phase_commit:
-            sender.session.transaction_timeout_seconds = timeout_ms / 1000
+            progress.sender.session.transaction_timeout_seconds = progress.timeout_ms / 1000
         #: Whether `init` was to keep what was prepared and there was nothing: it is complete already (KIP-939).
         self._has_kept_nothing = False
 
@@ -104,7 +88,7 @@ class ProducerTransactions:
         if keep_prepared and not self._two_phase_commit:
             raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST, f"keep_prepared_txn {NEEDS_TWO_PHASE_COMMIT}"))
         work = partial(self._init_work, keep_prepared=keep_prepared)
-        self._call(_C.INIT, timeout_seconds, 2 * self._longest_seconds, work)
+        self._call(_C.INIT, timeout_seconds, work)
 
     def begin(self) -> None:
         """Begin a transaction; nothing is written before its first record.
@@ -187,7 +171,7 @@ class ProducerTransactions:
             finally:
                 is_cancelled.set()
                 work.cancel()
-                self._serve_reports()
+                self._progress.serve_reports()
 
     def complete(self, remembered: PreparedTxnState, timeout_seconds: float) -> None:
         """Commit what is prepared if it is what the application remembers, else abort it.
@@ -253,7 +237,7 @@ class ProducerTransactions:
         if self._has_kept_nothing and self._progress.stage is _S.READY:
             return
         self._progress.check_writers(writers)
-        self._call(_C.COMMIT, timeout_seconds, self._longest_seconds, partial(self._commit_work, writers))
+        self._call(_C.COMMIT, timeout_seconds, partial(self._commit_work, writers))
 
     def abort(self, timeout_seconds: float) -> None:
         """Abort the transaction: nobody will see its records as committed.
@@ -284,7 +268,7 @@ class ProducerTransactions:
         self._enlistment.roll_back_to_abort()
         if self._has_kept_nothing and self._progress.stage is _S.READY:
             return
-        self._call(_C.ABORT, timeout_seconds, 2 * self._longest_seconds, self._abort_work)
+        self._call(_C.ABORT, timeout_seconds, self._abort_work)
 
     def finish(self, timeout_seconds: float) -> None:
         """Let the call that is not done come to its end, and abort what is open then: the producer is being closed.
@@ -362,9 +346,8 @@ class ProducerTransactions:
 
     # --- a call and its work ----------------------------------------------------------------------------------------
 
-    def _call(
-        self, call: TransactionCall, timeout_seconds: float, longest_seconds: float, work: Callable[[], None]
-    ) -> None:
+    def _call(self, call: TransactionCall, timeout_seconds: float, work: Callable[[], None]) -> None:
+        bounded = self._progress.bounded(timeout_seconds, timeouts_max=1 if call is _C.COMMIT else 2)
         first_state, last_state = WORKS_BETWEEN[call]
         with self._progress.in_call(call):
             # What an interrupt has left is taken up where it is: in the first state, under way, or done.
@@ -380,12 +363,12 @@ class ProducerTransactions:
             is_done = False
             try:
                 if self._progress.work is not None:
-                    self._progress.wait(self._progress.work, timeout_seconds, longest_seconds, resumable=True)
+                    self._progress.wait(self._progress.work, bounded, resumable=True)
                 is_done = True
             finally:
                 try:
                     # Within the call: a callback may not begin or end what is being ended.
-                    self._serve_reports()
+                    self._progress.serve_reports()
                 finally:
                     if is_done:
                         with self._changed:
@@ -400,11 +383,10 @@ class ProducerTransactions:
             raise KafkaException(self._progress.error)
 
     def _wait(self, work: Future[Result], timeout_seconds: float) -> Result:
-        return self._progress.wait(work, timeout_seconds, self._longest_seconds, resumable=False)
+        return self._progress.wait(work, self._progress.bounded(timeout_seconds), resumable=False)
 
     def _deadline(self, timeout_seconds: float) -> float:
-        bounded = timeout_seconds if 0 <= timeout_seconds <= self._longest_seconds else self._longest_seconds
-        return time.monotonic() + bounded
+        return time.monotonic() + self._progress.bounded(timeout_seconds)
 
     # --- the work of the calls; on the sender's thread ----------------------------------------------------------------
 
@@ -440,7 +422,7 @@ class ProducerTransactions:
                 self.transactional_id,
                 lambda store: TransactionCoordinator(store, cluster).init_producer_id(
                     self.transactional_id,
-                    self._timeout_ms,
+                    self._progress.timeout_ms,
                     enable_two_phase_commit=self._two_phase_commit,
                     keep_prepared=keep_prepared,
                     retry_timeout_ms=TRY_TIMEOUT_MS,
@@ -644,7 +626,7 @@ class ProducerTransactions:
             expected = ProducerIdentity(before.producer_id, before.epoch + 1)
             initialized = self._coordinator().init_producer_id(
                 self.transactional_id,
-                self._timeout_ms,
+                self._progress.timeout_ms,
                 expected=expected,
                 enable_two_phase_commit=self._two_phase_commit,
                 retry_timeout_ms=TRY_TIMEOUT_MS,
@@ -666,30 +648,22 @@ class ProducerTransactions:
 
 def make_transactions(
     configuration: Configuration,
-    changed: threading.Condition,
     sender: Sender,
     directory: TopicDirectory,
     serve_reports: Callable[[], object],
 ) -> tuple[ProducerTransactions, TransactionProgress]:
     """Return the transactions of a producer with this configuration, and how far they are."""
-    name, timeout_ms = configuration["transactional.id"], configuration["transaction.timeout.ms"]
-    delayed = DelayedJob(changed, configuration["linger.ms"] / 1000)
+    delayed = DelayedJob(sender.thread.changed, configuration["linger.ms"] / 1000)
     sender.thread.timed_work.append(delayed)
-    progress = TransactionProgress(changed, sender, directory, delayed)
-    sender.listener = progress
-    offsets = TransactionOffsets(name, progress, sender, directory, delayed)
-    branches = EnlistedBranches(name, progress, sender)
-    transactions = ProducerTransactions(
-        name,
-        timeout_ms,
-        progress,
-        offsets,
-        Enlistment(name, timeout_ms, progress, offsets, branches, sender, directory, serve_reports),
-        branches,
+    progress = TransactionProgress(
+        configuration["transactional.id"],
+        configuration["transaction.timeout.ms"],
         sender,
-        serve_reports,
-        two_phase_commit=configuration["transaction.two.phase.commit.enable"],
+        directory,
+        delayed=delayed,
+        serve_reports=serve_reports,
     )
+    transactions = ProducerTransactions(progress, two_phase_commit=configuration["transaction.two.phase.commit.enable"])
     return transactions, progress
 
 
