@@ -18,8 +18,13 @@ from txnstore.clients.producer.state import ALLOWED_IN, RESUMABLE, TransactionCa
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
 from txnstore.db.schema import metadata
 from txnstore.errors import ERRORS
-from txnstore.transactions.protocol import END_TRANSACTION, EndAction
-from txnstore.transactions.states import PREVIOUS_STATES, STORED, TransactionState
+from txnstore.transactions.protocol import (
+    END_TRANSACTION,
+    PREVIOUS_STATES,
+    STORED,
+    EndAction,
+    TransactionState,
+)
 
 TOP: Final = Path(__file__).resolve().parent.parent
 

@@ -64,7 +64,7 @@ from txnstore.clients.model.metadata import (
     PartitionMetadata,
     TopicMetadata,
 )
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 
 __all__ = [
     "RESOURCE_ANY",

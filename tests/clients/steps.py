@@ -12,9 +12,9 @@ from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Mes
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
+from txnstore.transactions.protocol import FenceReason
 from txnstore.transactions.recovery import abort_timed_out
 from txnstore.transactions.rows import read_row
-from txnstore.transactions.states import FenceReason
 
 #: Longer than anything takes that ends at all.
 PATIENCE_SECONDS = 20.0

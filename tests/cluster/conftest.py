@@ -39,7 +39,7 @@ from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.outcome import Ended
-from txnstore.transactions.states import TransactionMetadata
+from txnstore.transactions.protocol import TransactionMetadata
 
 _numbers = itertools.count(1)
 

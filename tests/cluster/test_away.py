@@ -19,8 +19,8 @@ from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 from txnstore.transactions import recovery
 from txnstore.transactions.completion import complete_decided
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_timed_out, complete_all_decided, recover
-from txnstore.transactions.states import TransactionState
 
 S = TransactionState
 

@@ -14,8 +14,8 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import InvalidProducerIdMapping
 from txnstore.groups.offsets import read_offsets
 from txnstore.testing.invariants import assert_cluster_sound
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import recover
-from txnstore.transactions.states import TransactionState
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import completion
 from txnstore.transactions.completion import Delivered, complete_delivered
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 
 S = TransactionState
 

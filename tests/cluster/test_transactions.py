@@ -34,6 +34,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.distributed import hanging_in_cluster
 from txnstore.transactions.listing import HANGING_MARGIN_MS
 from txnstore.transactions.outcome import Outcome, resolve_outcome
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import (
     AGAIN_MS,
     OpenInPartition,
@@ -45,7 +46,6 @@ from txnstore.transactions.recovery import (
     expire_producers,
     recover,
 )
-from txnstore.transactions.states import TransactionState
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
 S = TransactionState

@@ -18,8 +18,8 @@ from txnstore.testing.invariants import assert_sound
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Ended, Outcome, resolve_outcome
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import Recovered, recover
-from txnstore.transactions.states import TransactionState
 
 
 @dataclass(frozen=True)

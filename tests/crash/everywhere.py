@@ -15,7 +15,7 @@ from tests.crash.worlds import Place, Progress, Step, Victim, View, World, look,
 from tests.tools.crashes import crash_at, every_crash, noting
 from txnstore.db.store import Store
 from txnstore.testing.invariants import assert_sound
-from txnstore.transactions.states import DECIDED, TransactionState
+from txnstore.transactions.protocol import DECIDED, TransactionState
 
 UNFINISHED: Final = DECIDED | {TransactionState.ONGOING}
 

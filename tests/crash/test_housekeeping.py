@@ -17,13 +17,13 @@ from txnstore.errors import InvalidProducerIdMapping
 from txnstore.model import ControlType
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.outcome import resolve_outcome
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import (
     abort_timed_out,
     expire_producers,
     expire_transactional_ids,
     trim_journal,
 )
-from txnstore.transactions.states import TransactionState
 
 pytestmark = pytest.mark.slow_on_postgresql
 

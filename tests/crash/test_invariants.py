@@ -36,7 +36,7 @@ from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
 from txnstore.testing.violations import Invariant
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from txnstore.db.store import Store
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 
 pytestmark = pytest.mark.slow_on_postgresql
 

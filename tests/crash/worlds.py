@@ -57,7 +57,7 @@ from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.locked import SentOffsets
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.writers import TransactionWriter
 
 TIMEOUT_MS: Final = 60_000

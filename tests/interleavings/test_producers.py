@@ -6,8 +6,8 @@ import pytest
 
 from tests.tools.interleaving import explore
 from txnstore.db.store import Store
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.rows import read_row
-from txnstore.transactions.states import TransactionState
 
 pytestmark = pytest.mark.slow_on_postgresql
 

@@ -9,9 +9,9 @@ from tests.tools.recording import Caller
 from txnstore.errors import OutcomeUnknown
 from txnstore.transactions.completion import complete_decided, decide_separately
 from txnstore.transactions.locked import LockedTransaction
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import complete_all_decided
 from txnstore.transactions.rows import read_row
-from txnstore.transactions.states import TransactionState
 
 pytestmark = pytest.mark.slow_on_postgresql
 

@@ -17,8 +17,8 @@ from txnstore.errors import TxnStoreError
 from txnstore.participants.recovery import raise_failed, recover_branches
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_timed_out
-from txnstore.transactions.states import TransactionState
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,7 @@ from txnstore.db.types import Int64, String
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 
 #: How many batches are made of each that is encoded.
 COPIES = 1_000

@@ -34,7 +34,7 @@ from txnstore.db.schema import transactions
 from txnstore.log.topics import create_topic
 from txnstore.model import IsolationLevel
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.states import EPOCH_EXHAUSTED
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED
 
 SOAK_SECONDS = float(os.environ.get("TXNSTORE_SOAK_SECONDS", "0"))
 RUN_SECONDS = 9

@@ -61,7 +61,7 @@ from txnstore.testing.invariants import find_violations
 from txnstore.testing.postgres_server import PostgresServer, connection_string
 from txnstore.testing.private_cluster import PrivateCluster
 from txnstore.testing.violations import Invariant
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 
 TIMES: Final = Times(producer_ms=1_000, transactional_id_ms=4_000, journal_ms=2_000, transaction_timeout_ms=2_500)
 SESSION_TIMEOUT_MS: Final = 3_000

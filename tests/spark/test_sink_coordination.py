@@ -31,8 +31,8 @@ from txnstore.spark.sink_coordination import (
     run_of_query,
 )
 from txnstore.testing.invariants import assert_sound
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids
-from txnstore.transactions.states import TransactionState
 from txnstore.transactions.writers import append_as_writer
 
 _numbers = itertools.count()

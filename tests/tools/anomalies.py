@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tests.tools.histories import Batch, Decision, History, Kind, Operation, Page, Poll, Transaction
-from txnstore.transactions.states import EPOCH_EXHAUSTED
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED
 
 
 def reads(history: History) -> Iterator[tuple[Poll, Page, int, str]]:

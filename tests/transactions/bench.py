@@ -34,7 +34,7 @@ from txnstore.transactions.completion import decide_separately
 from txnstore.transactions.coordinator import Initialized, TransactionCoordinator
 from txnstore.transactions.locked import LockedTransaction, SentOffsets
 from txnstore.transactions.outcome import Ended
-from txnstore.transactions.states import TransactionMetadata, TransactionState
+from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 
 
 @dataclass

@@ -12,7 +12,7 @@ from tests.transactions.bench import Bench, bench_on, sent_offsets
 from txnstore.db.store import Store
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.locked import SentOffsets
-from txnstore.transactions.states import DECIDED, TransactionMetadata, TransactionState
+from txnstore.transactions.protocol import DECIDED, TransactionMetadata, TransactionState
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from txnstore.errors import (
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.model import IsolationLevel, ProducerIdentity, Record
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import complete_all_decided
-from txnstore.transactions.states import TransactionState
 
 S = TransactionState
 

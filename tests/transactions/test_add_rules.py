@@ -17,8 +17,13 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.protocol import add_to_transaction
-from txnstore.transactions.states import AT_REST, FenceReason, TransactionMetadata, TransactionState
+from txnstore.transactions.protocol import (
+    AT_REST,
+    FenceReason,
+    TransactionMetadata,
+    TransactionState,
+    add_to_transaction,
+)
 
 S = TransactionState
 NewRow = Callable[..., TransactionMetadata]

@@ -16,8 +16,8 @@ from txnstore.log.append import Marker, write_markers
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.protocol import FenceReason, TransactionState
 from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids
-from txnstore.transactions.states import FenceReason, TransactionState
 
 S = TransactionState
 WAYS = pytest.mark.parametrize("separate_delivery", [False, True], ids=["one transaction", "separate delivery"])

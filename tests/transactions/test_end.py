@@ -14,7 +14,7 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 
 S = TransactionState
 

@@ -17,8 +17,17 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.protocol import END_TRANSACTION, EndAction, complete, end_transaction, fence_and_abort
-from txnstore.transactions.states import STORED, FenceReason, TransactionMetadata, TransactionState
+from txnstore.transactions.protocol import (
+    END_TRANSACTION,
+    STORED,
+    EndAction,
+    FenceReason,
+    TransactionMetadata,
+    TransactionState,
+    complete,
+    end_transaction,
+    fence_and_abort,
+)
 
 S = TransactionState
 NewRow = Callable[..., TransactionMetadata]

@@ -17,22 +17,22 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.protocol import (
+from txnstore.transactions.initialization import (
     InitAction,
     InitRequest,
     check_init_request,
-    complete,
     init_after_abort,
     init_producer_id,
     new_transactional_id,
 )
-from txnstore.transactions.states import (
+from txnstore.transactions.protocol import (
     AT_REST,
     DECIDED,
     TIMEOUT_NEVER_MS,
     FenceReason,
     TransactionMetadata,
     TransactionState,
+    complete,
 )
 
 S = TransactionState

@@ -8,8 +8,8 @@ import pytest
 
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable
 from txnstore.model import ControlType, ProducerIdentity
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_by_administrator, abort_if_timed_out
-from txnstore.transactions.states import TransactionState
 
 S = TransactionState
 WAYS = pytest.mark.parametrize("separate_delivery", [False, True], ids=["one transaction", "separate delivery"])

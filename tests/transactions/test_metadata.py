@@ -9,7 +9,7 @@ import pytest
 
 from txnstore.errors import InvalidRequest
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.states import (
+from txnstore.transactions.protocol import (
     EPOCH_MAX,
     TIMEOUT_NEVER_MS,
     FenceReason,

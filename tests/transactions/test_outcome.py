@@ -13,8 +13,8 @@ from txnstore.errors import (
 )
 from txnstore.model import ProducerIdentity
 from txnstore.transactions.outcome import Outcome, read_outcome, resolve_outcome
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids, trim_journal
-from txnstore.transactions.states import TransactionState
 
 S = TransactionState
 

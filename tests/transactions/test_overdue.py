@@ -10,9 +10,9 @@ from sqlalchemy import Connection, event
 
 from txnstore.errors import StoreUnavailable
 from txnstore.transactions import recovery
+from txnstore.transactions.protocol import FenceReason, TransactionState
 from txnstore.transactions.recovery import AGAIN_MS, abort_overdue
 from txnstore.transactions.rows import lock_row
-from txnstore.transactions.states import FenceReason, TransactionState
 
 S = TransactionState
 

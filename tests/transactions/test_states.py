@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from txnstore.transactions.states import (
+from txnstore.transactions.protocol import (
     AT_REST,
     DECIDED,
     EXPIRABLE,

@@ -16,7 +16,15 @@ from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.participants.branches import register_branches
 from txnstore.transactions.outcome import EndRequest, end_within
-from txnstore.transactions.protocol import has_timed_out, may_expire
+from txnstore.transactions.protocol import (
+    AT_REST,
+    TIMEOUT_NEVER_MS,
+    FenceReason,
+    TransactionMetadata,
+    TransactionState,
+    has_timed_out,
+    may_expire,
+)
 from txnstore.transactions.recovery import (
     Recovered,
     abort_by_administrator,
@@ -27,7 +35,6 @@ from txnstore.transactions.recovery import (
     recover,
     trim_journal,
 )
-from txnstore.transactions.states import AT_REST, TIMEOUT_NEVER_MS, FenceReason, TransactionMetadata, TransactionState
 from txnstore.transactions.writers import append_as_writer, join_transaction, report_writer
 
 S = TransactionState

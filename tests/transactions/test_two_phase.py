@@ -10,8 +10,8 @@ from txnstore.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from txnstore.model import ControlType, ProducerIdentity
+from txnstore.transactions.protocol import TIMEOUT_NEVER_MS, TransactionState
 from txnstore.transactions.recovery import abort_if_timed_out
-from txnstore.transactions.states import TIMEOUT_NEVER_MS, TransactionState
 from txnstore.transactions.tokens import PreparedTxnState
 
 S = TransactionState

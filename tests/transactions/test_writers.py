@@ -26,6 +26,7 @@ from txnstore.transactions.listing import (
     hanging_transactions,
     list_transactions,
 )
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED, TransactionState
 from txnstore.transactions.recovery import (
     OpenInPartition,
     abort_by_administrator,
@@ -33,7 +34,6 @@ from txnstore.transactions.recovery import (
     abort_open_transaction,
     recover,
 )
-from txnstore.transactions.states import EPOCH_EXHAUSTED, TransactionState
 from txnstore.transactions.writers import (
     TransactionWriter,
     append_as_writer,

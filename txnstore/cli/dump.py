@@ -24,7 +24,7 @@ from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.topics import get_topic
 from txnstore.model import NO_PRODUCER_ID, ControlType, StoredRecord
 from txnstore.transactions.coordinator import check_transactional_id
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 
 app: Final = typer.Typer(
     name="dump", no_args_is_help=True, help="Print what the tables hold, as kafka-dump-log prints it."

@@ -27,7 +27,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import Store
-from txnstore.transactions.states import DECIDED, TransactionState
+from txnstore.transactions.protocol import DECIDED, TransactionState
 
 EXAMPLES: Final = examples("txnstore info", "txnstore info --json | jq .counts.open_transactions")
 

@@ -53,8 +53,8 @@ from txnstore.transactions.listing import (
     hanging_transactions,
     list_transactions,
 )
+from txnstore.transactions.protocol import STORED, TransactionState
 from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction
-from txnstore.transactions.states import STORED, TransactionState
 
 app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
 

@@ -41,8 +41,8 @@ from txnstore.transactions.branch_rows import (
     forget_branches,
     has_branches,
 )
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_if_timed_out
-from txnstore.transactions.states import TransactionState
 
 #: How many rows of the coordinator one look finds; what is left is found by the next one.
 FOUND_MAX: Final = 500

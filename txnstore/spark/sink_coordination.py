@@ -40,10 +40,15 @@ from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.commit_rules import check_group_id, is_storable_text
 from txnstore.model import NO_PRODUCER, OFFSET_MAX, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions.coordinator import check_transactional_id, initialize, lock_or_insert
+from txnstore.transactions.initialization import InitRequest
 from txnstore.transactions.locked import LockedTransaction, SentOffsets
-from txnstore.transactions.protocol import InitRequest, TransactionWriter
+from txnstore.transactions.protocol import (
+    FenceReason,
+    TransactionMetadata,
+    TransactionState,
+    TransactionWriter,
+)
 from txnstore.transactions.recovery import SINK_OF_JOB, write_in_time
-from txnstore.transactions.states import FenceReason, TransactionMetadata, TransactionState
 from txnstore.transactions.writers import enter_writer
 
 #: So many runs of a transactional id are remembered.

@@ -29,7 +29,7 @@ from txnstore.db.schema import (
 )
 from txnstore.model import NO_PRODUCER_ID, ControlType
 from txnstore.testing.violations import Invariant, Violation
-from txnstore.transactions.states import DECIDED, PREVIOUS_STATES, TransactionState
+from txnstore.transactions.protocol import DECIDED, PREVIOUS_STATES, TransactionState
 
 _S = TransactionState
 #: A producer id and an epoch.

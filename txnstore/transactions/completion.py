@@ -31,8 +31,8 @@ from txnstore.log.append import Appended, Marker, write_markers
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.locked import LockedTransaction, PendingDelivery
+from txnstore.transactions.protocol import DECIDED, TransactionMetadata, TransactionState
 from txnstore.transactions.rows import markers_of
-from txnstore.transactions.states import DECIDED, TransactionMetadata, TransactionState
 
 #: How long one database is tried: the others, and whoever waits for the answer, are not to wait for it.
 DELIVERY_TIMEOUT_MS: Final = 500

@@ -22,14 +22,14 @@ from txnstore.groups.commit_rules import is_storable_text
 from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ProducerIdentity
-from txnstore.transactions import protocol, rows
+from txnstore.transactions import initialization, rows
 from txnstore.transactions.completion import complete_decided, complete_delivered, decide_separately
 from txnstore.transactions.distributed import RemoteTransaction
+from txnstore.transactions.initialization import InitAction, InitRequest
 from txnstore.transactions.locked import LockedTransaction, PendingDelivery, SentOffsets
 from txnstore.transactions.outcome import Ended, recall_commit
-from txnstore.transactions.protocol import InitAction, InitRequest
+from txnstore.transactions.protocol import TransactionMetadata
 from txnstore.transactions.recovery import write_in_time
-from txnstore.transactions.states import TransactionMetadata
 
 #: How often a start waits for the last transaction of its id; each time somebody else has begun another one.
 INIT_TRIES: Final = 5
@@ -89,7 +89,7 @@ class TransactionCoordinator:
 
         Raises:
             InvalidRequest, InvalidTransactionTimeout, TransactionalIdAuthorizationFailed: see
-                `protocol.check_init_request`.
+                `initialization.check_init_request`.
             ProducerFenced: the producer is not `expected` any more.
         """
         if transactional_id is None:
@@ -399,10 +399,10 @@ def lock_or_insert(connection: Connection, request: InitRequest, locality: Local
     """
     transaction = LockedTransaction.lock(connection, request.transactional_id, locality)
     if transaction.row is None:
-        protocol.check_init_request(request)
+        initialization.check_init_request(request)
         producer_id = allocate_producer_id(connection)
         check_lives_here(connection, request.transactional_id, is_locked=True)
-        rows.insert_row(connection, protocol.new_transactional_id(request, producer_id, transaction.now_ms))
+        rows.insert_row(connection, initialization.new_transactional_id(request, producer_id, transaction.now_ms))
         transaction = LockedTransaction.lock(connection, request.transactional_id, locality)
     return transaction
 
@@ -421,7 +421,7 @@ def try_to_initialize(
     connection: Connection, request: InitRequest, locality: Locality | None
 ) -> Initialized | Interrupted:
     """Do the same, as far as this database can: an open transaction that has a part in others is aborted first."""
-    protocol.check_init_request(request)
+    initialization.check_init_request(request)
     transaction = lock_or_insert(connection, request, locality)
     try:
         action, row = _decide_init(transaction, request)
@@ -438,7 +438,7 @@ def try_to_initialize(
         if transaction.undelivered is not None:
             transaction.save("InitProducerId")
             return Interrupted(transaction.undelivered, is_own_abort=True)
-        transaction.step(protocol.init_after_abort(before, transaction.known, request))
+        transaction.step(initialization.init_after_abort(before, transaction.known, request))
     else:
         transaction.step(row)
         if action is InitAction.KEEP_ONGOING:
@@ -448,6 +448,6 @@ def try_to_initialize(
 
 
 def _decide_init(transaction: LockedTransaction, request: InitRequest) -> tuple[InitAction, TransactionMetadata]:
-    return protocol.init_producer_id(
+    return initialization.init_producer_id(
         transaction.known, request, now_ms=transaction.now_ms, allocate=transaction.allocate
     )

@@ -25,8 +25,8 @@ from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import TopicPartition
 from txnstore.transactions import rows
+from txnstore.transactions.protocol import DECIDED, TransactionMetadata, TransactionState
 from txnstore.transactions.rows import participants_of
-from txnstore.transactions.states import DECIDED, TransactionMetadata, TransactionState
 
 #: The states in which a transaction holds up readers: it runs until it is complete.
 RUNNING: Final = DECIDED | {TransactionState.ONGOING}

@@ -37,9 +37,15 @@ from txnstore.log.append import (
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import branch_rows, protocol, rows
-from txnstore.transactions.protocol import EndAction, counted_writers
+from txnstore.transactions.protocol import (
+    DECIDED,
+    EndAction,
+    FenceReason,
+    TransactionMetadata,
+    TransactionState,
+    counted_writers,
+)
 from txnstore.transactions.rows import NO_PARTICIPANTS, Participants, markers_of
-from txnstore.transactions.states import DECIDED, FenceReason, TransactionMetadata, TransactionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,7 @@ class LockedTransaction:
         `writers` are the further writers whose records count if it commits, by default all that have reported.
 
         Raises:
-            InvalidRequest: see `writer_rules.counted_writers`.
+            InvalidRequest: see `protocol.counted_writers`.
             TxnStoreError: see `protocol.end_transaction`.
         """
         action, row = protocol.end_transaction(

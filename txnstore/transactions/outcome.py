@@ -36,7 +36,12 @@ from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_if_possible
 from txnstore.transactions.locked import LockedTransaction, SentOffsets
-from txnstore.transactions.states import DECIDED, FenceReason, TransactionMetadata, TransactionState
+from txnstore.transactions.protocol import (
+    DECIDED,
+    FenceReason,
+    TransactionMetadata,
+    TransactionState,
+)
 
 _ONGOING: Final = TransactionState.ONGOING
 _OF_PRODUCER: Final = and_(

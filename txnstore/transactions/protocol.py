@@ -1,9 +1,10 @@
-"""The coordinator's rules, pure: what each request changes, given the row and the time.
+"""The coordinator's protocol, pure: the states of a transaction, the row of a transactional id, what requests change.
 
-Each function is one table of Kafka's TransactionCoordinator (protocol TV2, KIP-890) and looks at its conditions in
-Kafka's order. It returns the row as it shall be, or raises what the client is told. Where Kafka lets a client come
-back until an earlier step is done, the caller does that step within the same database transaction. Whether a move is
-one of the table's is checked once, where the row is written (`states.check_change`).
+Each function of a request is one table of Kafka's TransactionCoordinator (protocol TV2, KIP-890) and looks at its
+conditions in Kafka's order. It returns the row as it shall be, or raises what the client is told. Where Kafka lets a
+client come back until an earlier step is done, the caller does that step within the same database transaction. Whether
+a move is one of the table's is checked once, where the row is written (`check_change`). The README's
+diagram is drawn from `PREVIOUS_STATES`; what a starting producer finds is in `initialization`.
 """
 
 from __future__ import annotations
@@ -19,197 +20,236 @@ from txnstore.errors import (
     InvalidProducerIdMapping,
     InvalidRequest,
     InvalidTransactionState,
-    InvalidTransactionTimeout,
     ProducerFenced,
     TransactionAbortable,
-    TransactionalIdAuthorizationFailed,
 )
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerIdentity
-from txnstore.transactions.states import (
-    AT_REST,
-    DECIDED,
-    EPOCH_EXHAUSTED,
-    EPOCH_MAX,
-    EXPIRABLE,
-    NO_START_MS,
-    PREVIOUS_STATES,
-    TIMEOUT_NEVER_MS,
-    FenceReason,
-    TransactionMetadata,
-    TransactionState,
-)
 
 AllocateProducerId = Callable[[], int]
+#: Epochs have 16 bits. From this one on a producer gets a new producer id at the next chance; the one above it is
+#: only used to fence (TransactionMetadata.isProducerEpochExhausted).
+EPOCH_EXHAUSTED: Final = 2**15 - 2
+EPOCH_MAX: Final = 2**15 - 1
+#: A transaction with this timeout is never aborted for its age: it takes part in two-phase commit (KIP-939).
+TIMEOUT_NEVER_MS: Final = 2**31 - 1
+#: Of a transaction that has not begun.
+NO_START_MS: Final = -1
+
+
+# --- the states, and the row ------------------------------------------------------------------------------------------
+
+
+class TransactionState(enum.IntEnum):
+    """Where the transaction of a transactional id stands; Kafka's numbers, as stored."""
+
+    EMPTY = 0
+    """No transaction was begun since the producer was initialised."""
+
+    ONGOING = 1
+    """It is open: something was written."""
+
+    PREPARE_COMMIT = 2
+    """Decided: it commits, whoever crashes. Kafka says "prepare"; nobody votes any more."""
+
+    PREPARE_ABORT = 3
+    """Decided: it aborts, whoever crashes."""
+
+    COMPLETE_COMMIT = 4
+    """Every partition has its COMMIT marker."""
+
+    COMPLETE_ABORT = 5
+    """Every partition has its ABORT marker."""
+
+    DEAD = 6
+    """The transactional id has expired; its row is deleted in the same moment, so this is never stored there."""
+
+    PREPARE_EPOCH_FENCE = 7
+    """The epoch is being raised to abort it from outside; a step on the way, never stored."""
+
+    @property
+    def kafka_name(self) -> str:
+        """The name that DescribeTransactions prints: CompleteCommit."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
 _S = TransactionState
+#: The states that each state may follow. What is not here is a defect of ours.
+PREVIOUS_STATES: Final[Mapping[TransactionState, frozenset[TransactionState]]] = MappingProxyType(
+    {
+        _S.EMPTY: frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT}),
+        _S.ONGOING: frozenset({_S.ONGOING, _S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT}),
+        _S.PREPARE_COMMIT: frozenset({_S.ONGOING}),
+        # The last three: a producer aborts a transaction in which nothing was written (KAFKA-18401).
+        _S.PREPARE_ABORT: frozenset(
+            {_S.ONGOING, _S.PREPARE_EPOCH_FENCE, _S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT}
+        ),
+        _S.COMPLETE_COMMIT: frozenset({_S.PREPARE_COMMIT}),
+        _S.COMPLETE_ABORT: frozenset({_S.PREPARE_ABORT}),
+        _S.DEAD: frozenset({_S.EMPTY, _S.COMPLETE_ABORT, _S.COMPLETE_COMMIT}),
+        _S.PREPARE_EPOCH_FENCE: frozenset({_S.ONGOING}),
+    }
+)
+#: Decided, but not every marker is written: new work waits, it is not wrong.
+DECIDED: Final = frozenset({_S.PREPARE_COMMIT, _S.PREPARE_ABORT})
+#: Nothing is open: a new transaction may begin.
+AT_REST: Final = frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT})
+#: A transactional id in one of these may be forgotten.
+EXPIRABLE: Final = AT_REST
+#: What is written in the coordinator's row; the others are steps on the way.
+STORED: Final = frozenset(_S) - {_S.DEAD, _S.PREPARE_EPOCH_FENCE}
 
 
-# --- InitProducerId --------------------------------------------------------------------------------------------------
+class IllegalTransition(AssertionError):
+    """A transaction was about to make a move that the table does not have: a defect of ours, never of a caller."""
+
+
+def check_transition(before: TransactionState, after: TransactionState) -> None:
+    """Return if the table has the move.
+
+    Raises:
+        IllegalTransition: it has not.
+    """
+    if before not in PREVIOUS_STATES[after]:
+        raise IllegalTransition(f"{before.kafka_name} -> {after.kafka_name}")
+
+
+class FenceReason(enum.StrEnum):
+    """Why the epoch was raised by somebody else than the producer."""
+
+    TIMEOUT = "timeout"
+    INIT = "init"
+    ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
-class InitRequest:
-    """What a producer sends when it starts, and what the store allows."""
+class TransactionMetadata:
+    """The coordinator's row of one transactional id."""
 
     transactional_id: str
+    producer_id: int
+    producer_epoch: int
     timeout_ms: int
-    timeout_max_ms: int
-    expected: ProducerIdentity | None = None
-    """Who the producer was before, if it only wants a new epoch (KIP-360)."""
+    state: TransactionState
+    last_update_ms: int
+    previous_producer_id: int = NO_PRODUCER_ID
+    next_producer_id: int = NO_PRODUCER_ID
+    last_producer_epoch: int = NO_PRODUCER_EPOCH
+    start_ms: int = NO_START_MS
+    transaction_number: int = 0
+    begin_epoch: int = NO_PRODUCER_EPOCH
+    fence_reason: FenceReason | None = None
+    fence_detail: str | None = None
 
-    enable_two_phase_commit: bool = False
-    keep_prepared: bool = False
-    two_phase_commit_allowed: bool = False
+    @property
+    def identity(self) -> ProducerIdentity:
+        """The producer that may write now."""
+        return ProducerIdentity(self.producer_id, self.producer_epoch)
+
+    @property
+    def begin_identity(self) -> ProducerIdentity:
+        """The producer that wrote the records of the open or decided transaction."""
+        return ProducerIdentity(self.producer_id, self.begin_epoch)
+
+    @property
+    def next_identity(self) -> ProducerIdentity:
+        """The producer that may write once a decided transaction is complete; else the one that may write now."""
+        if self.next_producer_id == NO_PRODUCER_ID:
+            return self.identity
+        return ProducerIdentity(self.next_producer_id, 0)
+
+    @property
+    def epoch_exhausted(self) -> bool:
+        """Whether the producer id has no epoch left to give out."""
+        return self.producer_epoch >= EPOCH_EXHAUSTED
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When the transaction is aborted for its age; None if it is not."""
+        if self.state is not TransactionState.ONGOING or self.timeout_ms == TIMEOUT_NEVER_MS:
+            return None
+        return self.start_ms + self.timeout_ms
+
+    def is_repetition(self, requested: ProducerIdentity) -> bool:
+        """Return whether `requested` is the identity before the last EndTxn, whose answer may be lost (KIP-890)."""
+        if requested.producer_id == self.producer_id:
+            return self.producer_epoch == requested.epoch + 1
+        return self.is_rotated_from(requested)
+
+    def is_rotated_from(self, requested: ProducerIdentity) -> bool:
+        """Return whether the last EndTxn replaced the exhausted producer id of `requested` by a new one."""
+        return (
+            requested.producer_id == self.previous_producer_id
+            and self.previous_producer_id != NO_PRODUCER_ID
+            and requested.epoch >= EPOCH_EXHAUSTED
+            and self.producer_epoch == 0
+        )
 
 
-class InitAction(enum.Enum):
-    """What a producer that starts finds."""
-
-    SAVE = "save"
-    """The row is to be written; the producer is the one in it."""
-
-    ANSWER = "answer"
-    """A repetition: the producer is the one in the row already."""
-
-    ABORT_FIRST = "abort first"
-    """A transaction is open: the returned row fences and aborts it; then ask again."""
-
-    KEEP_ONGOING = "keep ongoing"
-    """A prepared transaction stays open; the row has a fresh epoch to end it with (KIP-939)."""
-
-
-def check_init_request(request: InitRequest) -> None:
-    """Refuse a request that is wrong whatever the row says.
+def check_change(before: TransactionMetadata | None, after: TransactionMetadata) -> None:
+    """Assert what Kafka's completeTransitionTo asserts; a failure is a defect of ours.
 
     Raises:
-        InvalidRequest: the transactional id is empty, half of the expected producer is missing, or keep_prepared comes
-            without two-phase commit.
-        InvalidTransactionTimeout: the timeout is no whole number from 1 to transaction.max.timeout.ms.
-        TransactionalIdAuthorizationFailed: two-phase commit is not enabled in this store.
+        AssertionError: the change breaks one of the invariants.
     """
-    if not isinstance(request.transactional_id, str) or not request.transactional_id:
-        raise InvalidRequest("the transactional id is empty")
-    if request.expected is not None and min(request.expected.producer_id, request.expected.epoch) < 0:
-        raise InvalidRequest("the expected producer has a producer id and an epoch; without either there is None")
-    if request.keep_prepared and not request.enable_two_phase_commit:
-        raise InvalidRequest("keep_prepared needs transaction.two.phase.commit.enable (KIP-939)")
-    if request.enable_two_phase_commit:
-        if not request.two_phase_commit_allowed:
-            raise TransactionalIdAuthorizationFailed
+    assert after.state in STORED, f"{after.state.kafka_name} is never stored"
+    assert NO_PRODUCER_EPOCH <= after.producer_epoch <= EPOCH_MAX, f"epoch {after.producer_epoch}"
+    if before is None:
+        assert after.state is TransactionState.EMPTY, f"a new transactional id is {after.state.kafka_name}"
         return
-    if type(request.timeout_ms) is not int or not 0 < request.timeout_ms <= request.timeout_max_ms:
-        raise InvalidTransactionTimeout(
-            f"transaction.timeout.ms is {request.timeout_ms!r}; this store allows 1 to {request.timeout_max_ms}"
-            " (transaction.max.timeout.ms)"
-        )
+    check_transition(before.state, after.state)
+    _CHECKS[after.state](before, after)
 
 
-def new_transactional_id(request: InitRequest, producer_id: int, now_ms: int) -> TransactionMetadata:
-    """Return the row of a transactional id that nobody has used."""
-    return TransactionMetadata(
-        transactional_id=request.transactional_id,
-        producer_id=producer_id,
-        producer_epoch=NO_PRODUCER_EPOCH,
-        timeout_ms=_timeout_ms(request),
-        state=_S.EMPTY,
-        last_update_ms=now_ms,
-    )
+def _check_empty(before: TransactionMetadata, after: TransactionMetadata) -> None:
+    assert after.start_ms == NO_START_MS
+    assert after.begin_epoch == NO_PRODUCER_EPOCH
+    if after.producer_id == before.producer_id:
+        assert after.producer_epoch - before.producer_epoch in (0, 1)
+    else:
+        assert after.producer_epoch == 0
 
 
-def init_producer_id(
-    row: TransactionMetadata, request: InitRequest, *, now_ms: int, allocate: AllocateProducerId
-) -> tuple[InitAction, TransactionMetadata]:
-    """Return what a starting producer finds, and the row as it shall be.
-
-    Raises:
-        ProducerFenced: the producer is not the one that it expects to be: a newer one has taken over.
-        ConcurrentTransactions: a decided transaction is not complete; complete it, then ask again.
-    """
-    expected = request.expected
-    if expected is not None and not _may_be(row, expected):
-        raise _fenced(row, expected)
-    if row.state in DECIDED:
-        raise ConcurrentTransactions
-    if row.state is _S.ONGOING:
-        # Kafka aborts first and refuses then; we let no producer of the past abort the work of the present.
-        if expected is not None and expected != row.identity:
-            raise _fenced(row, expected)
-        if request.keep_prepared:
-            return InitAction.KEEP_ONGOING, _with_fresh_epoch(row, now_ms)
-        detail = "a producer with the same transactional id was initialised"
-        return InitAction.ABORT_FIRST, fence_and_abort(row, FenceReason.INIT, detail, now_ms=now_ms, allocate=allocate)
-    return _init_at_rest(row, request, now_ms, allocate)
+def _check_ongoing(before: TransactionMetadata, after: TransactionMetadata) -> None:
+    assert after.producer_id == before.producer_id
+    assert after.timeout_ms == before.timeout_ms
+    assert after.start_ms != NO_START_MS
+    assert NO_PRODUCER_EPOCH < after.begin_epoch < EPOCH_MAX, "no marker could have an epoch above it"
+    if before.state is TransactionState.ONGOING:
+        assert after.begin_epoch == before.begin_epoch
+        # Only a producer that takes over a prepared transaction raises the epoch of an open one (KIP-939).
+        assert after.producer_epoch - before.producer_epoch in (0, 1)
 
 
-def init_after_abort(
-    before: TransactionMetadata, aborted: TransactionMetadata, request: InitRequest
-) -> TransactionMetadata:
-    """Return the row for a producer whose start has aborted the open transaction of `before`.
-
-    The abort has raised the epoch, or replaced the producer id, already: once is enough (KAFKA-19367).
-    """
-    return replace(
-        aborted,
-        state=_S.EMPTY,
-        start_ms=NO_START_MS,
-        begin_epoch=NO_PRODUCER_EPOCH,
-        timeout_ms=_timeout_ms(request),
-        last_producer_epoch=before.producer_epoch if request.expected is not None else NO_PRODUCER_EPOCH,
-        fence_reason=None,
-        fence_detail=None,
-    )
+def _check_decided(before: TransactionMetadata, after: TransactionMetadata) -> None:
+    assert after.producer_id == before.producer_id
+    assert after.producer_epoch == min(before.producer_epoch + 1, EPOCH_MAX)
+    assert after.begin_epoch < after.producer_epoch, "a marker's epoch is above that of its records"
+    # Whoever is fenced has nothing that it could ask for again.
+    repeatable = after.fence_reason is None
+    assert after.last_producer_epoch == (before.producer_epoch if repeatable else NO_PRODUCER_EPOCH)
+    if before.state not in AT_REST:
+        assert after.start_ms == before.start_ms
+        assert after.begin_epoch == before.begin_epoch
 
 
-def _init_at_rest(
-    row: TransactionMetadata, request: InitRequest, now_ms: int, allocate: AllocateProducerId
-) -> tuple[InitAction, TransactionMetadata]:
-    assert row.state in AT_REST, row.state
-    expected = request.expected
-    is_current = expected is None or row.producer_epoch in {expected.epoch, NO_PRODUCER_EPOCH}
-    fresh = replace(
-        row,
-        state=_S.EMPTY,
-        timeout_ms=_timeout_ms(request),
-        last_producer_epoch=NO_PRODUCER_EPOCH if expected is None else row.producer_epoch,
-        start_ms=NO_START_MS,
-        begin_epoch=NO_PRODUCER_EPOCH,
-        last_update_ms=now_ms,
-        fence_reason=None,
-        fence_detail=None,
-    )
-    if is_current and row.epoch_exhausted:
-        return InitAction.SAVE, replace(
-            fresh, producer_id=allocate(), previous_producer_id=row.producer_id, producer_epoch=0
-        )
-    if is_current:
-        return InitAction.SAVE, replace(fresh, producer_epoch=row.producer_epoch + 1)
-    assert expected is not None
-    if _is_answered_already(row, expected):
-        return InitAction.ANSWER, row
-    raise _fenced(row, expected)
+def _check_complete(before: TransactionMetadata, after: TransactionMetadata) -> None:
+    assert after.start_ms != NO_START_MS
+    assert after.start_ms == before.start_ms
+    if before.next_producer_id == NO_PRODUCER_ID:
+        assert after.identity == before.identity
+    else:
+        assert after.identity == ProducerIdentity(before.next_producer_id, 0)
+        assert after.previous_producer_id == before.producer_id
 
 
-def _may_be(row: TransactionMetadata, expected: ProducerIdentity) -> bool:
-    if row.producer_epoch == NO_PRODUCER_EPOCH or expected.producer_id == row.producer_id:
-        return True
-    return expected.producer_id == row.previous_producer_id and expected.epoch >= EPOCH_EXHAUSTED
-
-
-def _is_answered_already(row: TransactionMetadata, expected: ProducerIdentity) -> bool:
-    """Return whether the same request was answered before and the answer was lost (KIP-360)."""
-    return row.last_producer_epoch != NO_PRODUCER_EPOCH and expected.epoch == row.last_producer_epoch
-
-
-def _with_fresh_epoch(row: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    return replace(
-        row,
-        producer_epoch=min(row.producer_epoch + 1, EPOCH_MAX),
-        last_producer_epoch=NO_PRODUCER_EPOCH,
-        last_update_ms=now_ms,
-    )
-
-
-def _timeout_ms(request: InitRequest) -> int:
-    return TIMEOUT_NEVER_MS if request.enable_two_phase_commit else request.timeout_ms
+_CHECKS: Final = {
+    TransactionState.EMPTY: _check_empty,
+    TransactionState.ONGOING: _check_ongoing,
+    TransactionState.PREPARE_COMMIT: _check_decided,
+    TransactionState.PREPARE_ABORT: _check_decided,
+    TransactionState.COMPLETE_COMMIT: _check_complete,
+    TransactionState.COMPLETE_ABORT: _check_complete,
+}
 
 
 # --- AddPartitionsToTxn, AddOffsetsToTxn -----------------------------------------------------------------------------
@@ -273,8 +313,6 @@ class EndAction(enum.Enum):
 
 
 _A = EndAction
-
-
 #: By state: what an EndTxn does for (abort, repeated), (abort, current), (commit, repeated), (commit, current).
 #: A request is *current* if it has the row's epoch and *repeated* if it has the one before: its answer may be lost.
 END_TRANSACTION: Final[Mapping[TransactionState, tuple[EndAction, EndAction, EndAction, EndAction]]] = MappingProxyType(
@@ -318,7 +356,7 @@ def end_transaction(
     verb = "commit" if commit else "abort"
     if action is _A.FENCED:
         _raise_if_aborted_from_outside(known, producer)
-        raise _fenced(known, producer)
+        raise fenced(known, producer)
     if action is _A.WRONG_STATE:
         raise InvalidTransactionState(
             f"the transaction of {known.transactional_id[:80]!r} cannot {verb}: it is {known.state.kafka_name}"
@@ -434,7 +472,7 @@ def _check_current(row: TransactionMetadata, producer: ProducerIdentity) -> None
     if producer == row.identity:
         return
     _raise_if_aborted_from_outside(row, producer)
-    raise _fenced(row, producer) if producer.producer_id == row.producer_id else _wrong_mapping(row, producer)
+    raise fenced(row, producer) if producer.producer_id == row.producer_id else _wrong_mapping(row, producer)
 
 
 def check_in_time(row: TransactionMetadata, now_ms: int) -> None:
@@ -461,7 +499,8 @@ def _aborted(row: TransactionMetadata, detail: str | None) -> TransactionAbortab
     )
 
 
-def _fenced(row: TransactionMetadata, producer: ProducerIdentity) -> ProducerFenced:
+def fenced(row: TransactionMetadata, producer: ProducerIdentity) -> ProducerFenced:
+    """Return the error of a producer that a newer one has replaced."""
     why = f" ({row.fence_detail})" if row.fence_detail else ""
     return ProducerFenced(
         f"producer {producer} of {row.transactional_id[:80]!r} is fenced: it is {row.identity} now{why}"

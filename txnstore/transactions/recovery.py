@@ -50,7 +50,12 @@ from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.completion import complete_decided, complete_if_possible
 from txnstore.transactions.locked import LockedTransaction
-from txnstore.transactions.states import DECIDED, EXPIRABLE, FenceReason, TransactionState
+from txnstore.transactions.protocol import (
+    DECIDED,
+    EXPIRABLE,
+    FenceReason,
+    TransactionState,
+)
 
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)

@@ -27,8 +27,13 @@ from txnstore.db.types import Flag, Int64
 from txnstore.errors import InvalidRequest
 from txnstore.log.append import Marker
 from txnstore.model import ControlType, ProducerIdentity
-from txnstore.transactions.protocol import TransactionWriter
-from txnstore.transactions.states import FenceReason, TransactionMetadata, TransactionState, check_change
+from txnstore.transactions.protocol import (
+    FenceReason,
+    TransactionMetadata,
+    TransactionState,
+    TransactionWriter,
+    check_change,
+)
 
 _THIS: Final = transactions.c.transactional_id == bindparam("of_transactional_id")
 # Every request of a transactional id takes this lock first and holds it to the end of its database transaction. So

@@ -19,8 +19,8 @@ from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.statements import server_now_ms
 from txnstore.log.bounds import read_bounds
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.rows import read_row
-from txnstore.transactions.states import TransactionState
 
 #: As long as the readers look that come and go.
 LOOK_SECONDS = 0.5

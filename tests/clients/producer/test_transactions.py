@@ -23,8 +23,8 @@ from tests.clients.steps import (
 from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, Message, TopicPartition
 from txnstore.db.schema import transactions
 from txnstore.db.store import Store
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED
 from txnstore.transactions.recovery import abort_by_administrator
-from txnstore.transactions.states import EPOCH_EXHAUSTED
 
 TOPIC = "orders"
 

@@ -62,7 +62,7 @@ from txnstore.clients.model.metadata import (
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.model import OFFSET_MAX, IsolationLevel
-from txnstore.transactions.states import TransactionState
+from txnstore.transactions.protocol import TransactionState
 
 #: How long the end of a client waits for the call that is running.
 _CLOSE_SECONDS: Final = 10.0

@@ -26,8 +26,8 @@ from txnstore.model import OFFSET_MAX, ProducerIdentity
 from txnstore.transactions import listing, rows
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
 from txnstore.transactions.listing import TransactionFilter
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction
-from txnstore.transactions.states import TransactionState
 
 _EPOCH_MAX: Final = 2**15 - 1
 _INT32_MAX: Final = 2**31 - 1
