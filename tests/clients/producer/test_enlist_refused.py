@@ -1,0 +1,376 @@
+"""Enlisted connections that are used otherwise than they may be: nothing is committed, or rows and records alike."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from tests.clients.callers import application_engine, calling
+from tests.clients.membership.steps import TP
+from tests.clients.producer.enlisting import *  # noqa: F403 - the fixtures
+from tests.clients.producer.enlisting import committed_values, is_there, numbers, rows_of
+from tests.clients.steps import PATIENCE_SECONDS, Refusal, error_of
+from txnstore import Consumer, KafkaError, KafkaException, Producer
+
+# --- the caller's own endings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_the_callers_own_ending_is_refused(producer, any_caller, url, topic, entry, ending):
+    if any_caller.is_sqlite and any_caller.kind.endswith("driver"):
+        pytest.skip("sqlite3's own type takes no guard: seen when the producer commits")
+    producer.begin_transaction()
+    producer.enlist(any_caller.given)
+    any_caller.write(entry)
+    producer.produce(topic, b"1")
+    error = error_of(getattr(any_caller, ending))
+    call = "commit_transaction()" if ending == "commit" else "abort_transaction()"
+    assert (error.code(), call in error.str()) == (KafkaError._STATE, True)
+    # Nothing has happened: it goes on.
+    any_caller.write(f"{entry} more")
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, entry), is_there(url, f"{entry} more")) == (True, True)
+    assert committed_values(url, topic) == [b"1"]
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN"])
+def test_an_ending_behind_the_guards_is_seen_before_anything_is_decided(producer, url, topic, entry, ending):
+    with calling(url, "driver") as caller:
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        caller.write(entry)
+        producer.produce(topic, b"1")
+        for statement in ending.split("; "):
+            caller.given.execute(statement)
+        error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+        assert error.txn_requires_abort()
+        assert "by its owner" in error.str()
+        assert committed_values(url, topic) == []
+        producer.abort_transaction(PATIENCE_SECONDS)
+        assert is_there(url, entry) == ending.startswith("COMMIT")
+    assert committed_values(url, topic) == []
+
+
+def test_the_methods_of_sqlite3_itself_are_seen_before_anything_is_decided(producer, url, topic, entry):
+    if not url.startswith("sqlite"):
+        pytest.skip("others are refused at once")
+    with calling(url, "driver") as caller:
+        for ending in ("commit", "rollback"):
+            producer.begin_transaction()
+            producer.enlist(caller.given)
+            caller.write(f"{entry} {ending}")
+            producer.produce(topic, b"1")
+            getattr(caller.given, ending)()
+            assert "by its owner" in error_of(producer.commit_transaction, PATIENCE_SECONDS).str()
+            producer.abort_transaction(PATIENCE_SECONDS)
+    assert committed_values(url, topic) == []
+
+
+def test_a_block_of_the_callers_that_ends_inside_is_refused(producer, url, topic, entry):
+    """`with engine.begin()` commits at its end: inside of the producer's block that is too early."""
+    engine = application_engine(url)
+
+    def fail():
+        with producer.transaction(PATIENCE_SECONDS), engine.begin() as connection:
+            producer.enlist(connection)
+            connection.execute(text("INSERT INTO ledger VALUES (:entry)"), {"entry": entry})
+            producer.produce(topic, b"1")
+
+    with pytest.raises(KafkaException, match="enlisted"):
+        fail()
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+
+
+def test_a_connection_that_its_owner_closes_is_rolled_back_and_so_is_the_rest(producer, url, topic, entry):
+    for kind in ("core", "driver", "orm"):
+        producer.begin_transaction()
+        with calling(url, kind) as caller:
+            producer.enlist(caller.given)
+            caller.write(f"{entry} {kind}")
+            producer.produce(topic, b"1")
+        error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+        assert error.txn_requires_abort(), kind
+        assert "owner" in error.str()
+        producer.abort_transaction(PATIENCE_SECONDS)
+        assert not is_there(url, f"{entry} {kind}")
+    assert committed_values(url, topic) == []
+
+
+def test_savepoints_of_the_callers_are_his(producer, url, topic, entry):
+    engine = application_engine(url)
+    insert = text("INSERT INTO ledger VALUES (:entry)")
+    with engine.connect() as connection, producer.transaction(PATIENCE_SECONDS):
+        producer.enlist(connection)
+        connection.execute(insert, {"entry": entry})
+        with pytest.raises(IntegrityError), connection.begin_nested():
+            connection.execute(insert, {"entry": entry})
+        producer.produce(topic, b"1")
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
+def test_a_failed_statement_refuses_the_commit(producer, url, topic, entry):
+    """PostgreSQL would answer COMMIT with ROLLBACK, and no error."""
+    if url.startswith("sqlite"):
+        pytest.skip("a statement that fails does not end SQLite's database transaction")
+    for kind in ("driver", "core", "orm"):
+        with calling(url, kind) as caller:
+            producer.begin_transaction()
+            producer.enlist(caller.given)
+            caller.write(entry)
+            producer.produce(topic, b"1")
+            with pytest.raises(Exception, match="nowhere"):
+                rows_of(caller, "SELECT 1 FROM nowhere")
+            error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+            assert error.txn_requires_abort()
+            producer.abort_transaction(PATIENCE_SECONDS)
+            caller.write(f"{entry} {kind}")
+            caller.commit()
+        assert is_there(url, f"{entry} {kind}")
+    assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+
+
+# --- fenced ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_fenced_producer_commits_no_rows(make_producer, url, topic, entry):
+    old = make_producer("fenced one")
+    with calling(url, "core") as caller:
+        old.begin_transaction()
+        if url.startswith("sqlite"):
+            # Once the connection holds SQLite's write lock, nobody can take over.
+            make_producer("fenced one")
+            old.enlist(caller.given)
+        else:
+            old.enlist(caller.given)
+            make_producer("fenced one")
+        caller.write(entry)
+        old.produce(topic, b"1")
+        error = error_of(old.commit_transaction, PATIENCE_SECONDS)
+        assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)
+        # The connection is its owner's again, rolled back.
+        assert not caller.given.in_transaction()
+        caller.write(f"{entry} of its own")
+        caller.commit()
+    assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+    assert is_there(url, f"{entry} of its own")
+
+
+def test_a_generation_that_has_passed_commits_no_rows(producer, url, topic, entry):
+    if url.startswith("sqlite"):
+        pytest.skip("while a connection holds SQLite's write lock, no group changes")
+    settings = {"group.id": f"group-{next(numbers)}", "enable.auto.commit": False}
+    consumer = Consumer({"bootstrap.servers": url, **settings})
+    consumer.subscribe([topic])
+    while not consumer.assignment():
+        consumer.poll(0.01)
+    metadata = consumer.consumer_group_metadata()
+    with calling(url, "core") as caller:
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        caller.write(entry)
+        producer.produce(topic, b"1")
+        producer.send_offsets_to_transaction([TP(topic, 0, 6)], metadata, PATIENCE_SECONDS)
+        consumer.close()
+        error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+        assert (error.code(), error.txn_requires_abort()) == (KafkaError.UNKNOWN_MEMBER_ID, True)
+        producer.abort_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+
+
+# --- bad inputs -------------------------------------------------------------------------------------------------------
+
+
+def test_outside_of_a_transaction(producer, caller):
+    error = error_of(producer.enlist, caller.given)
+    assert error.code() == KafkaError._STATE
+    assert error_of(Producer({"bootstrap.servers": "sqlite://"}).enlist, caller.given).code() == (
+        KafkaError._NOT_CONFIGURED
+    )
+
+
+@pytest.mark.parametrize("given", [None, 42, "a url", object()], ids=["none", "number", "text", "object"])
+def test_what_is_no_connection(producer, url, topic, given):
+    producer.begin_transaction()
+    with pytest.raises(TypeError, match="expected a Connection or Session of SQLAlchemy"):
+        producer.enlist(given)
+    # The transaction goes on without it.
+    producer.produce(topic, b"1")
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert committed_values(url, topic) == [b"1"]
+
+
+def test_a_second_connection_to_the_same_database(producer, url, topic, entry):
+    with calling(url, "core") as caller, calling(url, "core") as other:
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        producer.enlist(caller.given)
+        error = error_of(producer.enlist, other.given)
+        assert (error.code(), "enlisted already" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+        caller.write(entry)
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert is_there(url, entry)
+
+
+def test_a_connection_in_autocommit_mode(producer, url):
+    if url.startswith("sqlite"):
+        pytest.skip("on SQLite enlist() begins by itself")
+    with calling(url, "driver") as caller:
+        caller.given.autocommit = True
+        producer.begin_transaction()
+        error = error_of(producer.enlist, caller.given)
+        assert (error.code(), "autocommit" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+        producer.abort_transaction(PATIENCE_SECONDS)
+
+
+def test_another_sqlite_file(producer, tmp_path):
+    other = sqlite3.connect(tmp_path / "other.db")
+    producer.begin_transaction()
+    error = error_of(producer.enlist, other)
+    assert (error.code(), "outbox" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+    other.close()
+    producer.abort_transaction(PATIENCE_SECONDS)
+
+
+def test_a_sqlite_connection_stays_on_its_thread(producer, url, topic, entry):
+    if not url.startswith("sqlite"):
+        pytest.skip("a connection of psycopg belongs to no thread")
+    with calling(url, "driver") as caller:
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        caller.write(entry)
+        producer.produce(topic, b"1")
+        refused: list[KafkaError] = []
+        thread = threading.Thread(
+            target=lambda: refused.extend(
+                error_of(call, PATIENCE_SECONDS) for call in (producer.commit_transaction, producer.abort_transaction)
+            )
+        )
+        thread.start()
+        thread.join()
+        assert [(error.code(), "another thread" in error.str()) for error in refused] == [(KafkaError._STATE, True)] * 2
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
+def test_a_read_that_is_older_than_the_last_commit(producer, url, topic, entry):
+    if not url.startswith("sqlite"):
+        pytest.skip("only SQLite's readers cannot turn to writing")
+    with calling(url, "core") as caller:
+        caller.given.exec_driver_sql("BEGIN")
+        rows_of(caller, "SELECT count(*) FROM ledger")
+        with calling(url, "core") as other:
+            other.write(entry)
+            other.commit()
+        producer.begin_transaction()
+        error = error_of(producer.enlist, caller.given)
+        assert (error.code(), "BEGIN IMMEDIATE" in error.str()) == (KafkaError._TIMED_OUT, True)
+        caller.rollback()
+        producer.enlist(caller.given)
+        caller.write(f"{entry} again")
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert is_there(url, f"{entry} again")
+
+
+@pytest.mark.parametrize("call", ["transaction_token", "prepare_transaction"])
+def test_calls_that_do_not_go_together_with_it(make_producer, caller, call):
+    producer = make_producer()
+    producer.begin_transaction()
+    producer.enlist(caller.given)
+    assert error_of(getattr(producer, call)).code() == KafkaError._STATE
+    producer.abort_transaction(PATIENCE_SECONDS)
+
+
+def test_closing_the_producer_gives_the_connection_back(make_producer, url, topic, entry):
+    for kind in ("core", "driver", "orm"):
+        producer = make_producer()
+        with calling(url, kind) as caller:
+            producer.begin_transaction()
+            producer.enlist(caller.given)
+            caller.write(entry)
+            producer.produce(topic, b"1")
+            producer.close()
+            caller.write(f"{entry} {kind}")
+            caller.commit()
+        assert (is_there(url, entry), is_there(url, f"{entry} {kind}")) == (False, True)
+    assert committed_values(url, topic) == []
+
+
+def test_closing_in_another_thread_does_not_part_rows_and_records(make_producer, url, topic, entry):
+    """While the session writes what it holds back, the commit is on its way already."""
+    engine = application_engine(url)
+    producer = make_producer()
+    closer = threading.Thread(target=producer.close)
+    finish, finished = producer._transactions.finish, threading.Event()
+
+    def finish_and_tell(timeout_seconds):
+        try:
+            finish(timeout_seconds)
+        finally:
+            finished.set()
+
+    def close(_):
+        closer.start()
+        assert finished.wait(PATIENCE_SECONDS)
+
+    producer._transactions.finish = finish_and_tell
+    with Session(engine) as session:
+        event.listen(session, "before_commit", close)
+        producer.begin_transaction()
+        producer.enlist(session)
+        session.execute(text("INSERT INTO ledger VALUES (:entry)"), {"entry": entry})
+        producer.produce(topic, b"1")
+        with contextlib.suppress(RuntimeError):
+            producer.commit_transaction(PATIENCE_SECONDS)
+        closer.join(PATIENCE_SECONDS)
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
+def test_a_savepoint_that_is_open_on_sqlite_is_refused(producer, url, topic, entry):
+    """Its end would commit the rows alone: sqlite3 sends no BEGIN before a savepoint."""
+    if not url.startswith("sqlite"):
+        pytest.skip("PostgreSQL knows a database transaction from a savepoint")
+    engine = application_engine(url)
+    with engine.connect() as connection:
+        producer.begin_transaction()
+        with connection.begin_nested():
+            assert error_of(producer.enlist, connection).code() == KafkaError.INVALID_REQUEST
+        producer.enlist(connection)
+        connection.execute(text("INSERT INTO ledger VALUES (:entry)"), {"entry": entry})
+        producer.commit_transaction(PATIENCE_SECONDS)
+    engine.dispose()
+    assert is_there(url, entry)
+
+
+class AlwaysInTransaction(sqlite3.Connection):
+    """As Python 3.12 makes them with autocommit=False."""
+
+    autocommit = False
+
+
+def test_a_connection_that_always_has_a_transaction_open_is_refused(producer, url):
+    if not url.startswith("sqlite"):
+        pytest.skip("sqlite3 has such connections")
+    path = url.removeprefix("sqlite:///")
+    producer.begin_transaction()
+    with contextlib.closing(sqlite3.connect(path, factory=AlwaysInTransaction)) as connection:
+        error = error_of(producer.enlist, connection)
+    assert (error.code(), "autocommit=False" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+    producer.abort_transaction(PATIENCE_SECONDS)
+
+
+def test_refusals_hold_no_secret(producer, url):
+    producer.begin_transaction()
+    with calling(url, "driver") as caller:
+        caller.given.close()
+        refusal = Refusal.of(error_of(producer.enlist, caller.given))
+    assert "://" not in (refusal.text or "")
+    producer.abort_transaction(PATIENCE_SECONDS)
