@@ -94,7 +94,7 @@ def _level(low: int, high: int) -> Callable[[str, str], int]:
 def _words(name: str, text: str) -> list[str]:
     words = [word.strip() for word in text.split(",")] if text.strip() else []
     if not all(words):
-        raise InvalidConfiguration(f"{name} takes words with one comma between them, not {text[:40]!r}")
+        raise InvalidConfiguration(f"{name} takes words separated by single commas, not {text[:40]!r}")
     return list(dict.fromkeys(words))
 
 

@@ -87,4 +87,4 @@ def test_without_a_database_or_with_one_that_cannot_vote_it_is_refused(txnstore,
     assert "which database" in run("transactions", "recover").err
     ended = txnstore("maintain", url, "--once", "--participant", "sqlite:///shop.db")
     assert ended.code == 1
-    assert "no other kind votes" in ended.err
+    assert "databases of other kinds cannot vote" in ended.err

@@ -122,7 +122,7 @@ def test_a_bad_line_ends_the_run_and_aborts_the_transaction(run, done):
         assert ended.err.count("\n") == 1
         assert what in ended.err
         assert "secret" not in ended.err
-        assert ended.err.endswith("; nothing of it was committed\n")
+        assert ended.err.endswith("; nothing was committed\n")
     assert done("consume", "orders") == ""
     without = run("produce", "orders", "-j", stdin=b'{"value": "before"}\nnonsense')
     assert without.err.endswith("; 1 record was written before\n")
@@ -211,7 +211,7 @@ def test_ctrl_c_aborts_the_transaction(done, run, monkeypatch):
 
     done("topics", "create", "orders")
     monkeypatch.setattr(produce_command, "_sources", lambda *_: [("standard input", Interrupted(), None)])
-    for option, told in (["-t", "load"], "nothing of it was committed\n"), ([], "1 record was written before\n"):
+    for option, told in (["-t", "load"], "nothing was committed\n"), ([], "1 record was written before\n"):
         ended = run("produce", "orders", *option)
         assert (ended.code, ended.out, ended.err) == (130, "", told)
     assert done("consume", "orders") == "a\n"

@@ -167,7 +167,7 @@ def test_in_a_forked_child_it_is_refused_and_its_close_leaves_the_parents_alone(
     if child == 0:
         status = 1
         try:
-            with pytest.raises(KafkaException, match="make a client of its own in each process") as raised:
+            with pytest.raises(KafkaException, match="make a new client in each process") as raised:
                 connection.store()
             assert raised.value.args[0].code() == KafkaError._STATE
             connection.close()

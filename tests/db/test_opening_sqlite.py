@@ -78,7 +78,7 @@ def test_a_device_is_refused(device):
     ("path", "told"),
     [
         ("missing/store.db", "does not exist; create it first"),
-        ("file/store.db", "is no folder"),
+        ("file/store.db", "is not a folder"),
         ("x" * 300, "cannot be an SQLite file"),
         ("a%00b", "unprintable"),
         ("a\0b", "unprintable"),

@@ -247,7 +247,7 @@ def test_the_thread_outlives_a_database_that_is_away(txnstore_postgresql_url, ca
         with connection:
             outbox.produce(connection, "t", b"v")
         eventually(lambda: values(store) == [b"v"])
-    assert "is not looked after at the moment" in caplog.text
+    assert "cannot be moved at the moment" in caplog.text
 
 
 def child_of_a_fork(outbox, url):

@@ -289,7 +289,7 @@ def test_a_member_of_the_role_that_prepared_it_may_end_it(sqlite_bank, other_ser
 
 
 def test_what_is_no_participant_is_refused(sqlite_bank, no_vote_server):
-    with pytest.raises(InvalidUrl, match="no PostgreSQL"):
+    with pytest.raises(InvalidUrl, match="not a PostgreSQL database"):
         recover_branches(sqlite_bank.store, "sqlite:///shop.db")
     with pytest.raises(InvalidRequest, match="max_prepared_transactions"):
         recover_branches(sqlite_bank.store, no_vote_server.url)

@@ -117,7 +117,7 @@ COUNTED: Final = (
     RECOGNISED,
 )
 #: Offsets stay for a minute at least.
-OFFSETS_GO: Final = ("groups rid of expired offsets",)
+OFFSETS_GO: Final = ("groups cleared of expired offsets",)
 OFFSETS_GO_SECONDS: Final = 150
 
 

@@ -128,7 +128,7 @@ REFUSED = [
     ({"kafka__nonsense": "x"}, True, "there is no option 'kafka.nonsense'"),
     ({"topic": "t"}, False, "topic is an option of the sink"),
     ({"kafka__auto__offset__reset": "earliest"}, True, "kafka.auto.offset.reset cannot be given: say where"),
-    ({"kafka__group__id": "a", "group__id": "b"}, True, "group.id and kafka.group.id are names of one option"),
+    ({"kafka__group__id": "a", "group__id": "b"}, True, "group.id and kafka.group.id are names of the same option"),
 ]
 
 
@@ -183,7 +183,7 @@ def test_columns_are_those_of_sparks_kafka_source():
         ([StructField("value", StringType())], "the column value as string; it is binary"),
         ([StructField("valu", BinaryType())], "a column 'valu'"),
         ([StructField("offset", LongType(), nullable=False)], "not null; it is bigint"),
-        ([HEADERS], "takes includeHeaders=true"),
+        ([HEADERS], "which needs includeHeaders=true"),
         ([COLUMNS["value"], COLUMNS["value"]], "twice"),
     ],
     ids=["type", "name", "not_null", "headers", "twice"],

@@ -36,7 +36,7 @@ _QUEUE_SECONDS: Final = 0.1
 #: How long the calls of a transaction, and what is queued when the user gives up, may take.
 _CALL_SECONDS: Final = 60.0
 _DELIVERY_MS: Final = 60_000
-_NOTHING_COMMITTED: Final = "nothing of it was committed"
+_NOTHING_COMMITTED: Final = "nothing was committed"
 #: How often, in lines, the bar is moved and delivery reports are served.
 _LINES_BETWEEN_LOOKS: Final = 100
 

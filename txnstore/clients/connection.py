@@ -137,7 +137,7 @@ class StoreConnection:
                 KafkaError(
                     KafkaError._STATE,
                     f"this client was made in process {self.process_id} and cannot be used in its child"
-                    f" {os.getpid()}: make a client of its own in each process",
+                    f" {os.getpid()}: make a new client in each process",
                 )
             )
 

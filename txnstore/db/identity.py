@@ -81,7 +81,9 @@ def check_not_adopted(store: Store, connection: Connection) -> None:
 
 def _check_uuid(store: Store, store_uuid: str) -> None:
     if store_uuid != store.store_uuid:
-        raise StoreCopied(f"the store in {store.url} was given another identity meanwhile: start this program anew")
+        raise StoreCopied(
+            f"the store in {store.url} was given another identity while this program ran: restart the program"
+        )
 
 
 def _check(store: Store, actual: str | None, recorded: str) -> None:

@@ -95,7 +95,9 @@ def check_schema_name(schema: object) -> None:
         InvalidUrl: the name cannot be the schema of a store.
     """
     if not isinstance(schema, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", schema):
-        raise InvalidUrl("the schema's name is made of letters, digits and underscores, and begins with no digit")
+        raise InvalidUrl(
+            "the schema's name is made of letters, digits and underscores, and does not begin with a digit"
+        )
     if len(schema) > _IDENTIFIER_BYTES:
         raise InvalidUrl(f"the schema's name is longer than PostgreSQL's {_IDENTIFIER_BYTES} bytes")
     if schema.lower().startswith("pg_") or schema.lower() == "information_schema":
@@ -214,14 +216,14 @@ def _look(store: Store, connection: Connection) -> Finding:
 def _look_inside(connection: Connection, names: frozenset[str]) -> Finding:
     version = _read_version(connection)
     if version is None:
-        return _foreign("they carry no version of txnstore")
+        return _foreign("no version of txnstore is recorded in them")
     if version == SCHEMA_VERSION and (missing := _OUR_TABLES - names):
         return _foreign(f"some are missing: {', '.join(sorted(missing))}")
     rows = connection.execute(_ANY_COLUMNS.select_from(stores)).all()
     if not rows:
         return Finding(Found.TABLES, version)
     if len(rows) > 1 or not _is_store(rows[0], version):
-        return _foreign("the table stores is not what txnstore wrote")
+        return _foreign("the table stores is not as txnstore writes it")
     return Finding(Found.STORE, version, str(rows[0].store_uuid))
 
 
@@ -243,7 +245,9 @@ def _is_store(row: Row[Any], version: int) -> bool:
 def _check(store: Store, finding: Finding) -> None:
     if finding.found is Found.FOREIGN:
         hint = "; open the store with another schema" if store.backend.name == "postgresql" else ""
-        raise ForeignSchema(f"{store.url} has tables with the names of txnstore's, but {finding.why_foreign}{hint}")
+        raise ForeignSchema(
+            f"{store.url} has tables with the same names as txnstore's, but {finding.why_foreign}{hint}"
+        )
     if finding.schema_version > SCHEMA_VERSION:
         raise SchemaTooNew(
             f"the tables in {store.url} are of version {finding.schema_version},"

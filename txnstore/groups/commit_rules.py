@@ -146,5 +146,5 @@ def check_member_commit(
     else:
         raise IllegalGeneration(
             f"the member does not own {len(set(partition_ids) - owned)} of the {len(partition_ids)} partitions that it"
-            " commits offsets of: the group has given them to others, or nobody has given them to it"
+            " commits offsets of: the group has assigned them to others, or has never assigned them to it"
         )

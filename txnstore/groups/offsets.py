@@ -349,7 +349,7 @@ def _write(connection: Connection, statement: Executable, rows: list[dict[str, A
 
 def _deleted(partition_id: int) -> UnknownTopicOrPartition:
     return UnknownTopicOrPartition(
-        f"there is no partition with id {partition_id} to commit an offset of; was its topic deleted?"
+        f"there is no partition with id {partition_id} to commit an offset for; was its topic deleted?"
     )
 
 

@@ -252,7 +252,7 @@ class LockedPartitions:
         return row
 
     def _state_after(self, partition_id: int, batch: EncodedBatch, recent: RecentBatch) -> ProducerInPartition:
-        assert batch.base_sequence != NO_SEQUENCE, "an idempotent producer numbers its records"
+        assert batch.base_sequence != NO_SEQUENCE, "a batch of an idempotent producer needs a sequence number"
         key = (partition_id, batch.producer_id)
         state = self.producer_state(key)
         if state is None:
@@ -415,7 +415,7 @@ def _check_form(batch: EncodedBatch) -> None:
         raise InvalidRecord("markers are written by the coordinator, never appended as records")
     numbers = (batch.producer_id, batch.producer_epoch, batch.base_sequence)
     if min(numbers) < 0 and (max(numbers) >= 0 or batch.is_transactional):
-        raise InvalidRecord("a batch of an idempotent producer has a producer id, an epoch and a sequence number")
+        raise InvalidRecord("a batch of an idempotent producer needs a producer id, an epoch and a sequence number")
 
 
 def _stamped(item: Append, now_ms: int) -> EncodedBatch:

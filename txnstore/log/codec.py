@@ -526,7 +526,7 @@ def decode(row: RecordBatchRow) -> RecordBatch:
     try:
         return _open(row)
     except (ValueError, TypeError):
-        raise corrupt_batch(row, "a column holds a number that means nothing") from None
+        raise corrupt_batch(row, "a column holds a number without a meaning") from None
 
 
 def control_record_bytes(control_type: ControlType, coordinator_epoch: int) -> tuple[bytes, bytes]:

@@ -450,7 +450,7 @@ def _unpack_row(row: Any) -> Sequence[Header]:
             for name, value in zip(row[::2], row[1::2], strict=True)
         )
     except (ValueError, TypeError):
-        raise DamagedColumn("headers holds what are not pairs of text or hex digits") from None
+        raise DamagedColumn("headers holds something other than pairs of text or hex digits") from None
 
 
 def _unpack_hex(cell: Any) -> bytes:

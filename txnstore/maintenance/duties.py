@@ -72,7 +72,7 @@ DUTIES: Final = (
         lambda store, _: expiration.expire_silent_members(store, groups_max=FOUND_MAX),
     ),
     MaintenanceDuty(
-        "groups rid of expired offsets",
+        "groups cleared of expired offsets",
         RETENTION_INTERVAL,
         lambda store, _: expiration.expire_offsets(store, groups_max=FOUND_MAX),
     ),
@@ -90,7 +90,9 @@ def branch_duties(participants: Sequence[str]) -> tuple[MaintenanceDuty, ...]:
     for participant in participants:
         url = parse_url(participant)
         if url.kind != "postgresql":
-            raise InvalidUrl(f"{url} is no PostgreSQL database: no other kind votes on transactions")
+            raise InvalidUrl(
+                f"{url} is not a PostgreSQL database: databases of other kinds cannot vote on transactions"
+            )
         label = f"{url.url.host or 'localhost'}:{url.url.port or 5432}/{url.url.database}"
         duties.append(
             MaintenanceDuty(f"branches ended in {label}", ABORT_INTERVAL, partial(_end_branches, participant))

@@ -80,10 +80,10 @@ class BackgroundSequencer:
             except StoreClosed:
                 return
             except TxnStoreError as error:
-                self._logger.warning("the outbox is not looked after at the moment; trying again: %s", error)
+                self._logger.warning("the rows of the outbox cannot be moved at the moment; trying again: %s", error)
                 pause_seconds = backoff.back_off()
             except Exception:
-                self._logger.exception("looking after the outbox failed")
+                self._logger.exception("moving the rows of the outbox failed")
                 pause_seconds = PAUSE_LAST_SECONDS
             if closing:
                 return

@@ -70,7 +70,7 @@ def adopt(given: Sequence[Store], *, same: bool = False, force: bool = False) ->
     where it was made: a physical copy of a whole server, or of a disk.
 
     Raises:
-        InvalidRequest: it is where it was made, and so no copy, as far as anybody can tell.
+        InvalidRequest: it is where its tables were made, so nothing shows that it is a copy.
         WrongCluster: of several databases not all were given, or one of them is no copy.
         PermissionDenied: this role may not ask which database it is.
         TxnStoreError: a database refuses or cannot be reached.
@@ -81,8 +81,8 @@ def adopt(given: Sequence[Store], *, same: bool = False, force: bool = False) ->
     pending = [standing for standing in found if force or standing.is_moved]
     if not pending:
         raise InvalidRequest(
-            f"{found[0].store.url} is the database in which its tables were made, so it is no copy as far as anybody"
-            " can tell; a physical copy of a whole server, or of a disk, is adopted with --force"
+            f"{found[0].store.url} is the database in which its tables were made, so nothing shows that it is a"
+            " copy; a physical copy of a whole server, or of a disk, is adopted with --force"
         )
     _check_complete(found)
     uuids = _new_uuids(found, pending)
@@ -134,7 +134,8 @@ def _new_uuids(found: Sequence[_Standing], pending: Sequence[_Standing]) -> dict
         told = {other.members[standing.database_id].store_uuid for other in settled}
         if standing.store.store_uuid in told:
             raise WrongCluster(
-                f"of the databases that were given {settled[0].store.url} is no copy: it belongs to the original"
+                f"{settled[0].store.url}, one of the databases that were given, is not a copy: it belongs to the"
+                " original"
             )
         uuids[standing.database_id] = told.pop() if told else str(uuid.uuid4())
     return uuids
@@ -151,7 +152,7 @@ def _adopt(standing: _Standing, uuids: Mapping[int, str]) -> Adopted:
 
     def work(connection: Connection) -> None:
         if connection.execute(_LOCK).one() != (store.store_uuid, standing.recorded):
-            raise StoreCopied(f"somebody else is adopting the store in {store.url}")
+            raise StoreCopied(f"another process is adopting the store in {store.url}")
         lock_outbox(connection, waits=True)
         connection.execute(_SET, {"new_uuid": new_uuid, "new_identity": standing.actual})
         connection.execute(_RENAME, [{"of_id": number, "new_uuid": of_it} for number, of_it in uuids.items()])

@@ -119,7 +119,7 @@ _OPTIONS: Final = (
     Option("value.deserializer", Side.SOURCE, refused=_SERIALIZATION),
     Option("key.serializer", Side.SINK, refused=_SERIALIZATION),
     Option("value.serializer", Side.SINK, refused=_SERIALIZATION),
-    Option("interceptor.classes", refused="interceptors are classes of Java, and nothing here runs them"),
+    Option("interceptor.classes", refused="interceptors are Java classes, and nothing here can run them"),
 )
 
 
@@ -162,7 +162,7 @@ def read_options(given: Mapping[str, str], side: Side) -> dict[str, str]:
             ignored.append(given_name)
         elif values.setdefault(option.name, text) != text:
             names = " and ".join(sorted(name for name in given if _BY_NAME.get(name.lower()) is option))
-            raise InvalidConfiguration(f"the options {names} are names of one option and have different values")
+            raise InvalidConfiguration(f"the options {names} are names of the same option, but have different values")
     if ignored:
         _logger.debug("options without a meaning for a database: %s", ", ".join(sorted(ignored)))
     return values

@@ -212,7 +212,7 @@ class BatchMaker:
         if self._topic is not None:
             yield self._topic, rows, first_row.__add__
             return
-        assert self._columns.topic is not None, "without an option there is a column: find_columns has seen to it"
+        assert self._columns.topic is not None, "find_columns() requires the column where the option is not set"
         names = rows.column(self._columns.topic)
         if names.null_count:
             row = first_row + pc.index(names.is_null(), value=True).as_py()

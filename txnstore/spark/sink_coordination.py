@@ -587,7 +587,8 @@ def _check_writers(run: SinkRun, batch_id: int, writers: Collection[int], transa
         why = transaction.known.fence_detail or transaction.known.state.kafka_name
         raise ProducerFenced(
             f"{len(missing)} of {len(writers)} writers of batch {batch_id} are not in the open transaction of"
-            f" {run.transactional_id[:80]!r} or have not reported, {missing[0]} for one ({why}); nothing was changed"
+            f" {run.transactional_id[:80]!r} or have not reported, {missing[0]} for example ({why}); nothing was"
+            " changed"
         )
 
 
@@ -607,6 +608,6 @@ def _insert_batch(connection: Connection, run: SinkRun, batch_id: int, last: int
     # The lock of the transactional id keeps other runs away, but not one of the same query under another name.
     if connection.execute(_INSERT_NEW, batch).one_or_none() is None:
         raise ProducerFenced(
-            f"batch {batch_id} was decided this moment under another transactional id; nothing was changed"
+            f"batch {batch_id} has just been decided under another transactional id; nothing was changed"
         )
     connection.execute(_TRIM_BATCHES, {"of_sink_id": run.sink_id, "through_batch_id": batch_id - BATCHES_KEPT})

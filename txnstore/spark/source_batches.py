@@ -91,7 +91,7 @@ def check_schema(schema: StructType, *, include_headers: bool) -> None:
                 f"{'' if column.nullable else ' not null'}; it is {known.dataType.simpleString()}"
             )
         if column.name == HEADERS.name and not include_headers:
-            raise InvalidConfiguration("the schema asks for the column headers; that takes includeHeaders=true")
+            raise InvalidConfiguration("the schema asks for the column headers, which needs includeHeaders=true")
     if len({column.name for column in schema}) != len(schema):
         raise InvalidConfiguration("the schema names a column twice")
 

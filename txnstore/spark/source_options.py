@@ -61,7 +61,7 @@ def read_partitions(text: str, option: str) -> frozenset[TopicPartition]:
             raise InvalidConfiguration(f"{example}; topic {topic[:80]!r} has no list of partitions")
         for number in numbers:
             if type(number) is not int or not 0 <= number <= _PARTITION_MAX:
-                raise InvalidConfiguration(f"{example}; topic {topic[:80]!r} has a partition that is no number")
+                raise InvalidConfiguration(f"{example}; topic {topic[:80]!r} has a partition that is not a number")
             found.add(TopicPartition(topic, number))
     return frozenset(found)
 
@@ -285,7 +285,7 @@ def _end(values: Mapping[str, str]) -> Limit:
         raise InvalidConfiguration(f"endingOffsets is latest or offsets as JSON, not {word}")
     offsets = read_offsets(text, name)
     if EARLIEST in offsets.values():
-        raise InvalidConfiguration("endingOffsets: -2 (earliest) is no end; use an offset, or -1 for the latest")
+        raise InvalidConfiguration("endingOffsets: -2 (earliest) is not an end; use an offset, or -1 for the latest")
     return AtOffsets(name, offsets)
 
 

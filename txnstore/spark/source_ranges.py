@@ -147,7 +147,7 @@ class DataLoss:
         if offset > bounds.high_watermark:
             self.report(
                 f"{partition} was to be read from offset {offset} on, but its log ends at {bounds.high_watermark}: was"
-                " its topic deleted and made anew, or the database restored?",
+                " its topic deleted and created again, or the database restored?",
                 f"begins at offset {bounds.log_start_offset}",
             )
             return bounds.log_start_offset

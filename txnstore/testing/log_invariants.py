@@ -248,7 +248,7 @@ def _producer_violations(connection: Connection, replay: _Replay, *, producers_e
         # One with nothing open may be forgotten with age.
         if producer_id not in stored and state.transaction_first_offset is not None:
             yield Violation(
-                Invariant.PRODUCERS_KNOWN, f"{where}: producer {producer_id} is forgotten, and its transaction open"
+                Invariant.PRODUCERS_KNOWN, f"{where}: producer {producer_id} is forgotten, but its transaction is open"
             )
 
 

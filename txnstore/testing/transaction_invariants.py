@@ -253,13 +253,13 @@ def _decision_violations(tables: _Tables) -> Iterator[Violation]:
         if outcomes.setdefault(identity, row.outcome) != row.outcome:
             yield Violation(
                 Invariant.ALL_OR_NOTHING,
-                f"the transaction of {_text(identity)} ends otherwise in partition {row.partition_id}",
+                f"the transaction of {_text(identity)} ended differently in partition {row.partition_id}",
             )
         decided = tables.decisions.get(identity)
         if decided is not None and decided != row.outcome:
             yield Violation(
                 Invariant.DECISION_STANDS,
-                f"the transaction of {_text(identity)} was decided to {decided.name}, and not so in partition"
+                f"the transaction of {_text(identity)} was decided to {decided.name}, but did not end so in partition"
                 f" {row.partition_id}",
             )
     begun = {
@@ -272,7 +272,7 @@ def _decision_violations(tables: _Tables) -> Iterator[Violation]:
         if identity in begun and identity not in tables.decisions:
             yield Violation(
                 Invariant.DECISION_STANDS,
-                f"the transaction of {_text(identity)} is not decided, and ended in partition {row.partition_id}",
+                f"the transaction of {_text(identity)} is not decided, but has ended in partition {row.partition_id}",
             )
     for row in tables.committed:
         identity = (row.producer_id, row.producer_epoch)

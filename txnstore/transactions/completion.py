@@ -185,7 +185,7 @@ def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) ->
         return left.decided.next_identity if row is None else row.identity
     identity = store.write(partial(_strike_off, Locality.of(store, cluster), left, delivered), wakes_readers=True)
     if identity is None:
-        assert delivered.error is not None, "something is left that nobody failed to deliver"
+        assert delivered.error is not None, "something is left although no delivery failed"
         raise delivered.error
     return identity
 

@@ -310,7 +310,7 @@ class TransactionCoordinator:
         return replace(ended, appended=[*sent_elsewhere, *ended.appended]) if sent_elsewhere else ended
 
     def _complete_before_init(self, left: PendingDelivery) -> None:
-        assert self.cluster is not None, "nothing is left to other databases where there are no others"
+        assert self.cluster is not None, "nothing can be left to other databases where there are no others"
         try:
             complete_delivered(self.store, self.cluster, left)
         except TxnStoreError as error:

@@ -78,7 +78,7 @@ def announced(
             announce_there()
             verify()
     raise InvalidTransactionState(
-        f"producer {producer} is forgotten before it has written anything: is producer.id.expiration.ms too short?"
+        f"producer {producer} was forgotten before it had written anything: is producer.id.expiration.ms too short?"
     )
 
 

@@ -288,7 +288,7 @@ def test_in_a_forked_child_it_is_refused_and_the_parents_goes_on(admin):
     if child == 0:
         status = 1
         try:
-            with pytest.raises(KafkaException, match="make a client of its own in each process") as raised:
+            with pytest.raises(KafkaException, match="make a new client in each process") as raised:
                 admin.list_topics()
             assert raised.value.args[0] == KafkaError._STATE
             with admin:

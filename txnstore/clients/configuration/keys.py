@@ -409,7 +409,10 @@ _MEANINGFUL: Final = (
     # Kafka's mock broker
     Key(
         "test.mock.num.brokers",
-        Refused("there is no mock: with bootstrap.servers sqlite:// a client has a real store that ends with it"),
+        Refused(
+            "there is no mock cluster: with bootstrap.servers sqlite:// a client has a real store in memory that is"
+            " gone when the client is closed"
+        ),
         None,
     ),
 )

@@ -33,7 +33,10 @@ def apply_producer_rules(values: Values, given: Mapping[str, Any], logger: loggi
     _check_two_phase_commit(values, given)
     if values["txnstore.transaction.token"] is not None:
         if values["transactional.id"]:
-            raise _refusal("`transactional.id` and `txnstore.transaction.token` are of different producers: set one")
+            raise _refusal(
+                "`transactional.id` and `txnstore.transaction.token` belong to different producers: set only one of"
+                " them"
+            )
         if given.get("enable.idempotence") is False:
             raise _refusal("`txnstore.transaction.token` requires `enable.idempotence=true`")
         values["enable.idempotence"] = True
@@ -121,7 +124,7 @@ def _check_two_phase_commit(values: Values, given: Mapping[str, Any]) -> None:
         raise _refusal("`transaction.two.phase.commit.enable` requires `transactional.id`")
     if "transaction.timeout.ms" in given:
         # KIP-939: such transactions never time out; the key's default still bounds how long calls wait.
-        raise _refusal("`transaction.timeout.ms` and `transaction.two.phase.commit.enable` exclude each other")
+        raise _refusal("`transaction.timeout.ms` and `transaction.two.phase.commit.enable` cannot both be set")
 
 
 def _set_message_timeout(values: Values, given: Mapping[str, Any]) -> None:

@@ -99,7 +99,7 @@ class OffsetCommits:
         if errors:
             missing = next(iter(errors))
             raise UnknownTopicOrPartition(
-                f"there is no partition {missing.topic[:80]!r} [{missing.partition}] to commit an offset of"
+                f"there is no partition {missing.topic[:80]!r} [{missing.partition}] to commit an offset for"
             )
         try:
             store = self._connection.cluster().coordinator_of(membership.group_id)

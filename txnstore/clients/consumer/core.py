@@ -236,7 +236,9 @@ class ConsumerCore:
         elif isinstance(error, KafkaException):
             kafka_error = error.args[0]
         else:
-            kafka_error = KafkaError(KafkaError._FAIL, f"an error within txnstore: {type(error).__name__}: {error}")
+            kafka_error = KafkaError(
+                KafkaError._FAIL, f"an internal error in txnstore: {type(error).__name__}: {error}"
+            )
         if kafka_error.retriable() or getattr(error, "outcome_unknown", False):
             self._error_reporter.report(kafka_error)
         else:

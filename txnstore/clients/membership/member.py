@@ -62,9 +62,9 @@ class MemberStage(enum.Enum):
     """Where a consumer stands in its group."""
 
     OUT = "not subscribed"
-    JOINING = "on its way into the group"
+    JOINING = "joining the group"
     MEMBER = "in the group"
-    LEAVING = "the application has yet to give its partitions back, then it is out"
+    LEAVING = "leaving the group once the application has given its partitions back"
     LAPSED = "out of the group because the application did not poll; the next poll() joins again"
     FENCED = "out of the group for good: another consumer has its group.instance.id"
 
@@ -304,7 +304,7 @@ class ConsumerMember:
                 work()
             except Exception:
                 # Requests handle their own errors; a thread that died would lose the place in the group silently.
-                self._logger.exception("keeping the place in the group failed")
+                self._logger.exception("keeping up the membership in the group failed")
                 with self._lock:
                     if not self._is_closing:
                         self._work_due.wait(DEFECT_PAUSE_SECONDS)

@@ -131,7 +131,7 @@ def writer_ids_of(writers: object) -> frozenset[int]:
         TypeError: they are no collection of whole numbers.
     """
     if isinstance(writers, (str, bytes)) or not isinstance(writers, Collection):
-        raise TypeError(f"writers is a collection of what report_writer() returned, not {type(writers).__name__}")
+        raise TypeError(f"writers must be a collection of what report_writer() returned, not {type(writers).__name__}")
     return frozenset(whole_number(writer, OFFSET_MAX, "int too big to convert") for writer in writers)
 
 
@@ -145,7 +145,7 @@ def prepared_state_of(state: object) -> PreparedTxnState:
     if isinstance(state, PreparedTxnState):
         return state
     if not isinstance(state, str):
-        raise TypeError(f"state is what prepare_transaction() returned, or its text, not {type(state).__name__}")
+        raise TypeError(f"state must be what prepare_transaction() returned, or its text, not {type(state).__name__}")
     try:
         return PreparedTxnState.parse(state)
     except InvalidRequest as error:

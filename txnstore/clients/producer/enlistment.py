@@ -123,7 +123,7 @@ class EnlistedBranches:
                 if known.callers.session is not None:
                     known.callers.session.flush()
             except SQLAlchemyError as error:
-                reason = f"what an enlisted session had to write was refused ({type(error).__name__})"
+                reason = f"flushing an enlisted session failed ({type(error).__name__})"
                 kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
                 self._progress.fail(kafka_error)
                 raise KafkaException(kafka_error) from error

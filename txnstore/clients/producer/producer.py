@@ -207,7 +207,7 @@ class Producer:
         if callback is None:
             callback = on_delivery
         if callback is not None and not callable(callback):
-            raise TypeError(f"a delivery callback is callable, not {type(callback).__name__}")
+            raise TypeError(f"a delivery callback must be callable, not {type(callback).__name__}")
         if size_bytes > self._record_bytes_max:
             reason = f"Unable to produce message: Broker: Message size too large ({size_bytes} bytes)"
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason))
@@ -600,7 +600,7 @@ class Producer:
         """Do nothing: who may do what is the database's business, and its URL says who asks."""
         self._check_open(HANDLE_CLOSED_TEXT)
         if not (isinstance(username, str) and isinstance(password, str)):
-            raise TypeError("the user's name and password are text")
+            raise TypeError("the user name and the password must be text")
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -335,7 +335,7 @@ class TransactionOffsets:
         for position in positions:
             topic = topics.get(position.topic)
             if topic is None:
-                raise UnknownTopicOrPartition(f"there is no topic {position.topic[:80]!r} to commit an offset of")
+                raise UnknownTopicOrPartition(f"there is no topic {position.topic[:80]!r} to commit an offset for")
             epoch = position.leader_epoch
             offsets[topic.partition_id(position.partition)] = OffsetAndMetadata(
                 position.offset, -1 if epoch is None else epoch, position.metadata

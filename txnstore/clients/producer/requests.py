@@ -336,7 +336,7 @@ class Lane:
             SenderStopped: the producer was closed.
         """
         assert self._helper is not None
-        assert self._answer is None, "one request at a time, so that nothing overtakes"
+        assert self._answer is None, "one request at a time, so that none overtakes another"
 
         def notify(_: object) -> None:
             with changed:

@@ -698,7 +698,9 @@ class Sender:
             self.session.forget_identity()
         else:
             self.listener.transaction_failed(
-                OutcomeUnknown("records may or may not be in the log, and their time is up; abort the transaction")
+                OutcomeUnknown(
+                    "message.timeout.ms is over, and the records may or may not be in the log; abort the transaction"
+                )
             )
 
     def _fail_batch(self, batch: Batch, error: KafkaError) -> None:

@@ -103,7 +103,7 @@ class TransactionWriterClient:
 
     def records_refused(self, error: KafkaError) -> None:
         """End this writer: the store does not take a record of it."""
-        self._fail(KafkaError(error.code(), f"{error.str()}: another writer has to write everything anew", fatal=True))
+        self._fail(KafkaError(error.code(), f"{error.str()}: another writer has to write everything again", fatal=True))
 
     def transaction_failed(self, error: TxnStoreError) -> None:
         """End this writer: the transaction is over, or does not take its records."""

@@ -54,8 +54,8 @@ _MISSING: Final = frozenset({"42P01", "3F000"})
 _MISSING_ON_SQLITE: Final = "no such table"
 
 _AUTOCOMMIT: Final = (
-    "the connection is in autocommit mode and in no database transaction, so the record would be there whatever"
-    " becomes of the rest: begin a database transaction first"
+    "the connection is in autocommit mode and in no database transaction, so the record would stay even if"
+    " the rest is rolled back: begin a database transaction first"
 )
 
 
@@ -210,12 +210,12 @@ def _no_table(kind: str, schema: str) -> SchemaOutdated:
 
 def _check_kind(kind: str, url: DatabaseUrl) -> None:
     if kind != url.kind:
-        raise InvalidRequest(f"the connection is one to {kind}, and this outbox is in {url}")
+        raise InvalidRequest(f"the connection is to {kind}, but this outbox is in {url}")
 
 
 def _check_name(name: str | None, url: DatabaseUrl) -> None:
     if name and url.url.database and name != url.url.database:
-        raise InvalidRequest(f"the connection is one to the database {name}, and this outbox is in {url}")
+        raise InvalidRequest(f"the connection is to the database {name}, but this outbox is in {url}")
 
 
 def _check_file(name: str | None, url: DatabaseUrl) -> None:
@@ -230,4 +230,4 @@ def _check_file(name: str | None, url: DatabaseUrl) -> None:
     except OSError:
         same = False
     if not same:
-        raise InvalidRequest(f"the connection is one to the file {name}, and this outbox is in {url}")
+        raise InvalidRequest(f"the connection is to the file {name}, but this outbox is in {url}")

@@ -54,7 +54,7 @@ def addresses_of(urls: Iterable[str]) -> list[Address]:
             raise WrongCluster(f"two URLs of the list are the same: that of the database {label!r}")
         addresses.append(Address(text, url, label))
     if not addresses:
-        raise InvalidUrl("the list names no database")
+        raise InvalidUrl("the list of database URLs is empty")
     return addresses
 
 

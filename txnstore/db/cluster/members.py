@@ -114,7 +114,7 @@ class Members:
         if database_id not in self.databases:
             self.refresh()
         if database_id not in self.databases:
-            raise WrongCluster(f"the cluster has no database of number {database_id}")
+            raise WrongCluster(f"the cluster has no database with the number {database_id}")
         with self._state:
             opening = self._opening.setdefault(database_id, threading.Lock())
         with opening:
@@ -284,7 +284,8 @@ class Members:
             return store
         if failure is None:
             raise MissingMember(
-                f"what is asked for lives in the database {label!r} of the cluster, and no URL of the list leads there:"
+                f"what was asked for lives in the database {label!r} of the cluster, but no URL of the list leads"
+                " there:"
                 " add its URL to bootstrap.servers"
             )
         if isinstance(failure, StoreUnavailable):

@@ -106,8 +106,8 @@ def check_lives_here(connection: Connection, name: str, *, is_locked: bool = Fal
     if not any(member.is_own and member.database_id == coordinator_id for member in members):
         label = next(member.label for member in members if member.database_id == coordinator_id)
         raise NotCoordinator(
-            f"{name[:80]!r} lives in the database {label!r}, which the cluster has by now; nothing was changed. Look at"
-            " the cluster again"
+            f"{name[:80]!r} lives in the database {label!r}, which has joined the cluster in the meantime; nothing"
+            " was changed: repeat the call"
         )
 
 

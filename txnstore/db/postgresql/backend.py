@@ -99,7 +99,7 @@ CONNECTION_ERRORS: Final[tuple[tuple[str, type[TxnStoreError], str], ...]] = (
             r"|definition of service|certificate file"
         ),
         InvalidUrl,
-        "an option of the PostgreSQL URL has a value that PostgreSQL's client library does not take",
+        "an option of the PostgreSQL URL has a value that PostgreSQL's client library does not accept",
     ),
 )
 #: The class of errors whose primary line quotes the value that was refused.
@@ -224,7 +224,7 @@ class PostgreSQLBackend:
         diagnosis = getattr(error.orig, "diag", None)
         told = (getattr(diagnosis, "message_primary", None) or "") if sqlstate else ""
         if sqlstate and sqlstate.startswith(DATA_EXCEPTION):
-            told = "a value is none that its column takes"
+            told = "a value is out of range or of the wrong type for its column"
         what = f"PostgreSQL answered {sqlstate} ({told})" if sqlstate else "the connection to PostgreSQL broke"
         if stage is Stage.CONNECT and not sqlstate:
             return connecting_error(str(error.orig))

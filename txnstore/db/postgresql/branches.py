@@ -82,12 +82,12 @@ def check_usable(driver: object) -> Driver:
     """Return the connection if a database transaction is open on it, or would be with its next statement.
 
     Raises:
-        InvalidRequest: it is no connection to PostgreSQL, or not in a state to take part; says what to do.
+        InvalidRequest: it is not a connection to PostgreSQL, or not in a state to take part; says what to do.
     """
     if not isinstance(driver, psycopg.Connection):
         raise InvalidRequest(
-            f"a {type(driver).__module__}.{type(driver).__name__} cannot vote on a transaction: another database takes"
-            f" part through a synchronous connection to PostgreSQL; {OUTBOX_INSTEAD}"
+            f"a {type(driver).__module__}.{type(driver).__name__} cannot vote on a transaction: only a synchronous"
+            f" connection to PostgreSQL can bring another database in; {OUTBOX_INSTEAD}"
         )
     if driver.closed or driver.broken:
         raise InvalidRequest("the connection to enlist is closed; nothing was changed")
@@ -189,7 +189,7 @@ def connect_participant(url: DatabaseUrl) -> PostgreSQLConnection:
         TxnStoreError: the database cannot be reached, or does not let this user in.
     """
     if url.kind != "postgresql":
-        raise InvalidUrl(f"{url} is no PostgreSQL database: no other kind votes on transactions")
+        raise InvalidUrl(f"{url} is not a PostgreSQL database: databases of other kinds cannot vote on transactions")
     return _connected(lambda: connect_driver(url))
 
 
@@ -276,5 +276,5 @@ def _connected(connect: Callable[[], PostgreSQLConnection]) -> PostgreSQLConnect
 
 
 def _checked(gid: str) -> str:
-    assert _GID.fullmatch(gid), "a gid of ours has no other characters"
+    assert _GID.fullmatch(gid), "a branch's gid has other characters"
     return gid

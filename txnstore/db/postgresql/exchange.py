@@ -168,7 +168,7 @@ class _Conversation:
         sqlstate = state.decode()
         told = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
         if sqlstate.startswith(DATA_EXCEPTION):
-            told = "a value is none that was expected"
+            told = "a value is not in the form that was expected"
         kind = AnswerKind.UNKNOWN if sqlstate.startswith(UNKNOWN_AT_COMMIT) else AnswerKind.REFUSED
         self._refusal = Answer(kind, sqlstate, told)
 

@@ -261,7 +261,7 @@ def _check_path(path: Path) -> None:
     """Refuse what can be no SQLite file, without waiting for it: to open a FIFO waits for its other end."""
     try:
         if not stat.S_ISDIR(path.parent.stat().st_mode):
-            raise InvalidUrl(f"the folder of the SQLite file {str(path)!r} is no folder")
+            raise InvalidUrl(f"the folder of the SQLite file {str(path)!r} is not a folder")
         if not stat.S_ISREG(path.stat().st_mode):
             raise InvalidUrl(f"{str(path)!r} is not a file: an SQLite store is one regular file")
         if not _may(path, os.R_OK):
