@@ -31,6 +31,8 @@ class Backoff:
         """Begin with short pauses; `report` hears of each error that a pause follows."""
         self.not_before_seconds = 0.0
         """When the next try is wanted, by the monotonic clock."""
+        self.is_pausing = False
+        """Whether the last try failed."""
 
         self._first_seconds = first_seconds
         self._longest_seconds = longest_seconds
@@ -47,6 +49,7 @@ class Backoff:
     def back_off(self) -> float:
         """Let a pause follow; return how many seconds it lasts."""
         longest_seconds = min(self._first_seconds * (1 << self._tries), self._longest_seconds)
+        self.is_pausing = True
         self._tries = min(self._tries + 1, _DOUBLINGS_MAX)
         # Half of it is random, so that clients that met once do not meet again.
         pause_seconds = longest_seconds * self._random.uniform(0.5, 1)
@@ -56,6 +59,7 @@ class Backoff:
     def succeeded(self) -> None:
         """Begin with short pauses again."""
         self._tries = 0
+        self.is_pausing = False
         self.not_before_seconds = 0.0
 
     def another(self) -> Backoff:

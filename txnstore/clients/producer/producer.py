@@ -132,7 +132,6 @@ class Producer:
             collect=self._sender.facts,
             connection=connection,
         )
-        self._thread.timed_work.append(statistics)
         self._transactions: ProducerTransactions | None = None
         self._writer: TransactionWriterClient | None = None
         #: Whether records may be produced, if they belong to a transaction.
@@ -154,6 +153,7 @@ class Producer:
         # Whoever drops a producer without closing it keeps neither thread nor connection.
         self._finalizer = weakref.finalize(self, _abandon, self._thread, connection)
         if statistics.due_seconds(0.0) is not None:
+            self._thread.timed_work.append(statistics)
             self._thread.start()
 
     # --- records ----------------------------------------------------------------------------------------------------

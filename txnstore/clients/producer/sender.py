@@ -308,7 +308,8 @@ class Sender:
         except TxnStoreError as error:
             self._handle(in_flight, error)
         else:
-            in_flight.lane.backoff.succeeded()
+            if in_flight.lane.backoff.is_pausing:
+                in_flight.lane.backoff.succeeded()
             self.report(request, appended)
             self._done(in_flight)
 
@@ -565,7 +566,8 @@ class Sender:
 
         After a lost answer some of them may have been deleted since: where those were is not known any more.
         """
-        self.thread.backoff.succeeded()
+        if self.thread.backoff.is_pausing:
+            self.thread.backoff.succeeded()
         self._help.wrote(request.partition_ids)
         if len(appended) != len(request.batches):
             for batch in request.batches:

@@ -177,7 +177,8 @@ class SenderThread:
                     raise
                 self.backoff.retry_later(error)
             else:
-                self.backoff.succeeded()
+                if self.backoff.is_pausing:
+                    self.backoff.succeeded()
                 return answer
             self.pause()
 

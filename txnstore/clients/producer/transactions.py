@@ -66,6 +66,8 @@ class ProducerTransactions:
         self._offsets = TransactionOffsets(progress)
         self._branches = EnlistedBranches(progress)
         self._enlistment = Enlistment(progress, self._offsets, self._branches)
+        #: Whether anything was ever enlisted: until then nothing but the log is asked.
+        self._has_enlisted = False
         self._two_phase_commit = two_phase_commit
         if not two_phase_commit:
             progress.sender.session.transaction_timeout_seconds = progress.timeout_ms / 1000
@@ -209,6 +211,9 @@ class ProducerTransactions:
             KafkaException: see the class's tables; also `_STATE`: this is not the thread of an enlisted SQLite
                 connection; `_TIMED_OUT`, retriable: it is decided, and a branch has not ended in its database.
         """
+        if not self._has_enlisted:
+            self._commit_alone(timeout_seconds, writers)
+            return
         progress, branches = self._progress, self._branches
         deadline = self._deadline(timeout_seconds)
         if branches.decided:
@@ -233,7 +238,10 @@ class ProducerTransactions:
     def _commit(self, timeout_seconds: float, writers: Collection[int] | None) -> None:
         if self._enlistment.is_active:
             self._enlistment.commit(timeout_seconds, writers)
-            return
+        else:
+            self._commit_alone(timeout_seconds, writers)
+
+    def _commit_alone(self, timeout_seconds: float, writers: Collection[int] | None) -> None:
         if self._has_kept_nothing and self._progress.stage is _S.READY:
             return
         self._progress.check_writers(writers)
@@ -315,6 +323,7 @@ class ProducerTransactions:
             TypeError: it is no connection.
             KafkaException: the state does not allow it, or the connection cannot be used; nothing has changed.
         """
+        self._has_enlisted = True
         with self._progress.in_call(_C.ENLIST):
             try:
                 callers = callers_connection(given)
@@ -510,7 +519,8 @@ class ProducerTransactions:
         if self._progress.is_written or request is not None or self._offsets:
             with self._changed:
                 self._progress.enter(_S.COMMITTING)
-            self._vote(request)
+            if self._has_enlisted:
+                self._vote(request)
             if request is None:
                 self._begin_if_unsure()
             self._commit_in_store(request, writers)
@@ -643,7 +653,8 @@ class ProducerTransactions:
     def _reset(self) -> None:
         self._progress.reset()
         self._offsets.clear()
-        self._enlistment.release()
+        if self._has_enlisted:
+            self._enlistment.release()
 
 
 def make_transactions(
