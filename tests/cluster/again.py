@@ -38,7 +38,7 @@ class ClusterWriter(LogWriter):
     def write(self, name, number, *values, timestamp_ms=1_000):
         batch = encode([Record(value, timestamp_ms=timestamp_ms) for value in values])
         partition_id = self.partition_id(name, number)
-        home = self.cluster.store_of_partition(partition_id)
+        home = self.cluster.own(self.cluster.leader_of_partition(partition_id))
         home.write(lambda connection: append(connection, [Append(partition_id, batch)]), wakes_readers=True)
 
     def transaction(self, timeout_ms=60_000):

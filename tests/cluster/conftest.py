@@ -177,7 +177,7 @@ class Bench:
             .where(record_batches.c.partition_id == partition_id, record_batches.c.control_type.is_not(None))
             .order_by(record_batches.c.last_offset)
         )
-        store = self.cluster.store_of_partition(partition_id)
+        store = self.cluster.own(self.cluster.leader_of_partition(partition_id))
         return [(kind, epoch) for kind, epoch in store.read(lambda connection: connection.execute(statement).all())]
 
     @contextmanager
@@ -190,7 +190,7 @@ class Bench:
 def read(
     cluster: Cluster, partition_id: int, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
 ) -> list[bytes | None]:
-    store = cluster.store_of_partition(partition_id)
+    store = cluster.own(cluster.leader_of_partition(partition_id))
     pages = store.read(lambda connection: fetch(connection, {partition_id: 0}, isolation=isolation))
     return [record.value for batch in pages[partition_id].batches for record in batch.records()]
 
@@ -215,7 +215,7 @@ def down(cluster: Cluster, store: Store) -> Iterator[None]:
     finally:
         del store._attempt
         # As if the pause were over.
-        cluster.members._pauses.clear()
+        cluster._pauses.clear()
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy import Connection, insert, select
 
 from tests.cluster.conftest import Bench, Producer, read, row_of
-from txnstore.db.cluster import members as cluster_members
-from txnstore.db.cluster.cluster import open_cluster
-from txnstore.db.cluster.members import PAUSE_LAST_SECONDS
+from txnstore.db.cluster import cluster as cluster_module
+from txnstore.db.cluster.cluster import PAUSE_LAST_SECONDS, open_cluster
 from txnstore.db.schema import pending_markers, transactions
 from txnstore.errors import ConcurrentTransactions, OutcomeUnknown, StoreUnavailable
 from txnstore.log.cluster_topics import create_topic
@@ -111,8 +110,8 @@ def test_a_start_waits_for_what_it_aborts_in_a_database_that_is_away(bench: Benc
 def test_recovery_does_not_wait_once_for_each_transaction(sqlite_bench: Bench, monkeypatch):
     bench = sqlite_bench
     # Longer than anything takes here on a slow machine.
-    monkeypatch.setattr(cluster_members, "PAUSE_FIRST_SECONDS", 600.0)
-    monkeypatch.setattr(cluster_members, "PAUSE_LAST_SECONDS", 600.0)
+    monkeypatch.setattr(cluster_module, "PAUSE_FIRST_SECONDS", 600.0)
+    monkeypatch.setattr(cluster_module, "PAUSE_LAST_SECONDS", 600.0)
     producers = [bench.producer_at(1) for _ in range(6)]
     for producer in producers:
         producer.send(bench.partition_at(2), b"a")
@@ -133,7 +132,7 @@ def test_recovery_does_not_wait_once_for_each_transaction(sqlite_bench: Bench, m
         with pytest.raises(StoreUnavailable):
             complete_all_decided(bench.cluster.own(1), bench.cluster)
         assert all(len(bench.markers(bench.partition_at(3))) == 6 for _ in producers)
-    bench.cluster.members._pauses.clear()
+    bench.cluster._pauses.clear()
     assert len(complete_all_decided(bench.cluster.own(1), bench.cluster)) == 6
     assert_cluster_sound(bench.cluster, at_rest=True)
 

@@ -197,7 +197,7 @@ def test_a_database_added_to_a_running_cluster_gets_everything(site: Site):
         assert_cluster_sound(cluster, at_rest=True)
         topic = create_topic(cluster, "new", config={"txnstore.placement": member.label})
         assert topic.leaders == (3,)
-        cluster.store_of_partition(topic.partition_ids[0]).write(
+        cluster.own(cluster.leader_of_partition(topic.partition_ids[0])).write(
             lambda connection: append(connection, [plain(topic.partition_ids[0])])
         )
         # Who was there before learns of it when it is needed.

@@ -12,9 +12,10 @@ import pytest
 
 from tests.cluster.conftest import Producer, Site, down, read
 from tests.tools.crashes import crash_at, noting, steps_of
-from txnstore.db.cluster import members as cluster_members
-from txnstore.db.cluster.cluster import Cluster, open_cluster, split_urls
+from txnstore.db.cluster import cluster as cluster_module
+from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.cluster.membership import (
+    Address,
     Database,
     claim,
     coordinator_of_name,
@@ -22,6 +23,7 @@ from txnstore.db.cluster.membership import (
     label_of_address,
     read_databases,
     reserve,
+    split_urls,
 )
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
@@ -123,7 +125,7 @@ def test_a_cluster_of_one_is_asked_nothing_more(sqlite_site: Site):
         assert cluster.is_alone
         assert cluster.controller.label is None
         assert cluster.coordinator_of("x") is cluster.coordinator_of("y") is cluster.controller
-        assert cluster.store_of_partition(7) is cluster.coordinator_of_producer(1) is cluster.controller
+        assert cluster.own(cluster.leader_of_partition(7)) is cluster.coordinator_of_producer(1) is cluster.controller
         assert cluster.by_leader([5, 4]) == {1: [5, 4]}
         cluster.publish()
         assert not cluster.reconcile(1)
@@ -225,11 +227,11 @@ def test_who_lacks_a_member_works_for_everything_else(sqlite_site: Site):
         assert [store.database_id for store in cluster.stores()] == [1, 2]
         for number in topic.partition_ids[:2]:
             batch = encode([Record(b"a")])
-            cluster.store_of_partition(number).write(
+            cluster.own(cluster.leader_of_partition(number)).write(
                 lambda connection, number=number, batch=batch: append(connection, [Append(number, batch)])
             )
         with pytest.raises(MissingMember, match=r"add its URL to bootstrap.servers") as raised:
-            cluster.store_of_partition(topic.partition_ids[2])
+            cluster.own(cluster.leader_of_partition(topic.partition_ids[2]))
         assert label in str(raised.value)
         create_topic(cluster, "more", partition_count=3)
     with sqlite_site.open() as cluster:
@@ -262,30 +264,30 @@ def test_a_member_that_is_away_is_named_never_by_its_url_and_left_alone_for_a_wh
     with sqlite_site.open() as cluster:
         pass
     with sqlite_site.open() as cluster:
-        cluster.members._monotonic_seconds = lambda: seconds[0]
+        cluster._monotonic_seconds = lambda: seconds[0]
         tries = []
-        opener = cluster.members._open
+        opener = cluster._open
 
         def refuse(url: str, create: bool):
             tries.append(url)
             raise StoreUnavailable("cannot reach sqlite:///secret")
 
-        cluster.members._open = refuse
+        cluster._open = refuse
         for expected in (1, 1, 1):
             with pytest.raises(StoreUnavailable, match=r"^the database 'second\.db' cannot be reached"):
                 cluster.own(2)
             assert len(tries) == expected
-        seconds[0] = cluster_members.PAUSE_FIRST_SECONDS
+        seconds[0] = cluster_module.PAUSE_FIRST_SECONDS
         with pytest.raises(StoreUnavailable) as raised:
             cluster.own(2)
         assert len(tries) == 2
         assert "secret" not in str(raised.value)
-        seconds[0] += cluster_members.PAUSE_FIRST_SECONDS
+        seconds[0] += cluster_module.PAUSE_FIRST_SECONDS
         with pytest.raises(StoreUnavailable):
             cluster.own(2)
         assert len(tries) == 2, "the second pause is longer"
-        cluster.members._open = opener
-        seconds[0] += cluster_members.PAUSE_FIRST_SECONDS
+        cluster._open = opener
+        seconds[0] += cluster_module.PAUSE_FIRST_SECONDS
         assert cluster.own(2).database_id == 2
 
 
@@ -293,12 +295,12 @@ def test_the_pause_has_an_upper_bound(sqlite_site: Site):
     seconds = [0.0]
     with sqlite_site.open() as cluster:
         store = cluster.own(2)
-        cluster.members._monotonic_seconds = lambda: seconds[0]
+        cluster._monotonic_seconds = lambda: seconds[0]
         with down(cluster, store):
             for _ in range(12):
                 with pytest.raises(StoreUnavailable):
                     cluster.write_at(2, lambda _: None)
-                seconds[0] += cluster_members.PAUSE_LAST_SECONDS
+                seconds[0] += cluster_module.PAUSE_LAST_SECONDS
         assert cluster.write_at(2, lambda _: 7) == 7
 
 
@@ -487,7 +489,7 @@ def test_who_knew_one_database_ends_what_has_a_part_in_the_second(site: Site, ab
 
     with monkeypatch.context() as patched:
         # The second database was not to be had as this client began.
-        patched.setattr(cluster_members, "open_address", away)
+        patched.setattr(Address, "open", away)
         stale = site.open(*site.urls[:2])
     with stale, site.open(*site.urls[:2]) as cluster:
         topic = create_topic(cluster, "orders", partition_count=2, config={"txnstore.placement": "roundrobin"})

@@ -12,7 +12,8 @@ from txnstore.cli.output import Column, say, show_rows
 from txnstore.clients.brokers import broker_id_of
 from txnstore.db import migrating
 from txnstore.db.backend import Limits
-from txnstore.db.cluster.cluster import Cluster, split_urls
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.membership import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import Found, check_schema_name, connect_store, open_store, upgrade
 from txnstore.db.schema import SCHEMA_VERSION

@@ -25,8 +25,7 @@ from sqlalchemy.engine import make_url
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.configuration.keys import KEYS_BY_ALIAS
 from txnstore.clients.model.errors import KafkaException
-from txnstore.db.cluster.cluster import split_urls
-from txnstore.db.cluster.membership import read_databases
+from txnstore.db.cluster.membership import read_databases, split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store

@@ -23,7 +23,7 @@ from txnstore.clients.configuration.rules import (
     apply_producer_rules,
 )
 from txnstore.clients.model.errors import KafkaError, KafkaException
-from txnstore.db.cluster.database_list import addresses_of, split_urls
+from txnstore.db.cluster.membership import addresses_of, split_urls
 from txnstore.db.opening import check_schema_name
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import InvalidUrl, WrongCluster

@@ -25,9 +25,19 @@ from sqlalchemy import Connection, bindparam, select
 from txnstore.clock import Clock
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.catalogue import Catalogue, apply_catalogue, read_catalogue
-from txnstore.db.cluster.database_list import Address, addresses_of, split_urls
-from txnstore.db.cluster.members import Members
-from txnstore.db.cluster.membership import CONTROLLER_ID, Database, coordinator_of_name, coordinator_of_producer
+from txnstore.db.cluster.membership import (
+    CONTROLLER_ID,
+    Address,
+    Database,
+    addresses_of,
+    coordinator_of_name,
+    coordinator_of_producer,
+    join,
+    read_databases,
+    read_from_controller,
+    split_urls,
+)
+from txnstore.db.identity import check_original_once
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partitions
@@ -40,9 +50,8 @@ from txnstore.errors import (
     StoreUnavailable,
     TxnStoreError,
     UnknownTopicOrPartition,
+    WrongCluster,
 )
-
-__all__ = ["Cluster", "Database", "Locality", "open_cluster", "repaired", "several", "split_urls"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,12 +60,16 @@ Result = TypeVar("Result")
 
 #: How long the opening of a member is tried.
 OPENING_MS: Final = 500
+#: After a member could not be reached nobody tries it for so long: at first, and at most.
+PAUSE_FIRST_SECONDS: Final = 0.25
+PAUSE_LAST_SECONDS: Final = 8.0
 #: How many members are written to at once.
 THREADS_MAX: Final = 8
 
 _LEADERS: Final = select(partitions.c.partition_id, partitions.c.leader_database_id).where(
     partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
 )
+_LISTED_TWICE: Final = "two URLs of the list lead to the database {!r}, or to a copy of it"
 
 _opened: Final[weakref.WeakSet[Cluster]] = weakref.WeakSet()
 
@@ -83,6 +96,15 @@ class Locality:
         return {name for name in group_ids if self.cluster.coordinator_id_of(name) != self.database_id}
 
 
+@dataclass(slots=True)
+class _Pause:
+    """How long a member is left alone that could not be reached."""
+
+    seconds: float
+    until: float
+    why: str
+
+
 class Cluster:
     """The databases that hold logs, coordinators and groups together; safe to share between threads."""
 
@@ -98,11 +120,20 @@ class Cluster:
         self.controller = controller
         self.parallel = True
         """Whether several members are written to at once, in threads."""
-        self.members = Members(controller, addresses, open_, monotonic_seconds=monotonic_seconds)
+        self._databases: dict[int, Database] = {}
+        """Those that there are."""
+        self._stores: dict[int, Store] = {CONTROLLER_ID: controller}
+        """Those that are open."""
+        self._addresses = list(addresses)
+        self._open = open_
+        self._monotonic_seconds = monotonic_seconds
+        self._pauses: dict[int, _Pause] = {}
         self._leaders: dict[int, int] = {}
         self._closed = False
-        self._state = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
+        self._opening: dict[int, threading.Lock] = {}
+        self.forget_threads_after_fork()
+        controller.has_learned_of_others = self._has_learned_of_others
         _opened.add(self)
 
     def __repr__(self) -> str:
@@ -119,22 +150,34 @@ class Cluster:
         """Close it."""
         self.close()
 
-    # --- who there is -----------------------------------------------------------------------------------------------
+    # --- who there is ------------------------------------------------------------------------------------------------
 
     @property
     def databases(self) -> tuple[Database, ...]:
         """The databases of the cluster, by number, as they were when last looked at."""
-        return tuple(self.members.databases.values())
+        return tuple(self._databases.values())
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is a cluster of one."""
-        return self.members.is_alone
+        """Whether there is one database, as far as anybody has looked."""
+        return len(self._databases) == 1
 
     def label_of(self, database_id: int) -> str:
         """Return what people call the database."""
-        member = self.members.databases.get(database_id)
+        member = self._databases.get(database_id)
         return f"number {database_id}" if member is None else member.label
+
+    def refresh(self) -> None:
+        """Look again which databases the cluster has.
+
+        Raises:
+            WrongCluster: the first database of the list is not the controller.
+            TxnStoreError: the controller cannot be reached.
+        """
+        self._databases = read_from_controller(self.controller)
+        if len(self._databases) > 1:
+            for database_id, store in list(self._stores.items()):
+                store.label = self._databases[database_id].label
 
     def add_database(self, url: str) -> Database:
         """Let a fresh database join; one that is a member already stays one.
@@ -145,20 +188,104 @@ class Cluster:
             TxnStoreError: it, or the controller, cannot be reached or refuses.
         """
         (address,) = addresses_of([url])
-        member = self.members.add(address)
+        store = address.open(self._open, create=True)
+        try:
+            self._join([(address, store)])
+        except BaseException:
+            store.close()
+            raise
+        member = self._member_of(store)
+        assert member is not None, "it has just been registered"
+        if self._stores.get(member.database_id) is not store:
+            store.close()
         self.publish()
         return member
 
-    def refresh(self) -> None:
-        """Look again which databases the cluster has.
+    def take_in(self, *, create: bool) -> bool:
+        """Look at the databases of the list whose names tell nothing, and let fresh ones join; whether any did."""
+        self.refresh()
+        if len(self._databases) > 1:
+            # Its members may be the original's.
+            check_original_once(self.controller)
+        labels = {member.label: member for member in self._databases.values()}
+        rest = self._addresses[1:]
+        for address in rest:
+            hinted = labels.get(address.label)
+            if hinted is not None and hinted.database_id != CONTROLLER_ID:
+                address.database_id = hinted.database_id
+                # Two of one name: only a look inside tells which is which.
+                del labels[address.label]
+        newcomers: list[tuple[Address, Store]] = []
+        try:
+            for address in rest:
+                if address.database_id is None:
+                    self._look_at(address, newcomers, create=create)
+            if newcomers:
+                self._join(newcomers)
+        except BaseException:
+            for _, store in newcomers:
+                store.close()
+            raise
+        return bool(newcomers)
 
-        Raises:
-            WrongCluster: the first database of the list is not the controller.
-            TxnStoreError: the controller cannot be reached.
-        """
-        self.members.refresh()
+    def _look_at(self, address: Address, newcomers: list[tuple[Address, Store]], *, create: bool) -> None:
+        try:
+            store = address.open(self._open, create=create)
+        except StoreUnavailable as error:
+            _log.warning("%s; it is looked for again when something that lives there is needed", error)
+            return
+        member = self._member_of(store)
+        if member is None:
+            if any(store.store_uuid == other.store_uuid for _, other in newcomers):
+                store.close()
+                raise WrongCluster(_LISTED_TWICE.format(address.label))
+            newcomers.append((address, store))
+            return
+        try:
+            self._enter(address, store, member)
+        except BaseException:
+            store.close()
+            raise
 
-    # --- their stores -----------------------------------------------------------------------------------------------
+    def _join(self, newcomers: Sequence[tuple[Address, Store]]) -> None:
+        join(self.controller, self._databases[CONTROLLER_ID], self._addresses[0].label, newcomers)
+        self.refresh()
+        for address, store in newcomers:
+            member = self._member_of(store)
+            assert member is not None, "it has just been registered"
+            if self._stores.get(member.database_id) is None:
+                self._enter(address, store, member)
+
+    def _has_learned_of_others(self) -> bool:
+        if not self.is_alone:
+            return False
+        self.refresh()
+        return not self.is_alone
+
+    def _member_of(self, store: Store) -> Database | None:
+        return next((member for member in self._databases.values() if member.store_uuid == store.store_uuid), None)
+
+    def _enter(self, address: Address, store: Store, member: Database) -> None:
+        """Let the store be the member's, unless it is a copy of that; its own copies are made if it has none."""
+        claimant = next((other for other in self._addresses if other.database_id == member.database_id), None)
+        if member.database_id in self._stores:
+            raise WrongCluster(_LISTED_TWICE.format(member.label))
+        if claimant is not None and claimant is not address:
+            # It was taken for the member by its name only.
+            claimant.database_id = None
+        check_original_once(store)
+        store.database_id, store.label = member.database_id, member.label
+        entries = store.read(read_databases)
+        if not any(entry.is_own and entry.database_id == member.database_id for entry in entries):
+            catalogue = self.controller.read(read_catalogue)
+            try:
+                store.write(lambda connection: apply_catalogue(connection, catalogue, member.database_id))
+            except WrongCluster as error:
+                raise WrongCluster(f"the database {member.label!r} is registered, but {error}") from None
+        address.database_id = member.database_id
+        self._stores[member.database_id] = store
+
+    # --- their stores ------------------------------------------------------------------------------------------------
 
     def own(self, database_id: int) -> Store:
         """Return the store of a member, opened if it was not.
@@ -168,17 +295,30 @@ class Cluster:
             MissingMember: no URL of the list leads to it.
             WrongCluster: its URL leads to another database.
         """
-        return self.members.own(database_id)
+        store = self._stores.get(database_id)
+        if store is not None:
+            return store
+        if self._closed:
+            raise StoreClosed("the cluster has been closed")
+        if database_id not in self._databases:
+            self.refresh()
+        if database_id not in self._databases:
+            raise WrongCluster(f"the cluster has no database with the number {database_id}")
+        with self._state:
+            opening = self._opening.setdefault(database_id, threading.Lock())
+        with opening:
+            store = self._stores.get(database_id)
+            return store if store is not None else self._find(database_id)
 
     def opened(self) -> list[Store]:
         """Return the stores that have been opened; asks nobody."""
-        return [self.members.stores[database_id] for database_id in sorted(self.members.stores)]
+        return [self._stores[database_id] for database_id in sorted(self._stores)]
 
     def stores(self) -> Iterator[Store]:
         """Return the stores of all members that can be reached; the others are left out, with a warning."""
-        for database_id in list(self.members.databases):
+        for database_id in list(self._databases):
             try:
-                self.members.refuse_while_paused(database_id)
+                self._refuse_while_paused(database_id)
                 yield self.own(database_id)
             except (StoreUnavailable, MissingMember) as error:
                 _log.warning("left out: %s", error)
@@ -213,7 +353,15 @@ class Cluster:
             StoreUnavailable: it cannot be reached, or could not a moment ago.
             TxnStoreError: see `own` and `Store.write`.
         """
-        return self.members.write_at(database_id, work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+        self._refuse_while_paused(database_id)
+        store = self.own(database_id)
+        try:
+            result = store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+        except StoreUnavailable as error:
+            self._pause(database_id, str(error))
+            raise
+        self._pauses.pop(database_id, None)
+        return result
 
     def each(self, calls: Mapping[int, Callable[[], Result]]) -> dict[int, Result | TxnStoreError]:
         """Make a call for each of some members, at once where that helps; return what came of each."""
@@ -228,11 +376,83 @@ class Cluster:
         outcomes = {database_id: _outcome_of(call) for database_id, call in calls.items() if database_id not in futures}
         return outcomes | {database_id: _result_of(future) for database_id, future in futures.items()}
 
-    # --- what lives where -------------------------------------------------------------------------------------------
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._state:
+            if self._closed:
+                raise StoreClosed("the cluster has been closed")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="txnstore-cluster")
+            return self._executor
+
+    def _find(self, database_id: int) -> Store:
+        """Open what may be the member, until it is found."""
+        self._refuse_while_paused(database_id)
+        label = self._databases[database_id].label
+        candidates = sorted(
+            (address for address in self._addresses[1:] if address.database_id in (None, database_id)),
+            key=lambda address: address.database_id is None,
+        )
+        failure: TxnStoreError | None = None
+        for address in candidates:
+            try:
+                self._open_member(address)
+            except TxnStoreError as error:
+                failure = failure or error
+            if database_id in self._stores:
+                break
+        store = self._stores.get(database_id)
+        if store is not None:
+            self._pauses.pop(database_id, None)
+            return store
+        if failure is None:
+            raise MissingMember(
+                f"what was asked for lives in the database {label!r} of the cluster, but no URL of the list leads"
+                " there: add its URL to bootstrap.servers"
+            )
+        if isinstance(failure, StoreUnavailable):
+            self._pause(database_id, f"the database {label!r} cannot be reached; nothing was changed")
+            raise StoreUnavailable(f"the database {label!r} cannot be reached; nothing was changed") from failure
+        raise failure
+
+    def _open_member(self, address: Address) -> None:
+        """Open whatever is behind the address, and let it be the member that it is."""
+        store = address.open(self._open, create=False)
+        try:
+            member = self._registered(store, address)
+            with self._entering:
+                if member.database_id in self._stores:
+                    # Somebody who looked for another one was quicker.
+                    store.close()
+                else:
+                    self._enter(address, store, member)
+        except BaseException:
+            store.close()
+            raise
+
+    def _registered(self, store: Store, address: Address) -> Database:
+        member = self._member_of(store)
+        if member is not None:
+            return member
+        if address.database_id is None:
+            raise WrongCluster(f"the database {address.label!r} is not registered in the cluster")
+        raise WrongCluster(f"the database at the address of {address.label!r} is not the one that is registered")
+
+    def _pause(self, database_id: int, why: str) -> None:
+        before = self._pauses.get(database_id)
+        seconds = PAUSE_FIRST_SECONDS if before is None else min(2 * before.seconds, PAUSE_LAST_SECONDS)
+        self._pauses[database_id] = _Pause(seconds, self._monotonic_seconds() + seconds, why)
+
+    def _refuse_while_paused(self, database_id: int) -> None:
+        """Refuse at once what could not be reached a moment ago."""
+        pause = self._pauses.get(database_id)
+        if pause is not None and self._monotonic_seconds() < pause.until:
+            raise StoreUnavailable(pause.why)
+
+    # --- what lives where --------------------------------------------------------------------------------------------
 
     def learn(self, topic: Any) -> None:
         """Remember where a topic's partitions live; they never move."""
-        if not self.members.databases.keys() >= set(topic.leaders):
+        if not self._databases.keys() >= set(topic.leaders):
             # A database has joined since.
             self.refresh()
         self._leaders.update(zip(topic.partition_ids, topic.leaders, strict=True))
@@ -274,14 +494,6 @@ class Cluster:
             raise UnknownTopicOrPartition(f"there is no partition with id {partition_id}; was its topic deleted?")
         return leader_id
 
-    def store_of_partition(self, partition_id: int) -> Store:
-        """Return the store of the database that holds the partition.
-
-        Raises:
-            TxnStoreError: see `leader_of_partition` and `own`.
-        """
-        return self.controller if self.is_alone else self.own(self.leader_of_partition(partition_id))
-
     def by_leader(
         self, items: Iterable[Item], partition_id_of: Callable[[Item], int] | None = None
     ) -> dict[int, list[Item]]:
@@ -304,7 +516,7 @@ class Cluster:
         """Return the number of the database that coordinates the transactional id or group; of None, the controller."""
         if name is None or self.is_alone:
             return CONTROLLER_ID
-        return coordinator_of_name(name, self.members.databases.values())
+        return coordinator_of_name(name, self._databases.values())
 
     def coordinator_of(self, name: str | None) -> Store:
         """Return the store that coordinates the transactional id or group; of None, the controller.
@@ -349,11 +561,11 @@ class Cluster:
         """
         return self.controller if self.is_alone else self.own(coordinator_of_producer(producer_id))
 
-    # --- copies -----------------------------------------------------------------------------------------------------
+    # --- copies ------------------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
         """Copy to the members what has changed at the controller; one that is away is left to `reconcile`."""
-        others = [database_id for database_id in self.members.databases if database_id != CONTROLLER_ID]
+        others = [database_id for database_id in self._databases if database_id != CONTROLLER_ID]
         if not others:
             return
         try:
@@ -376,7 +588,12 @@ class Cluster:
             return False
         return self._copy(database_id, self.controller.read(read_catalogue))
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    def _copy(self, database_id: int, catalogue: Catalogue) -> bool:
+        return self.write_at(
+            database_id, lambda connection: apply_catalogue(connection, catalogue, database_id), wakes_readers=True
+        )
+
+    # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, *, timeout_seconds: float = ANNOUNCE_TIMEOUT_SECONDS) -> None:
         """Close every store; a second call does nothing."""
@@ -388,30 +605,15 @@ class Cluster:
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + timeout_seconds
-        for store in self.members.close():
+        for store in list(self._stores.values()):
             store.close(timeout_seconds=max(0.0, end - time.monotonic()))
         _opened.discard(self)
 
     def forget_threads_after_fork(self) -> None:
-        """In a forked child: the parent's threads, and what they held, are not here."""
-        self.members.make_locks()
-        self._state, self._executor = threading.Lock(), None
-
-    # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _copy(self, database_id: int, catalogue: Catalogue) -> bool:
-        def work(connection: Connection) -> bool:
-            return apply_catalogue(connection, catalogue, database_id)
-
-        return self.write_at(database_id, work, wakes_readers=True)
-
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._state:
-            if self._closed:
-                raise StoreClosed("the cluster has been closed")
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="txnstore-cluster")
-            return self._executor
+        """Begin with free locks, as in a forked child: the parent's threads, and what they held, are not there."""
+        self._state = threading.Lock()
+        self._entering = threading.Lock()
+        self._opening, self._executor = {}, None
 
 
 def open_cluster(
@@ -436,21 +638,20 @@ def open_cluster(
     """
     addresses = addresses_of(split_urls(urls) if isinstance(urls, str) else urls)
 
-    def open_within(limits: Limits, url: str, create: bool) -> Store:
-        return open_store(url, schema=schema, clock=clock, limits=limits, pool_size=pool_size, create=create)
+    own_limits = limits or Limits()
+    # Not for long: whoever needs another member does not wait for this one.
+    short_limits = replace(own_limits, retry_timeout_ms=min(OPENING_MS, own_limits.retry_timeout_ms))
+    open_ = partial(open_store, schema=schema, clock=clock, pool_size=pool_size)
 
     def open_member(url: str, create: bool) -> Store:
-        # Not for long: whoever needs another member does not wait for this one.
-        short = replace(own_limits, retry_timeout_ms=min(OPENING_MS, own_limits.retry_timeout_ms))
-        store = open_within(short, url, create)
+        store = open_(url, limits=short_limits, create=create)
         store.limits = own_limits
         return store
 
-    own_limits = limits or Limits()
-    controller = open_within(own_limits, addresses[0].text, create)
+    controller = open_(addresses[0].text, limits=own_limits, create=create)
     cluster = Cluster(controller, addresses, open_member)
     try:
-        if cluster.members.take_in(create=create):
+        if cluster.take_in(create=create):
             cluster.publish()
     except BaseException:
         cluster.close()

@@ -1,4 +1,4 @@
-"""The databases of a cluster, as its tables say, and which of them coordinates what.
+"""The databases of a cluster, as its tables and the list of a client name them, and which of them coordinates what.
 
 The controller's table is the truth; each member has a copy.  Transactional ids and groups live where the hash of
 their name selects one of the databases that coordinate.  These are fixed once, when the second database comes, and
@@ -8,15 +8,17 @@ only if nothing is coordinated yet: later ones hold partitions, for no name may 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from txnstore.db.schema import databases, groups, stores, topics, transactions
-from txnstore.db.url import DatabaseUrl
-from txnstore.errors import NotCoordinator, WrongCluster
+from txnstore.db.store import Store
+from txnstore.db.url import DatabaseUrl, parse_url
+from txnstore.errors import InvalidUrl, NotCoordinator, StoreUnavailable, TxnStoreError, WrongCluster
 
 #: The first database of every cluster; it keeps topics and settings.
 CONTROLLER_ID: Final = 1
@@ -26,6 +28,9 @@ CLAIMED_ID: Final = 0
 ALONE_LABEL: Final = "main"
 #: Each database gives out producer ids of a range of its own: all are unique in the cluster, and tell who gave them.
 PRODUCER_ID_BITS: Final = 40
+
+# A comma may stand within a URL (several hosts, a file's name): what follows one that parts two begins with a scheme.
+_BETWEEN: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+]*://)")
 
 _POSTGRESQL_PORT: Final = 5432
 _NOT_CONTROLLER: Final = "only the controller registers databases; it is the first of the list"
@@ -73,6 +78,25 @@ def read_databases(connection: Connection) -> list[Database]:
     ]
 
 
+def read_from_controller(controller: Store) -> dict[int, Database]:
+    """Return the databases of the cluster, by number, as the first database of the list knows them.
+
+    Raises:
+        WrongCluster: that is not the controller.
+        TxnStoreError: it cannot be reached.
+    """
+    found = controller.read(read_databases)
+    own = next(member for member in found if member.is_own)
+    if own.database_id != CONTROLLER_ID:
+        other = next((member.label for member in found if member.database_id == CONTROLLER_ID), "")
+        joining = "; it was about to join" if own.database_id == CLAIMED_ID else ""
+        raise WrongCluster(
+            f"the first database of the list is {own.label!r}, a member of the cluster whose controller is"
+            f" {other!r}{joining}: the controller comes first"
+        )
+    return {member.database_id: member for member in found}
+
+
 def coordinator_of_name(name: str, members: Iterable[Database]) -> int:
     """Return the database that coordinates the transactional id or group of this name."""
     numbers = sorted(member.database_id for member in members if member.coordinates)
@@ -111,6 +135,62 @@ def check_lives_here(connection: Connection, name: str, *, is_locked: bool = Fal
         )
 
 
+@dataclass(slots=True, eq=False)
+class Address:
+    """One URL of the list."""
+
+    text: str
+    url: DatabaseUrl
+    label: str
+    database_id: int | None = None
+    """The member that it leads to; None: nobody has looked."""
+
+    def __repr__(self) -> str:
+        """Return the label: the text may hold a password."""
+        return f"Address({self.label!r})"
+
+    def open(self, open_: Callable[[str, bool], Store], *, create: bool) -> Store:
+        """Open the database behind it, whatever it is.
+
+        Raises:
+            TxnStoreError: it cannot be reached or refuses; the text has its label, and nothing else of its URL.
+        """
+        try:
+            return open_(self.text, create)
+        except StoreUnavailable:
+            raise StoreUnavailable(f"the database {self.label!r} cannot be reached; nothing was changed") from None
+        except TxnStoreError as error:
+            told = str(error).replace(str(self.url), repr(self.label))
+            raise type(error)(f"the database {self.label!r}: {told}") from None
+
+
+def split_urls(text: str) -> list[str]:
+    """Return the URLs of a comma-separated list; a comma within a URL parts nothing."""
+    return [url.strip() for url in _BETWEEN.split(text)]
+
+
+def addresses_of(urls: Iterable[str]) -> list[Address]:
+    """Return the URLs with their labels.
+
+    Raises:
+        InvalidUrl: one cannot be understood, or there is none.
+        WrongCluster: two are the same.
+    """
+    addresses: list[Address] = []
+    for number, text in enumerate(urls, 1):
+        try:
+            url = parse_url(text)
+        except InvalidUrl as error:
+            raise (error if number == 1 else InvalidUrl(f"URL {number} of the list: {error}")) from None
+        label = label_of_address(url)
+        if any(other.url.url == url.url for other in addresses):
+            raise WrongCluster(f"two URLs of the list are the same: that of the database {label!r}")
+        addresses.append(Address(text, url, label))
+    if not addresses:
+        raise InvalidUrl("the list of database URLs is empty")
+    return addresses
+
+
 def label_of_address(url: DatabaseUrl) -> str:
     """Return what a database is called unless another one has that name: host:port/name, or the name of the file."""
     if url.kind == "sqlite":
@@ -131,19 +211,35 @@ def unused_label(wanted: str, used: Iterable[str]) -> str:
     return label
 
 
-def reserve(connection: Connection, label: str) -> None:
-    """Let a database alone be the controller of those that it is about to claim: nobody else can claim it then.
+def join(controller: Store, own: Database, label: str, newcomers: Sequence[tuple[Address, Store]]) -> None:
+    """Let databases join that are not members; those that are fresh can.
+
+    The controller, whose own entry and label these are, is reserved; they are laid claim to and registered, and get
+    their copies when they are entered: whoever dies in between is followed by whoever comes next.
 
     Raises:
-        WrongCluster: another database has claimed it.
+        WrongCluster: one of them is not fresh, or belongs to another cluster.
     """
+    controller.write(lambda connection: reserve(connection, label))
+    for address, store in newcomers:
+        try:
+            store.write(lambda connection: claim(connection, own))
+        except WrongCluster as error:
+            controller.write(_give_up)
+            raise WrongCluster(f"the database {address.label!r} cannot join the cluster: {error}") from None
+    entries = [(address.label, store.store_uuid) for address, store in newcomers]
+    controller.write(lambda connection: register(connection, label, entries))
+
+
+def reserve(connection: Connection, label: str) -> None:
+    """Let a database alone be the controller of those that it is about to claim: nobody else can claim it then."""
     connection.execute(_LOCK)
     if not any(member.is_own and member.database_id == CONTROLLER_ID for member in read_databases(connection)):
         raise WrongCluster(_NOT_CONTROLLER)
     connection.execute(update(databases).where(databases.c.label == ALONE_LABEL).values(label=label))
 
 
-def give_up(connection: Connection) -> None:
+def _give_up(connection: Connection) -> None:
     """Let a reserved database be alone again if nobody has joined it."""
     connection.execute(_LOCK)
     if len(read_databases(connection)) == 1:
