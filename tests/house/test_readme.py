@@ -105,6 +105,15 @@ def test_the_commands_for_developers_are_there() -> None:
         assert all(argument in text for argument in arguments)
 
 
+def test_the_guarantees_are_worded_alike_where_they_are_given_and_where_they_are_defended() -> None:
+    def worded(readme: Path) -> list[tuple[str, str]]:
+        return re.findall(r"^\| \*\*(G\d [^|]*)\*\* \| ([^|]*) \|", TEXTS[readme], re.MULTILINE)
+
+    given = worded(TOP / "README.md")
+    assert len(given) == 9
+    assert worded(TOP / "tests/README.md") == given
+
+
 @functools.cache
 def links_of(readme: Path) -> list[tuple[Path, str]]:
     """Return where the links of a README lead: a file or folder, and an anchor."""
