@@ -334,6 +334,23 @@ def test_renewing_and_expiring_at_once_never_gives_a_partition_two_owners(server
 # --- for people, and what is refused ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("assignor", "between"),
+    [("range", GroupState.PREPARING_REBALANCE), ("cooperative-sticky", GroupState.COMPLETING_REBALANCE)],
+)
+def test_a_group_is_listed_in_the_state_in_which_its_members_are_answered(server, member, assignor, between):
+    (first,) = settled(member(assignor))
+    assert server.state() is server.listed().state is GroupState.STABLE
+    passing = member(assignor)
+    passing.poll()
+    assert server.state() is server.listed().state is GroupState.PREPARING_REBALANCE
+    # What the first has is its own again; an eager member gives it back all the same, as the generation is another.
+    passing.leave()
+    assert server.state() is server.listed().state is between
+    settled(first)
+    assert server.state() is server.listed().state is GroupState.STABLE
+
+
 def test_what_a_group_is_and_what_is_listed_of_it(server, topic, shared_clock, member):
     assert server.state() is GroupState.DEAD
     first, second = settled(member(), member(instance_id="one"))

@@ -20,6 +20,7 @@ from txnstore.errors import GroupIdNotFound, GroupNotEmpty
 from txnstore.groups.commit_rules import check_group_id
 from txnstore.groups.group import GroupState
 from txnstore.groups.offsets import commit_offsets
+from txnstore.groups.rebalance_rules import state_among
 from txnstore.groups.rows import lock_group, read_member, remove_expired
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import GroupMembership, OffsetAndMetadata, TopicPartition
@@ -101,14 +102,7 @@ class ListedGroup:
     @property
     def state(self) -> GroupState:
         """Where the group stands."""
-        if not self.members:
-            return GroupState.EMPTY
-        if any(member.owned - member.assignment for member in self.members):
-            return GroupState.PREPARING_REBALANCE
-        settled = all(
-            member.generation == self.generation and member.owned == member.assignment for member in self.members
-        )
-        return GroupState.STABLE if settled else GroupState.COMPLETING_REBALANCE
+        return state_among(self.members, self.generation, self.assignor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from txnstore.errors import FencedInstance, IllegalGeneration, InconsistentGroupProtocol, UnknownMember
 from txnstore.groups.assignors import ASSIGNORS, Subscriber, in_order, subscribed_partitions
@@ -32,6 +32,22 @@ from txnstore.model import TopicPartition
 
 #: How many characters of a group id, for example, an error's text repeats.
 _SHOWN: Final = 80
+
+
+class HasPartitions(Protocol):
+    """A member, as far as the state of its group depends on it."""
+
+    @property
+    def generation(self) -> int:
+        """The generation that it has confirmed."""
+
+    @property
+    def assignment(self) -> Partitions:
+        """What it is to own."""
+
+    @property
+    def owned(self) -> Partitions:
+        """What it owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,24 +222,26 @@ def state_of(group: Group | None) -> GroupState:
     """Return the state of the group; None is a group that does not exist."""
     if group is None:
         return GroupState.DEAD
-    members = group.members.values()
+    return state_among(group.members.values(), group.generation, group.assignor)
+
+
+def state_among(members: Collection[HasPartitions], generation: int, assignor: str | None) -> GroupState:
+    """Return the state of a group that exists and has these members."""
     if not members:
         return GroupState.EMPTY
-    if any(_must_give_back(group, member) for member in members):
+    if _is_cooperative(assignor):
+        must_give_back = any(not member.owned <= member.assignment for member in members)
+    else:
+        must_give_back = any(member.generation != generation and member.owned for member in members)
+    if must_give_back:
         return GroupState.PREPARING_REBALANCE
-    if any(member.generation != group.generation or member.owned != member.assignment for member in members):
+    if any(member.generation != generation or member.owned != member.assignment for member in members):
         return GroupState.COMPLETING_REBALANCE
     return GroupState.STABLE
 
 
-def _must_give_back(group: Group, member: MemberState) -> bool:
-    if _is_cooperative(group):
-        return not member.owned <= member.assignment
-    return member.generation != group.generation and bool(member.owned)
-
-
-def _is_cooperative(group: Group) -> bool:
-    return group.assignor is not None and ASSIGNORS[group.assignor].is_cooperative
+def _is_cooperative(assignor: str | None) -> bool:
+    return assignor is not None and ASSIGNORS[assignor].is_cooperative
 
 
 def _wants(member: MemberState) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -257,7 +275,7 @@ def _reply(group: Group, report: Report) -> Reply:
     member = group.members[report.membership.member_id]
     others = [other for other in group.members.values() if other is not member]
     owned_by_others = frozenset[TopicPartition]().union(*(other.owned for other in others))
-    decide = _answer_cooperative if _is_cooperative(group) else _answer_eager
+    decide = _answer_cooperative if _is_cooperative(group.assignor) else _answer_eager
     status, partitions, revoke = decide(group, member, report, owned_by_others)
     # A member that owns nothing begins afresh in this generation; others confirm it with their next report.
     confirmed = group.generation if not report.owned else max(member.generation, report.membership.generation)
@@ -277,7 +295,7 @@ def _reply(group: Group, report: Report) -> Reply:
         partitions=tuple(sorted(partitions)),
         revoke=tuple(sorted(revoke)),
         assignor=group.assignor or "",
-        is_cooperative=_is_cooperative(group),
+        is_cooperative=_is_cooperative(group.assignor),
         is_settled=status is AnswerStatus.OWN and confirmed == group.generation,
     )
     return Reply(after, answer)
