@@ -276,23 +276,18 @@ TOPIC_SETTINGS: Final = _table(
 )
 
 
-class Settings:
-    """The values in force: what was set, over the defaults of one table."""
+#: The values in force, by name.
+Settings = Mapping[str, Any]
 
-    __slots__ = ("_table", "_values")
 
-    def __init__(self, table: Mapping[str, Setting], texts: Mapping[str, str]) -> None:
-        """Read `texts` by `table`.
+def settings_in_force(table: Mapping[str, Setting], texts: Mapping[str, str]) -> Settings:
+    """Return what was set, read by `table`, over the defaults of the table.
 
-        Raises:
-            InvalidConfiguration: a name is unknown, or a value is not one that the setting takes.
-        """
-        self._table = table
-        self._values = {name: parse_setting(table, name, text) for name, text in texts.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        """Return the value of the setting `name`."""
-        return self._values.get(name, self._table[name].default)
+    Raises:
+        InvalidConfiguration: a name is unknown, or a value is not one that the setting takes.
+    """
+    defaults = {name: setting.default for name, setting in table.items()}
+    return defaults | {name: parse_setting(table, name, text) for name, text in texts.items()}
 
 
 def parse_setting(table: Mapping[str, Setting], name: str, text: object) -> Any:
@@ -322,7 +317,7 @@ def check_topic_config(config: Mapping[str, str]) -> None:
     Raises:
         InvalidConfiguration: two do, or one of them is unknown or out of range.
     """
-    settings = Settings(TOPIC_SETTINGS, config)
+    settings = settings_in_force(TOPIC_SETTINGS, config)
     least_ms, most_ms = settings["min.compaction.lag.ms"], settings["max.compaction.lag.ms"]
     if least_ms > most_ms:
         raise InvalidConfiguration(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -20,6 +21,8 @@ OFFSET_MAX: Final = 2**63 - 1
 
 #: One header: its name, and its value or None. Order and duplicates are kept.
 Header = tuple[str, bytes | None]
+#: Asks whether both databases store a text unchanged: one without NUL and without halves of surrogate pairs.
+is_storable_text: Final = re.compile("[^\0\ud800-\udfff]*").fullmatch
 
 
 class TimestampType(enum.IntEnum):

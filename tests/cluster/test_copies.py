@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from tests.cluster.conftest import Bench, Site
-from txnstore.config import TOPIC_SETTINGS, Settings
+from txnstore.config import TOPIC_SETTINGS, settings_in_force
 from txnstore.db.cluster.catalogue import apply_catalogue, read_catalogue
 from txnstore.db.cluster.cluster import repaired
 from txnstore.db.cluster.membership import Database, read_databases
@@ -96,9 +96,9 @@ def test_a_cluster_of_one_places_everything_at_home(sqlite_site: Site):
 
 
 def test_the_settings_take_what_is_documented():
-    assert Settings(TOPIC_SETTINGS, {})["txnstore.placement"] == ""
+    assert settings_in_force(TOPIC_SETTINGS, {})["txnstore.placement"] == ""
     with pytest.raises(InvalidConfiguration, match="control characters"):
-        Settings(TOPIC_SETTINGS, {"txnstore.placement": "a\nb"})
+        settings_in_force(TOPIC_SETTINGS, {"txnstore.placement": "a\nb"})
 
 
 def test_every_database_has_the_topics_and_the_logs_of_what_lives_there(bench: Bench):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txnstore.config import TOPIC_SETTINGS, Settings
+from txnstore.config import TOPIC_SETTINGS, settings_in_force
 from txnstore.errors import InvalidRecord, RecordTooLarge, UnknownTopicOrPartition
 from txnstore.log.codec import decode
 from txnstore.log.columns import Codec
@@ -40,7 +40,7 @@ def topic_of(name: str, partition_count: int = 4, **config: str) -> Topic:
     config = {key.replace("_", "."): value for key, value in config.items()}
     first = zlib.crc32(name.encode()) % 1000 * 1000
     ids = tuple(range(first, first + partition_count))
-    return Topic(1, name, "", ids, Settings(TOPIC_SETTINGS, config), config)
+    return Topic(1, name, "", ids, settings_in_force(TOPIC_SETTINGS, config), config)
 
 
 def rows_of(types=None, **columns) -> tuple[pa.RecordBatch, SinkColumns]:

@@ -148,7 +148,8 @@ class TopicDirectory:
             InvalidTopic: Kafka does not allow the name.
             UnknownTopicOrPartition: there is no such topic, and nobody may create it by using it.
         """
-        check_topic_name(name)
+        if name not in self._entries:
+            check_topic_name(name)
         found = self.find([name])
         if found:
             return found[name]

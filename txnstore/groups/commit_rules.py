@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from txnstore.errors import FencedInstance, IllegalGeneration, InvalidGroupId, OffsetMetadataTooLarge, UnknownMember
-from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
+from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, is_storable_text
 
 #: Longer names fit no index of PostgreSQL, and no screen.
 GROUP_ID_LENGTH_MAX = 1000
@@ -46,11 +46,6 @@ def check_group_id(group_id: object) -> None:
         raise InvalidGroupId(f"a group's id can have at most {GROUP_ID_LENGTH_MAX} characters, not {len(group_id)}")
     if not is_storable_text(group_id):
         raise InvalidGroupId("a group's id holds a NUL or half of a surrogate pair, which no database stores")
-
-
-def is_storable_text(text: str) -> bool:
-    """Return whether both databases store the text unchanged."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def check_commit(group: GroupView | None, committer: GroupMembership, *, is_transactional: bool) -> None:

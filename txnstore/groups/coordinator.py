@@ -47,9 +47,9 @@ from txnstore.db.schema import group_members, groups
 from txnstore.db.statements import server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.groups import rebalance_rules, rows
-from txnstore.groups.commit_rules import check_group_id, is_storable_text
+from txnstore.groups.commit_rules import check_group_id
 from txnstore.groups.group import MemberAnswer, MemberDetails, Report
-from txnstore.model import GroupMembership
+from txnstore.model import GroupMembership, is_storable_text
 
 #: Kafka's group.max.session.timeout.ms is 30 minutes; librdkafka's own limit is an hour.
 SESSION_TIMEOUT_MS_MAX: Final = 3_600_000

@@ -24,11 +24,17 @@ from txnstore.groups.commit_rules import (
     check_group_id,
     check_member_commit,
     check_offsets,
-    is_storable_text,
 )
 from txnstore.groups.rows import ensure_group, lock_group
 from txnstore.log.topics import names_of_partitions
-from txnstore.model import NO_PRODUCER, OFFSET_MAX, GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.model import (
+    NO_PRODUCER,
+    OFFSET_MAX,
+    GroupMembership,
+    OffsetAndMetadata,
+    ProducerIdentity,
+    is_storable_text,
+)
 
 LEADER_EPOCH_MAX: Final = 2**31 - 1
 

@@ -94,7 +94,7 @@ class Append:
 
     partition_id: int
     batch: EncodedBatch
-    topic_settings: Settings = DEFAULT_TOPIC_SETTINGS
+    topic_settings: Settings = field(default_factory=lambda: DEFAULT_TOPIC_SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,14 @@ from typing import Any, Final
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, union_all
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.config import TOPIC_SETTINGS, Settings, check_setting_name, check_topic_config, setting_text
+from txnstore.config import (
+    TOPIC_SETTINGS,
+    Settings,
+    check_setting_name,
+    check_topic_config,
+    setting_text,
+    settings_in_force,
+)
 from txnstore.db.cluster.catalogue import forget_partitions, lock_heads_of, new_head, read_store_settings
 from txnstore.db.cluster.membership import CONTROLLER_ID, Database, hash_of_name, lock_catalogue, read_databases
 from txnstore.db.schema import (
@@ -44,7 +51,7 @@ _COUNTS: Final = select(partitions.c.leader_database_id, func.count()).group_by(
 NAME_LENGTH_MAX: Final = 249
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 PARTITIONS_MAX: Final = 100_000
-DEFAULT_TOPIC_SETTINGS: Final = Settings(TOPIC_SETTINGS, {})
+DEFAULT_TOPIC_SETTINGS: Final = settings_in_force(TOPIC_SETTINGS, {})
 _BY_NAME: Final = select(topics.c.topic_id, topics.c.name, topics.c.topic_uuid).where(
     topics.c.name.in_(bindparam("names", expanding=True))
 )
@@ -209,7 +216,7 @@ def create_topic(
     _check_partition_count(partition_count)
     config = {key: setting_text(TOPIC_SETTINGS, key, text) for key, text in config.items()}
     check_topic_config(config)
-    settings = Settings(TOPIC_SETTINGS, config)
+    settings = settings_in_force(TOPIC_SETTINGS, config)
     members = lock_catalogue(connection)
     _check_collision(connection, name)
     topic_uuid = str(uuid.uuid4())
@@ -276,7 +283,7 @@ def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
                 row.name,
                 row.topic_uuid,
                 tuple(partition_id for partition_id, _ in places_of[row.topic_id]),
-                Settings(TOPIC_SETTINGS, config_of[row.topic_id]),
+                settings_in_force(TOPIC_SETTINGS, config_of[row.topic_id]),
                 config_of[row.topic_id],
                 tuple(leader for _, leader in places_of[row.topic_id]),
             )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from txnstore.config import STORE_SETTINGS, Settings
+from txnstore.config import STORE_SETTINGS, settings_in_force
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
@@ -47,7 +47,7 @@ class Maintenance:
         self._last_done: dict[str, float] = {}
         #: Of the duties that are not finished: how much was done so far.
         self._unfinished: dict[str, int] = {}
-        self._settings = Settings(STORE_SETTINGS, {})
+        self._settings = settings_in_force(STORE_SETTINGS, {})
 
     def run_once(self) -> dict[str, int]:
         """Do every duty now; return how much was done, by name. A duty that failed is logged and left out."""

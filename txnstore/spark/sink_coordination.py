@@ -37,8 +37,15 @@ from txnstore.db.schema import sink_batches, sink_inputs, sink_positions, sink_r
 from txnstore.db.statements import must_hit, server_now_ms
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, ProducerFenced
-from txnstore.groups.commit_rules import check_group_id, is_storable_text
-from txnstore.model import NO_PRODUCER, OFFSET_MAX, GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.groups.commit_rules import check_group_id
+from txnstore.model import (
+    NO_PRODUCER,
+    OFFSET_MAX,
+    GroupMembership,
+    OffsetAndMetadata,
+    ProducerIdentity,
+    is_storable_text,
+)
 from txnstore.transactions.coordinator import check_transactional_id, initialize, lock_or_insert
 from txnstore.transactions.initialization import InitRequest
 from txnstore.transactions.locked import LockedTransaction, SentOffsets

@@ -18,10 +18,9 @@ from txnstore.db.cluster.cluster import Cluster, Locality, several
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
-from txnstore.groups.commit_rules import is_storable_text
 from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.partition_rows import allocate_producer_id
-from txnstore.model import ProducerIdentity
+from txnstore.model import ProducerIdentity, is_storable_text
 from txnstore.transactions import initialization, rows
 from txnstore.transactions.completion import complete_decided, complete_delivered, decide_separately
 from txnstore.transactions.distributed import RemoteTransaction

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 
 from txnstore.errors import InvalidRequest
 from txnstore.log.partitioners import PARTITIONERS
+from txnstore.model import is_storable_text
 from txnstore.transactions.tokens import TransactionToken
 
 #: An error repeats at most this much of somebody else's text.
@@ -194,7 +195,7 @@ class Text:
                 raise ConfigurationError(
                     f'Invalid value for configuration property "{key}": longer than {self.length_max} characters'
                 )
-            if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            if not is_storable_text(text):
                 raise ConfigurationError(
                     f'Invalid value for configuration property "{key}": a NUL or half of a surrogate pair'
                 )

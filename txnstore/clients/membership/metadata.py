@@ -15,8 +15,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from txnstore.groups.commit_rules import is_storable_text
-from txnstore.model import GroupMembership
+from txnstore.model import GroupMembership, is_storable_text
 
 MAGIC: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("<i")

@@ -15,9 +15,8 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.store import Store
 from txnstore.errors import InvalidTopic, UnknownTopicOrPartition
 from txnstore.groups import coordinator
-from txnstore.groups.commit_rules import is_storable_text
 from txnstore.groups.group import MemberAnswer, MemberDetails, Report
-from txnstore.model import NO_GENERATION, GroupMembership
+from txnstore.model import NO_GENERATION, GroupMembership, is_storable_text
 
 Answered = TypeVar("Answered")
 

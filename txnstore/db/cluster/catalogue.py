@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, bindparam, delete, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from txnstore.config import STORE_SETTINGS, Settings, check_setting_name, parse_setting
+from txnstore.config import STORE_SETTINGS, Settings, check_setting_name, parse_setting, settings_in_force
 from txnstore.db.cluster.membership import (
     CONTROLLER_ID,
     PRODUCER_ID_BITS,
@@ -221,7 +221,7 @@ def read_store_settings(connection: Connection) -> Settings:
     Raises:
         InvalidConfiguration: somebody has written a value into the table that the setting does not take.
     """
-    return Settings(STORE_SETTINGS, read_store_config(connection))
+    return settings_in_force(STORE_SETTINGS, read_store_config(connection))
 
 
 def read_store_config(connection: Connection) -> dict[str, str]:
