@@ -336,7 +336,7 @@ def check_setting_name(table: Mapping[str, Setting], name: str) -> Setting:
         near = get_close_matches(str(name), table, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         if table is TOPIC_SETTINGS:
-            # The text that tools look for; without line breaks of a name that is none.
+            # The text that tools look for; without the line breaks of something that is not a name.
             raise InvalidConfiguration(f"Unknown topic config name: {ascii(str(name)[:80])[1:-1]}{hint}")
         raise InvalidConfiguration(f"there is no setting {str(name)[:80]!r}{hint}")
     return setting

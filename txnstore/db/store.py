@@ -165,7 +165,7 @@ class Store:
         _opened.discard(self)
 
     def forget_connections_after_fork(self) -> None:
-        """In a forked child: use none of the parent's connections, and leave them open for the parent."""
+        """In a forked child: leave the parent's connections alone, and open for the parent."""
         _inherited.append((self.engine.pool, self._announcer))
         self.engine.dispose(close=False)
         self.prepare_announcements()

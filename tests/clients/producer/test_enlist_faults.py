@@ -22,7 +22,7 @@ from tests.tools.killed_children import kill_at
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, Producer
 from txnstore.clients.producer import enlistment as enlisted_transactions
-from txnstore.db.callers import cursors as joined_cursors
+from txnstore.db.callers import connections as joined_cursors
 from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.opening import open_store
 from txnstore.testing.invariants import assert_sound

@@ -28,8 +28,7 @@ from txnstore.clients.producer.sender import REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.callers.connections import CallersConnection
-from txnstore.db.callers.enlisted import EnlistedConnection
-from txnstore.db.callers.guards import CallerGuards
+from txnstore.db.callers.enlisted import CallerGuards, EnlistedConnection
 from txnstore.db.callers.on_caller_connection import joined_connection
 from txnstore.db.store import Store
 from txnstore.errors import BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError

@@ -1,7 +1,8 @@
-"""The kinds of connections that a caller may hand over, and what each must be like to be used.
+"""The kinds of connections that a caller may hand over, what each must be like to be used, and our cursors on it.
 
-He keeps it, and with it his database transaction: nothing here begins, commits, rolls back or closes anything, but
-for what his own next statement would have begun.
+The caller keeps it, and with it the database transaction: nothing here begins, commits, rolls back or closes anything,
+but for what the caller's next statement would have begun.  Whatever is set there for rows, texts, types or prepared
+statements, ours return tuples of plain values, and leave nothing behind in the session.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ from __future__ import annotations
 import sqlite3
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import psycopg
+from psycopg.adapt import AdaptersMap
 from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql.psycopg import AsyncAdapt_psycopg_connection
+from sqlalchemy.dialects.postgresql.psycopg import AsyncAdapt_psycopg_connection, AsyncAdapt_psycopg_cursor
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from txnstore.db.callers.cursors import AdaptedPsycopgCursor, PsycopgCursor, SQLiteCursor
 from txnstore.errors import InvalidRequest, TransactionPoisoned
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
+
 
 WANTED: Final = (
     "a Connection or Session of SQLAlchemy, a psycopg.Connection or a sqlite3.Connection (from asynchronous"
@@ -30,6 +35,86 @@ WANTED: Final = (
 )
 #: sqlite3.LEGACY_TRANSACTION_CONTROL, from Python 3.12 on: `isolation_level` says when a database transaction begins.
 _LEGACY_CONTROL: Final = -1
+
+
+# --- cursors that the caller's settings do not reach -----------------------------------------------------------------
+
+
+class PsycopgCursor(psycopg.Cursor[Any]):
+    """A cursor of psycopg's own kind, with tuples and the types that psycopg itself has."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        super().__init__(connection, row_factory=tuple_row)
+        self._adapters = AdaptersMap(psycopg.adapters)
+
+
+class AsyncPsycopgCursor(psycopg.AsyncCursor[Any]):
+    """The same of an asynchronous connection."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        super().__init__(connection, row_factory=tuple_row)
+        self._adapters = AdaptersMap(psycopg.adapters)
+
+
+class AdaptedPsycopgCursor(AsyncAdapt_psycopg_cursor):
+    """The same for code that async SQLAlchemy's `run_sync` calls."""
+
+    def _make_new_cursor(self, connection: Any) -> Any:
+        return AsyncPsycopgCursor(connection)
+
+
+class SQLiteCursor(sqlite3.Cursor):
+    """A cursor of tuples; the connection's `text_factory` is put aside while it reads."""
+
+    def execute(self, *arguments: Any) -> SQLiteCursor:  # noqa: D102 - as sqlite3's
+        with _plain_text(self.connection):
+            return super().execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> SQLiteCursor:  # noqa: D102 - as sqlite3's
+        with _plain_text(self.connection):
+            return super().executemany(*arguments)
+
+    def fetchone(self) -> Any:  # noqa: D102 - as sqlite3's
+        with _plain_text(self.connection):
+            return super().fetchone()
+
+    def fetchmany(self, size: int | None = 1) -> list[Any]:  # noqa: D102 - as sqlite3's
+        with _plain_text(self.connection):
+            return super().fetchmany(size)
+
+    def fetchall(self) -> list[Any]:  # noqa: D102 - as sqlite3's
+        with _plain_text(self.connection):
+            return super().fetchall()
+
+
+@contextmanager
+def unprepared(driver: Any) -> Iterator[None]:
+    """Prepare no statement in the caller's session meanwhile, also none that is run often."""
+    before: Final = driver.prepare_threshold
+    driver.prepare_threshold = None
+    try:
+        yield
+    finally:
+        driver.prepare_threshold = before
+
+
+class _plain_text:  # noqa: N801 - a context manager that reads as one; a class, for it is entered for each row
+    __slots__ = ("_before", "_connection")
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._before = connection.text_factory
+
+    def __enter__(self) -> None:
+        if self._before is not str:
+            self._connection.text_factory = str
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not str:
+            self._connection.text_factory = self._before
+
+
+# --- the kinds of connections ----------------------------------------------------------------------------------------
 
 
 class CallersConnection(ABC):
@@ -216,7 +301,7 @@ def callers_connection(given: object) -> CallersConnection:
     """Return what the caller has handed over as the kind of connection that it is; nothing is asked of its database.
 
     Raises:
-        TypeError: it is no connection of a kind that can be used.
+        TypeError: it is not a connection of a kind that can be used.
         InvalidRequest: it is closed, or a session that does not know which connection is meant.
     """
     session = session_of(given)

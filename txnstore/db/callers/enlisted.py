@@ -5,7 +5,10 @@
     ...                                        # the caller writes his rows
     ended = taken.commit(lambda connection: end(connection, ...))
 
-What `commit` is given are the last statements before the COMMIT: either all of it stands, or nothing.
+What `commit` is given are the last statements before the COMMIT: either all of it stands, or nothing.  Until then
+guards keep the caller from ending the database transaction: commit() and rollback() are refused, on whichever of its
+objects they are called.  What a guard cannot reach, SQL's own COMMIT for example, shows when txnstore looks at the
+database transaction again.
 """
 
 from __future__ import annotations
@@ -16,22 +19,25 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, TwoPhaseTransaction, false, text, update
+from sqlalchemy import Connection, TwoPhaseTransaction, event, false, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txnstore.db.backend import Durability, Stage
 from txnstore.db.callers.connections import CallersConnection
-from txnstore.db.callers.guards import CallerGuards, Refuse
 from txnstore.db.callers.on_caller_connection import joined_connection
 from txnstore.db.schema import stores
 from txnstore.db.store import CONTENTION_PAUSE_SECONDS, Store
 from txnstore.errors import InvalidRequest, StoreBusy, TransactionPoisoned, TxnStoreError
 
 Result = TypeVar("Result")
+Refuse = Callable[[str], BaseException]
+
+#: What would end the database transaction, by the names of the methods.
+ENDINGS: Final = ("commit", "rollback")
 
 # The number is given out now, if the caller has written nothing yet: by it his database transaction is known again.
 _NAME_OF_TRANSACTION: Final = text("SELECT CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)")
@@ -48,6 +54,67 @@ _SAME_TRANSACTION: Final = text(
 _SYNCHRONOUS_FULL: Final = 2
 # Changes nothing and takes SQLite's write lock.
 _TAKE_WRITE_LOCK: Final = update(stores).values(singleton=1).where(false())
+
+
+class CallerGuards:
+    """The guards of one connection."""
+
+    def __init__(self, callers: CallersConnection, refuse: Refuse) -> None:
+        """Guard `callers`; `refuse` makes the error of an ending, given its name."""
+        self._callers = callers
+        self._refuse = refuse
+        self._guarded: list[tuple[Any, str]] = []
+        self.at_commit: Callable[[], None] | None = None
+        """What to do right before SQLAlchemy commits, instead of refusing."""
+
+        self.was_rolled_back = False
+        """Whether SQLAlchemy has rolled back, as it does when the connection or session is closed."""
+
+    def set(self) -> None:
+        """Refuse from now on."""
+        callers = self._callers
+        for holder in (callers.session, callers.owner, callers.driver if callers.owner is None else None):
+            for ending in ENDINGS if holder is not None else ():
+                # SQLite's own type takes no attributes, nor do SQLAlchemy's asynchronous ones.
+                with contextlib.suppress(AttributeError):
+                    # Noted first, and struck off last below: an interrupt in between leaves none behind.
+                    self._guarded.append((holder, ending))
+                    setattr(holder, ending, self._refusing(ending))
+        if callers.owner is not None:
+            # Whichever of SQLAlchemy's objects was asked, it comes by here.
+            event.listen(callers.owner, "commit", self._on_commit)
+            event.listen(callers.owner, "rollback", self._on_rollback)
+
+    def open_methods(self) -> None:
+        """Let the methods work again; SQLAlchemy's events are still guarded."""
+        while self._guarded:
+            holder, ending = self._guarded[-1]
+            with contextlib.suppress(AttributeError):
+                delattr(holder, ending)
+            self._guarded.pop()
+
+    def remove(self) -> None:
+        """Refuse nothing any more; a second call does nothing."""
+        self.open_methods()
+        owner = self._callers.owner
+        if owner is not None:
+            for name, listener in (("commit", self._on_commit), ("rollback", self._on_rollback)):
+                if event.contains(owner, name, listener):
+                    event.remove(owner, name, listener)
+
+    def _refusing(self, ending: str) -> Callable[..., NoReturn]:
+        def refuse(*_: object, **__: object) -> NoReturn:
+            raise self._refuse(ending)
+
+        return refuse
+
+    def _on_commit(self, _: Connection) -> None:
+        if self.at_commit is None:
+            raise self._refuse("commit")
+        self.at_commit()
+
+    def _on_rollback(self, _: Connection) -> None:
+        self.was_rolled_back = True
 
 
 class EnlistedConnection:
@@ -169,7 +236,7 @@ class EnlistedConnection:
         was_rolled_back = self._guards.was_rolled_back
         self._guards.remove()
         if was_rolled_back or self.callers.is_closed or self.callers.is_given_up:
-            # What may be open on it now is none of ours.
+            # What may be open on it now is not txnstore's business.
             return
         with contextlib.suppress(SQLAlchemyError, psycopg.Error, sqlite3.Error):
             self._roll_back()

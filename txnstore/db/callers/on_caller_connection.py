@@ -19,8 +19,7 @@ from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
 from txnstore.db.backend import Stage
-from txnstore.db.callers.connections import CallersConnection
-from txnstore.db.callers.cursors import unprepared
+from txnstore.db.callers.connections import CallersConnection, unprepared
 from txnstore.db.identity import is_own_database
 from txnstore.db.names import SQLITE_PREFIX
 from txnstore.db.schema import stores
@@ -29,7 +28,7 @@ from txnstore.errors import InvalidRequest
 
 Result = TypeVar("Result")
 
-# Both ask in a way that is no error anywhere: an error would spoil the caller's database transaction on PostgreSQL.
+# Both ask in a way that raises no error anywhere: an error would spoil the caller's database transaction on PostgreSQL.
 _HAS_TABLE: Final = {
     "postgresql": text(
         "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"

@@ -95,7 +95,7 @@ def outbox_connection(given: object) -> OutboxConnection:
     """Return what the caller has handed over, as something that inserts.
 
     Raises:
-        TypeError: it is no connection of a kind that can be used.
+        TypeError: it is not a connection of a kind that can be used.
         InvalidRequest: it is closed.
     """
     if isinstance(given, Connection):

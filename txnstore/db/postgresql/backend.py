@@ -232,7 +232,7 @@ class PostgreSQLBackend:
         if stage is Stage.COMMIT and (sqlstate is None or sqlstate.startswith(UNKNOWN_AT_COMMIT)):
             return OutcomeUnknown(f"{detail}: the change may or may not have been made")
         if sqlstate is None and not isinstance(error.orig, psycopg.OperationalError | psycopg.InterfaceError):
-            # The driver did not even send it: its values are none that the database keeps.
+            # The driver did not even send it: the database has no type for one of its values.
             return StatementFailed(f"the driver refused a statement ({type(error.orig).__name__}); nothing was changed")
         kind = _kind_of(sqlstate)
         return kind(f"{detail}; nothing was changed")

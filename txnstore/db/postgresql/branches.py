@@ -185,7 +185,7 @@ def connect_participant(url: DatabaseUrl) -> PostgreSQLConnection:
     """Open a connection to a participating database.
 
     Raises:
-        InvalidUrl: it is no URL of PostgreSQL.
+        InvalidUrl: it is not a URL of PostgreSQL.
         TxnStoreError: the database cannot be reached, or does not let this user in.
     """
     if url.kind != "postgresql":

@@ -213,7 +213,7 @@ class Checkpointer:
         """Checkpoint if the log has grown.
 
         A busy writer puts it off until the next commit, a reader that needs the log until it has grown once more.
-        What goes wrong here goes wrong after a commit that stands, so it is no error of anybody's.
+        What goes wrong here goes wrong after a commit that stands, so it is nobody's error.
         """
         try:
             wal_bytes = os.stat(self._wal_path).st_size  # noqa: PTH116 - called after every commit
