@@ -12,14 +12,20 @@ from tests.cluster.conftest import Bench, Producer, read, row_of
 from txnstore.db.cluster import cluster as cluster_module
 from txnstore.db.cluster.cluster import PAUSE_LAST_SECONDS, open_cluster
 from txnstore.db.schema import pending_markers, transactions
-from txnstore.errors import ConcurrentTransactions, OutcomeUnknown, StoreUnavailable
+from txnstore.errors import (
+    ConcurrentTransactions,
+    OutcomeUnknown,
+    ProducerFenced,
+    StoreUnavailable,
+    TransactionAbortable,
+)
 from txnstore.log.cluster_topics import create_topic
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 from txnstore.transactions import recovery
 from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import abort_timed_out, complete_all_decided, recover
+from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out, complete_all_decided, recover
 
 S = TransactionState
 
@@ -105,6 +111,42 @@ def test_a_start_waits_for_what_it_aborts_in_a_database_that_is_away(bench: Benc
     newer.end(commit=True)
     assert bench.read(bench.partition_at(2)) == [b"b"]
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+@pytest.mark.parametrize("by", ["age", "administrator"])
+def test_a_commit_is_told_who_aborted_before_and_after_the_last_marker_is_written(bench: Bench, by: str):
+    producer = bench.producer_at(1)
+    began, name = producer.identity, producer.transactional_id
+    producer.send(bench.partition_at(2), b"a")
+    with bench.down(2):
+        if by == "age":
+            bench.clock.advance(60_001)
+            assert abort_timed_out(bench.cluster.own(1), bench.cluster) == (name,)
+        else:
+            abort_by_administrator(bench.cluster.own(1), name, "it was stopped", bench.cluster)
+        assert bench.row(name).state is S.PREPARE_ABORT
+        with pytest.raises(TransactionAbortable, match="abort it here too") as at_once:
+            producer.twin().end(commit=True)
+    assert complete_all_decided(bench.cluster.own(1), bench.cluster) == (name,)
+    with pytest.raises(TransactionAbortable) as afterwards:
+        producer.twin().end(commit=True)
+    assert str(at_once.value) == str(afterwards.value)
+    assert producer.end(commit=False).identity == bench.row(name).identity != began
+    producer.send(bench.partition_at(2), b"b")
+    producer.end(commit=True)
+    assert bench.read(bench.partition_at(2)) == [b"b"]
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_commit_after_a_newer_producer_is_fenced_before_the_last_marker_is_written(bench: Bench):
+    producer = bench.producer_at(1)
+    producer.send(bench.partition_at(2), b"a")
+    with bench.down(2):
+        with pytest.raises(ConcurrentTransactions):
+            Producer(bench.cluster, producer.transactional_id).start()
+        assert bench.row(producer.transactional_id).state is S.PREPARE_ABORT
+        with pytest.raises(ProducerFenced):
+            producer.end(commit=True)
 
 
 def test_recovery_does_not_wait_once_for_each_transaction(sqlite_bench: Bench, monkeypatch):

@@ -235,7 +235,7 @@ class Model:
             raise self._stale(id_, producer)
         if id_.state.endswith(done):
             return id_.is_decided
-        if id_.state == "CompleteAbort":
+        if id_.state.endswith("Abort"):
             raise Refused(TransactionAbortable if id_.aborted_from_outside else ProducerFenced)
         raise Refused(InvalidTransactionState)
 

@@ -31,7 +31,7 @@ CELLS = [
         ("Ongoing", "Abort, current", "aborted"),
         ("Ongoing", "Commit, current", "committed"),
         ("PrepareAbort", "Abort, retry", "completed"),
-        ("PrepareAbort", "Commit, retry", "INVALID_TXN_STATE"),
+        ("PrepareAbort", "Commit, retry", "PRODUCER_FENCED"),
         ("PrepareCommit", "Abort, current", "PRODUCER_FENCED"),
         ("PrepareCommit", "Commit, retry", "completed"),
         ("CompleteAbort", "Abort, retry", "answered"),

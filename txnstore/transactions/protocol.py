@@ -319,9 +319,10 @@ END_TRANSACTION: Final[Mapping[TransactionState, tuple[EndAction, EndAction, End
     {
         _S.EMPTY: (_A.FENCED, _A.ABORT_EMPTY, _A.FENCED, _A.WRONG_STATE),
         _S.ONGOING: (_A.FENCED, _A.DECIDE, _A.FENCED, _A.DECIDE),
-        _S.PREPARE_ABORT: (_A.WAIT, _A.FENCED, _A.WRONG_STATE, _A.FENCED),
+        # A commit that comes after somebody else's abort lost the race (KAFKA-20785), whether or not its markers are
+        # written yet: Kafka lets such a commit wait in PrepareAbort for a moment, then answers it in CompleteAbort.
+        _S.PREPARE_ABORT: (_A.WAIT, _A.FENCED, _A.FENCED, _A.FENCED),
         _S.PREPARE_COMMIT: (_A.WRONG_STATE, _A.FENCED, _A.WAIT, _A.FENCED),
-        # A commit that comes after somebody else's abort lost the race: KAFKA-20785.
         _S.COMPLETE_ABORT: (_A.ANSWER, _A.ABORT_EMPTY, _A.FENCED, _A.WRONG_STATE),
         _S.COMPLETE_COMMIT: (_A.WRONG_STATE, _A.ABORT_EMPTY, _A.ANSWER, _A.WRONG_STATE),
     }
