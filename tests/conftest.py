@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy.engine import make_url
@@ -111,6 +112,14 @@ def shared_store(request: pytest.FixtureRequest) -> Store:
     """One store of each database for the whole run, for tests that keep to topics and ids of their own."""
     store: Store = request.getfixturevalue(f"_shared_{request.param}_store")
     return store
+
+
+@pytest.fixture
+def code_of_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Make the code that runs the test that of another version of the tables."""
+    from tests.tools import later_versions  # brings the commands along, which few tests need
+
+    return lambda version: later_versions.become(version, tmp_path, monkeypatch.setattr)
 
 
 @pytest.fixture

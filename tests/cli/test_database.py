@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from sqlalchemy.engine import make_url
 
 from tests.copies import copy_file
-from txnstore.db import migrating, opening
+from txnstore.db import migrating
 from txnstore.db.backend import Limits
 from txnstore.db.identity import check_original
 from txnstore.db.opening import connect_store, open_store
@@ -31,15 +29,38 @@ def test_migrate_makes_the_tables_once(txnstore, txnstore_empty_url):
         assert again.read(list_topics) == ["orders"]
 
 
-def test_migrate_says_from_which_version_it_came(txnstore, url, monkeypatch):
-    with open_store(url) as store:
-        seen = opening.look(store)
+def test_migrate_says_from_which_version_it_came(txnstore, url, code_of_version):
+    code_of_version(SCHEMA_VERSION + 3)
+    ended = txnstore("migrate", url)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.endswith(
+        f"the tables of version {SCHEMA_VERSION + 3} were upgraded from version {SCHEMA_VERSION}\n"
+    )
+    assert txnstore("migrate", url).out.endswith("were there already\n")
 
-    def from_an_older_one(_):
-        return dataclasses.replace(seen, schema_version=SCHEMA_VERSION - 1)
 
-    monkeypatch.setattr("txnstore.cli.databases.upgrade", from_an_older_one)
-    assert txnstore("migrate", url).out.endswith(f"were upgraded from version {SCHEMA_VERSION - 1}\n")
+def test_migrate_refuses_tables_that_are_newer_than_the_code(txnstore, url, code_of_version):
+    code_of_version(SCHEMA_VERSION + 1)
+    assert txnstore("migrate", url).code == 0
+    code_of_version(SCHEMA_VERSION)
+    ended = txnstore("migrate", url)
+    assert ended.code == 1
+    assert f"are of version {SCHEMA_VERSION + 1}, this txnstore knows {SCHEMA_VERSION}" in ended.err
+
+
+def test_migrate_brings_several_databases_from_whatever_version_they_are(txnstore, tmp_path, code_of_version):
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("first", "second", "third")]
+    assert txnstore("migrate", urls[0]).code == 0
+    code_of_version(SCHEMA_VERSION + 1)
+    assert txnstore("migrate", urls[1]).code == 0
+    code_of_version(SCHEMA_VERSION + 3)
+    ended = txnstore("migrate", ",".join(urls))
+    assert (ended.code, ended.err) == (0, "")
+    assert [line.rpartition(" were ")[2] for line in ended.out.splitlines()] == [
+        f"upgraded from version {SCHEMA_VERSION}",
+        f"upgraded from version {SCHEMA_VERSION + 1}",
+        "made",
+    ]
 
 
 def test_migrate_says_which_database_without_the_password(txnstore, txnstore_postgresql_url):

@@ -7,8 +7,10 @@ import subprocess
 import psycopg
 import pytest
 
+from tests.tools.later_versions import THIRD_LATER, elsewhere
 from txnstore.db import migrating, opening
 from txnstore.db.opening import connect_store, open_store
+from txnstore.db.schema import SCHEMA_VERSION
 from txnstore.errors import SchemaOutdated
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
@@ -71,6 +73,20 @@ def test_from_the_version_there_is_nothing_is_printed_to_do(url, sql_program, ca
     assert "CREATE TABLE" not in nothing
     sql_program(url, nothing)
     assert catalogue(store) == before
+
+
+def test_from_an_older_version_it_does_what_an_upgrade_does(store, url, sql_program, catalogue, code_of_version):
+    offsets_of_an_append(store)
+    (place, options) = elsewhere(url)
+    open_store(place, **options).close()
+    code_of_version(THIRD_LATER)
+    printed = migrating.upgrade_sql(kind=kind_of(url), from_version=SCHEMA_VERSION)
+    assert "CREATE VIEW" not in printed
+    sql_program(url, printed)
+    with open_store(url) as by_program, connect_store(place, **options) as by_code:
+        assert by_program.store_uuid == store.store_uuid
+        opening.upgrade(by_code)
+        assert catalogue(by_program) == catalogue(by_code)
 
 
 def test_it_is_the_same_every_time(txnstore_empty_url):

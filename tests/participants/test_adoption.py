@@ -16,7 +16,7 @@ from txnstore.db.callers.on_caller_connection import is_same_store, run_joined
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.cluster.membership import read_databases
 from txnstore.db.opening import connect_store, open_store, upgrade
-from txnstore.db.schema import outbox, stores
+from txnstore.db.schema import SCHEMA_VERSION, outbox, stores
 from txnstore.errors import InvalidRequest, PermissionDenied, StoreCopied, TxnStoreError, WrongCluster
 from txnstore.participants.adoption import adopt
 from txnstore.participants.recovery import recover_branches, recover_in_cluster
@@ -202,14 +202,15 @@ def test_a_role_that_may_not_ask_is_told_which_right_it_lacks(txnstore_postgresq
             adopt([store])
 
 
-def test_tables_of_an_older_version_learn_where_they_are_when_they_are_upgraded(txnstore_url):
-    from txnstore.db import migrating
+def test_a_store_that_does_not_know_where_it_is_learns_it_when_it_is_upgraded(txnstore_url, code_of_version):
+    def recorded(store):
+        return store.read(lambda c: c.execute(select(stores.c.database_identity)).scalar_one())
 
     with connect_store(txnstore_url) as store:
-        kind = store.backend.name
-        store.write(lambda c: migrating.downgrade(c, kind=kind, schema=store.schema, to_version=3))
+        assert recorded(store) is None
+        code_of_version(SCHEMA_VERSION + 1)
         upgrade(store)
-        assert store.read(lambda c: c.execute(select(stores.c.database_identity)).scalar_one())
+        assert recorded(store) == store.read(store.backend.identity)
 
 
 def test_rows_of_the_outbox_are_not_taken_for_those_of_a_later_transaction(original, copied, txnstore_empty_url):

@@ -29,9 +29,9 @@ from txnstore.db.names import CODE_SCHEMA, StoreName
 from txnstore.db.types import Bytes, Flag, Int16, Int32, Int64, String, UuidText
 
 #: The version of the tables that this code reads and writes; the number of the newest migration.
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 1
 #: The oldest version of the code that may write to tables of SCHEMA_VERSION.
-OLDEST_WRITER_VERSION: Final = 4
+OLDEST_WRITER_VERSION: Final = 1
 #: "TXNS": marks an SQLite file that txnstore created (PRAGMA application_id).
 SQLITE_APPLICATION_ID: Final = 0x54584E53
 
@@ -397,8 +397,8 @@ pending_markers: Final = _table(
     _column("producer_id", Int64, "The producer whose records the marker ends."),
     _column("producer_epoch", Int32, "The marker's epoch: above that of the records (KIP-890, KIP-1228)."),
     _column("outcome", Int16, "0 abort, 1 commit."),
-    PrimaryKeyConstraint("transactional_id", "partition_id", "producer_id", name="marker_outbox_pk"),
-    _check("marker_outbox_outcome", "outcome BETWEEN 0 AND 1"),
+    PrimaryKeyConstraint("transactional_id", "partition_id", "producer_id", name="pending_markers_pk"),
+    _check("pending_markers_outcome", "outcome BETWEEN 0 AND 1"),
     comment="Markers that are decided but not yet written; inserted together with the decision.",
     sqlite_with_rowid=False,
 )
