@@ -184,7 +184,7 @@ STORE_SETTINGS: Final = _table(
         "txnstore.placement",
         "hash",
         _one_of("hash", "roundrobin"),
-        "In which of several databases a new partition lives: by the hash of its name, or dealt out in turn.",
+        "In which of several databases a new partition lives: by the hash of its name, or by taking turns.",
     ),
 )
 

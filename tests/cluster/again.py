@@ -38,8 +38,8 @@ class ClusterWriter(LogWriter):
     def write(self, name, number, *values, timestamp_ms=1_000):
         batch = encode([Record(value, timestamp_ms=timestamp_ms) for value in values])
         partition_id = self.partition_id(name, number)
-        home = self.cluster.own(self.cluster.leader_of_partition(partition_id))
-        home.write(lambda connection: append(connection, [Append(partition_id, batch)]), wakes_readers=True)
+        store = self.cluster.own(self.cluster.leader_of_partition(partition_id))
+        store.write(lambda connection: append(connection, [Append(partition_id, batch)]), wakes_readers=True)
 
     def transaction(self, timeout_ms=60_000):
         transactional_id = f"writer-{next(_numbers)}"
@@ -48,8 +48,8 @@ class ClusterWriter(LogWriter):
         return OpenTransaction(writer, transactional_id, timeout_ms)
 
     def group(self, group_id="readers"):
-        home = self.cluster.coordinator_of(group_id)
-        return home.read(lambda connection: find_group(connection, group_id))
+        store = self.cluster.coordinator_of(group_id)
+        return store.read(lambda connection: find_group(connection, group_id))
 
 
 _numbers = iter(range(1, sys.maxsize))

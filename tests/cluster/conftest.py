@@ -138,8 +138,8 @@ class Bench:
     def partition_at(self, database_id: int, nth: int = 0) -> int:
         return [
             number
-            for number, home in zip(self.topic.partition_ids, self.topic.leaders, strict=True)
-            if home == database_id
+            for number, leader in zip(self.topic.partition_ids, self.topic.leaders, strict=True)
+            if leader == database_id
         ][nth]
 
     def name_at(self, database_id: int, prefix: str = "name") -> str:

@@ -1,4 +1,4 @@
-"""A group whose database has not heard yet of a topic's new partitions deals them out all the same."""
+"""A group whose database has not heard yet of a topic's new partitions assigns them all the same."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def make(place, request):
     return make
 
 
-def coordinator_name(prefix, home):
+def coordinator_name(prefix, coordinator_id):
     """Return a name that lives in the database of this number, of two."""
     from txnstore.db.cluster.membership import Database, coordinator_of_name
 
@@ -121,7 +121,7 @@ def coordinator_name(prefix, home):
     return next(
         name
         for name in (f"{prefix}-{number}" for number in itertools.count())
-        if coordinator_of_name(name, members) == home
+        if coordinator_of_name(name, members) == coordinator_id
     )
 
 

@@ -109,7 +109,7 @@ def ids_at_each_leader(client, prefix):
     for name in (f"{prefix}-{number}" for number in itertools.count()):
         found.setdefault(cluster.coordinator_id_of(name), name)
         if set(found) == leaders:
-            return [found[home] for home in sorted(found)]
+            return [found[leader] for leader in sorted(found)]
     raise AssertionError
 
 
@@ -211,7 +211,7 @@ def test_offsets_of_groups_in_every_database_are_committed_with_the_transaction(
     first = transactional()
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     groups = ids_at_each_leader(first, "group")
-    # Each at home, and each elsewhere.
+    # Each in the database that has the partition, and in another one.
     names = list(enumerate(ids_at_each_leader(first, "id")))
     for transactional_id, group_id in [
         (name, groups[(place + shift) % 3]) for shift in (0, 1) for place, name in names
@@ -372,7 +372,7 @@ def test_a_record_for_a_known_part_in_another_database_is_refused_after_the_dead
             refused.append(error)
 
     leaders, coordinator = leaders_of(urls, topic, "anna")
-    elsewhere = [number for number, home in enumerate(leaders) if home != coordinator]
+    elsewhere = [number for number, leader in enumerate(leaders) if leader != coordinator]
     while not refused and time.monotonic() < deadline:
         for number in elsewhere:
             with contextlib.suppress(KafkaException):

@@ -29,9 +29,9 @@ def test_a_consumer_helps_the_outbox_of_each_database_that_it_reads(site):
     urls = ", ".join(site.urls)
     create_topic(urls, "orders", 3, txnstore_placement="roundrobin")
     with site.open() as cluster:
-        for number, home in enumerate(cluster.by_leader(range(1, 4))):
-            row = {"topic": "orders", "partition_number": number, "value": b"%d" % home}
-            cluster.own(home).write(lambda connection, row=row: connection.execute(insert(outbox), row))
+        for number, leader in enumerate(cluster.by_leader(range(1, 4))):
+            row = {"topic": "orders", "partition_number": number, "value": b"%d" % leader}
+            cluster.own(leader).write(lambda connection, row=row: connection.execute(insert(outbox), row))
     assert records(urls, "orders", 3) == [b"1", b"2", b"3"]
 
 
@@ -50,17 +50,19 @@ def ledgers(postgresql_site):
 PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
 
 
-def name_at(site, home):
+def name_at(site, coordinator_id):
     """Return a transactional id that the database of this number coordinates."""
     with site.open() as cluster:
-        return next(name for name in map(str, range(1_000)) if cluster.coordinator_id_of(name) == home)
+        return next(name for name in map(str, range(1_000)) if cluster.coordinator_id_of(name) == coordinator_id)
 
 
-@pytest.mark.parametrize("home", [1, 2, 3])
+@pytest.mark.parametrize("coordinator_id", [1, 2, 3])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-def test_the_controller_and_members_vote_like_any_other_database(postgresql_site, ledgers, commit, home):
+def test_the_controller_and_members_vote_like_any_other_database(postgresql_site, ledgers, commit, coordinator_id):
     urls = ", ".join(postgresql_site.urls)
-    with Producer({"bootstrap.servers": urls, "transactional.id": name_at(postgresql_site, home)}) as producer:
+    with Producer(
+        {"bootstrap.servers": urls, "transactional.id": name_at(postgresql_site, coordinator_id)}
+    ) as producer:
         producer.init_transactions(PATIENCE_SECONDS)
         producer.begin_transaction()
         for ledger in ledgers:
@@ -77,12 +79,12 @@ def test_the_controller_and_members_vote_like_any_other_database(postgresql_site
         assert records(urls, "orders", 3) == [b"0", b"1", b"2"]
 
 
-@pytest.mark.parametrize("home", [1, 2, 3])
+@pytest.mark.parametrize("coordinator_id", [1, 2, 3])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_what_a_coordinator_left_prepared_in_each_database_is_ended_by_the_maintenance(
-    postgresql_site, ledgers, commit, home
+    postgresql_site, ledgers, commit, coordinator_id
 ):
-    site, name = postgresql_site, name_at(postgresql_site, home)
+    site, name = postgresql_site, name_at(postgresql_site, coordinator_id)
     with site.open() as cluster:
         coordinator = TransactionCoordinator(cluster.coordinator_of(name), cluster)
         producer = coordinator.init_producer_id(name).identity

@@ -82,8 +82,8 @@ def test_a_topic_says_where_its_partitions_live_or_leaves_it_to_the_store(sqlite
         change_topic_configs(cluster, "own", {"txnstore.placement": None})
         for topic in (there, hashed, in_turn):
             assert cluster.by_leader(topic.partition_ids) == {
-                home: [number for number, at in zip(topic.partition_ids, topic.leaders, strict=True) if at == home]
-                for home in sorted(set(topic.leaders), key=topic.leaders.index)
+                leader: [number for number, at in zip(topic.partition_ids, topic.leaders, strict=True) if at == leader]
+                for leader in sorted(set(topic.leaders), key=topic.leaders.index)
             }
         assert_cluster_sound(cluster, at_rest=True)
 
@@ -123,10 +123,10 @@ def plain(number: int) -> Append:
 
 
 def write(bench: Bench, number: int) -> None:
-    home = bench.cluster.leader_of_partition(number)
+    leader = bench.cluster.leader_of_partition(number)
     repaired(
         bench.cluster,
-        home,
+        leader,
         lambda store: store.write(lambda connection: append(connection, [plain(number)])),
     )
 

@@ -90,7 +90,7 @@ def test_a_label_is_the_address_without_anything_that_could_be_secret(url, label
 def test_names_have_their_homes_for_ever():
     members = [Database(number, "", "", coordinates=number != 3) for number in (1, 2, 3, 4)]
     assert {coordinator_of_name(f"t{number}", members) for number in range(50)} == {1, 2, 4}
-    # Written down: another answer would give names a second home.
+    # Written down: another answer would give names a second coordinator.
     assert hash_of_name("transfer-1") % 1_000_003 == 867_581
     assert [coordinator_of_name(f"t{number}", members) for number in range(8)] == [1, 4, 4, 4, 1, 1, 2, 1]
 
@@ -448,7 +448,7 @@ def commit_late(site: Site, stale: Cluster, producer: Producer) -> None:
 
 
 def abort_in_partition(site: Site, stale: Cluster, producer: Producer) -> None:
-    here = next(number for number, home in stale.leaders_of(producer.sequences).items() if home == 1)
+    here = next(number for number, leader in stale.leaders_of(producer.sequences).items() if leader == 1)
     abort_open_transaction(stale.controller, OpenInPartition(here, producer.identity), stale)
 
 

@@ -67,9 +67,9 @@ def commits_of(engine: Engine) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-@pytest.mark.parametrize("home", [1, 2])
-def test_a_transaction_ends_the_same_in_every_database(bench: Bench, commit: bool, home: int):
-    producer = bench.producer_at(home)
+@pytest.mark.parametrize("coordinator_id", [1, 2])
+def test_a_transaction_ends_the_same_in_every_database(bench: Bench, commit: bool, coordinator_id: int):
+    producer = bench.producer_at(coordinator_id)
     began = producer.identity
     groups = {number: bench.name_at(number, "group") for number in (1, 2, 3)}
     for number in bench.topic.partition_ids:
@@ -103,7 +103,7 @@ def test_the_coordinator_commits_no_more_often_however_many_databases_take_part(
     producer.end(commit=True)
     leaders = range(1, count + 1)
     with commits_of(bench.cluster.own(1).engine) as at_coordinator:
-        partitions = [bench.partition_at(home, nth) for home in leaders for nth in (0, 1)]
+        partitions = [bench.partition_at(leader, nth) for leader in leaders for nth in (0, 1)]
         producer.coordinator.add_partitions(
             producer.transactional_id, producer.identity, partitions, added=producer.added
         )
@@ -113,7 +113,8 @@ def test_the_coordinator_commits_no_more_often_however_many_databases_take_part(
         own = [producer.batch(bench.partition_at(1, nth), b"x") for nth in (0, 1)]
         producer.end(commit=True, appends=own)
     commits = at_coordinator.count("COMMIT")
-    # All at home: one. Otherwise the parts are added, it is decided, and what was delivered is struck off: three.
+    # All in the coordinator's database: one. Otherwise three: the parts are added, it is decided, and what was
+    # delivered is struck off.
     assert commits == (1 if count == 1 else 3), "\n".join(at_coordinator)
     statements = [text for text in at_coordinator if not text.startswith(("BEGIN", "COMMIT"))]
     assert len(statements) <= (10 if count == 1 else 34)
@@ -492,7 +493,7 @@ def test_at_the_end_of_the_interpreter_a_transaction_ends_without_threads(sqlite
 
 
 def test_many_recoveries_at_once_complete_each_transaction_once(bench: Bench):
-    producers = [bench.producer_at(home) for home in (1, 2, 3)]
+    producers = [bench.producer_at(database_id) for database_id in (1, 2, 3)]
     began = [producer.identity for producer in producers]
     for producer in producers:
         for number in (1, 2, 3):
@@ -541,14 +542,14 @@ def test_a_long_row_of_transactions_stays_in_order(bench: Bench):
 
 def test_settings_of_the_store_hold_in_every_database(sqlite_bench: Bench):
     change_store_settings(sqlite_bench.cluster, {"transaction.max.timeout.ms": "1000"})
-    for home in (1, 2, 3):
-        coordinator = TransactionCoordinator(sqlite_bench.cluster.own(home), sqlite_bench.cluster)
+    for database_id in (1, 2, 3):
+        coordinator = TransactionCoordinator(sqlite_bench.cluster.own(database_id), sqlite_bench.cluster)
         with pytest.raises(Exception, match="this store allows 1 to 1000"):
-            coordinator.init_producer_id(sqlite_bench.name_at(home), 1001)
+            coordinator.init_producer_id(sqlite_bench.name_at(database_id), 1001)
 
 
 def test_a_partition_knows_its_producers_of_all_databases(sqlite_bench: Bench):
-    producers = [sqlite_bench.producer_at(home) for home in (1, 2, 3)]
+    producers = [sqlite_bench.producer_at(database_id) for database_id in (1, 2, 3)]
     number = sqlite_bench.partition_at(1)
     for producer in producers:
         producer.send(number, b"a")
@@ -570,14 +571,14 @@ def test_who_is_held_back_ends_what_another_database_coordinates(bench: Bench):
     abandoned.send(held, b"abandoned")
     abandoned.send_offsets(group_id, {held: 7})
     alive.send(held, b"alive")
-    home = bench.cluster.own(3)
-    assert abort_overdue_in(home, [held], bench.cluster) == 1_001
+    third = bench.cluster.own(3)
+    assert abort_overdue_in(third, [held], bench.cluster) == 1_001
     bench.clock.advance(1_001)
     with bench.down(2):
-        assert abort_overdue_in(home, [held], bench.cluster) == AGAIN_MS
-    assert abort_overdue_in(home, [bench.partition_at(3, 1)], bench.cluster) is None
+        assert abort_overdue_in(third, [held], bench.cluster) == AGAIN_MS
+    assert abort_overdue_in(third, [bench.partition_at(3, 1)], bench.cluster) is None
     assert bench.row(abandoned.transactional_id).state is S.ONGOING
-    assert abort_overdue_in(home, [held], bench.cluster) == 60_000 - 1_000
+    assert abort_overdue_in(third, [held], bench.cluster) == 60_000 - 1_000
     assert bench.row(abandoned.transactional_id).state is S.COMPLETE_ABORT
     assert not bench.offsets(group_id, [held]).unstable
     alive.end(commit=True)

@@ -37,7 +37,7 @@ def check_left(scenario: Scenario, left: View, commits: int) -> None:
     if scenario.ends_in is not None and scenario.is_producers:
         assert left.decision is (scenario.ends_in if commits else None)
     if not scenario.is_separate:
-        # At home it is whole or not there at every instant.
+        # Without a delivery of its own it is whole or not there at every instant.
         counts = left.decision is ControlType.COMMIT
         assert left.committed == written(OLD, *(scenario.flushes if counts else ()))
         assert left.offsets == (NEW_OFFSET if counts and scenario.has_offsets else OLD_OFFSET,) * PARTITIONS

@@ -14,7 +14,7 @@ from txnstore.testing.manual_clock import ManualClock
 class Task:
     """A transfer, and the place where the process that makes it is killed."""
 
-    home_url: str
+    log_url: str
     table_urls: tuple[str, ...]
     now_ms: int
     partition_id: int
@@ -23,7 +23,7 @@ class Task:
 
 
 def transfer_and_be_killed(task: Task) -> None:
-    with open_store(task.home_url, clock=ManualClock(task.now_ms)) as store:
+    with open_store(task.log_url, clock=ManualClock(task.now_ms)) as store:
         bank = Bank(store, ManualClock(task.now_ms), [Table(url) for url in task.table_urls], task.partition_id)
         transfer = bank.written(name=task.name)
         kill_at(task.place, transfer.commit)

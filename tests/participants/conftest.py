@@ -49,7 +49,7 @@ def bank(shared_store: Store, shared_clock: ManualClock, tables):
 
 @pytest.fixture
 def sqlite_bank(_shared_sqlite_store: Store, shared_clock: ManualClock, tables):
-    """The same with its log in SQLite, for what does not depend on the kind of home."""
+    """The same with its log in SQLite, for what does not depend on the kind of the log's database."""
     with closing(Bank(_shared_sqlite_store, shared_clock, tables)) as bank:
         yield bank
 

@@ -27,7 +27,7 @@ _EXCHANGE = postgresql_exchange.exchange
 
 @contextmanager
 def at_each_place(arrive: AtPlace) -> Iterator[None]:
-    def at_home(connection: Connection, point: CrashPoint) -> None:
+    def in_log_database(connection: Connection, point: CrashPoint) -> None:
         arrive(str(point), connection, point)
 
     def exchanged(statements: Sequence[Statement], timeout_seconds: float) -> list[Answer]:
@@ -47,7 +47,7 @@ def at_each_place(arrive: AtPlace) -> Iterator[None]:
     for module in modules:
         module.exchange = exchanged  # type: ignore[attr-defined]  # what it imported
     try:
-        with at_each_step(at_home):
+        with at_each_step(in_log_database):
             yield
     finally:
         for module in modules:

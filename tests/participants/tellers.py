@@ -34,7 +34,7 @@ class Job:
     """What a process is to do, and where; it can be pickled."""
 
     name: str
-    home_url: str
+    log_url: str
     table_urls: tuple[str, str]
     notes: str
     seed: int
@@ -52,7 +52,7 @@ def move_money(job: Job) -> None:
     while True:
         try:
             with Producer(
-                {"bootstrap.servers": job.home_url, "transactional.id": job.name, "transaction.timeout.ms": TIMEOUT_MS}
+                {"bootstrap.servers": job.log_url, "transactional.id": job.name, "transaction.timeout.ms": TIMEOUT_MS}
             ) as producer:
                 producer.init_transactions(10)
                 with _connect(job.table_urls[0]) as first, _connect(job.table_urls[1]) as second:
@@ -102,7 +102,7 @@ def end_what_was_left(job: Job) -> None:
     notes = os.open(job.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     while True:
         try:
-            with open_store(job.home_url) as store:
+            with open_store(job.log_url) as store:
                 while True:
                     recover(store)
                     for url in job.table_urls:

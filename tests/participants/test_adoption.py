@@ -56,10 +56,10 @@ def original(txnstore_empty_url, clock):
 
 
 @pytest.fixture
-def home(original, clock, tables):
+def bank(original, clock, tables):
     """A bank whose log is in it."""
-    with closing(Bank(original, clock, tables)) as bank:
-        yield bank
+    with closing(Bank(original, clock, tables)) as made:
+        yield made
 
 
 @contextmanager
@@ -72,55 +72,55 @@ def uuid_in(store):
     return store.read(lambda connection: connection.execute(select(stores.c.store_uuid)).scalar_one())
 
 
-def test_recovery_on_a_copy_leaves_the_originals_branches_alone(home, clock, copied, txnstore_empty_url):
-    transfer = home.prepared()
+def test_recovery_on_a_copy_leaves_the_originals_branches_alone(bank, clock, copied, txnstore_empty_url):
+    transfer = bank.prepared()
     with opened(copied(txnstore_empty_url), clock) as copy:
         transfer.decide(commit=True)
         transfer.die()
         # For the copy it is open, and too old by now: it would be aborted, and rolled back in both databases.
         clock.advance(60_001)
-        for table in home.tables:
+        for table in bank.tables:
             with pytest.raises(StoreCopied, match="txnstore adopt"):
                 recover_branches(copy, table.url)
         adopt([copy])
     with opened(str(copy.url.url.render_as_string(hide_password=False)), clock) as adopted:
-        assert adopted.store_uuid != home.store.store_uuid
+        assert adopted.store_uuid != bank.store.store_uuid
         assert adopted.read(all_branches) == []
-        assert [recover_branches(adopted, table.url).ended_count for table in home.tables] == [0, 0]
-    assert [len(table.our_gids()) for table in home.tables] == [1, 1]
-    home.recover()
-    home.assert_whole(transfer.name, committed=True)
+        assert [recover_branches(adopted, table.url).ended_count for table in bank.tables] == [0, 0]
+    assert [len(table.our_gids()) for table in bank.tables] == [1, 1]
+    bank.recover()
+    bank.assert_whole(transfer.name, committed=True)
 
 
-def test_a_copy_makes_no_branches_in_its_originals_name(home, clock, copied, txnstore_empty_url):
+def test_a_copy_makes_no_branches_in_its_originals_name(bank, clock, copied, txnstore_empty_url):
     """The original would not know them, and roll them back although the copy has decided to commit."""
     with opened(copied(txnstore_empty_url), clock) as copy:
         with pytest.raises(StoreCopied):
-            home.written(store=copy)
+            bank.written(store=copy)
         adopt([copy])
     with opened(str(copy.url.url.render_as_string(hide_password=False)), clock) as adopted:
-        transfer = home.written(store=adopted)
+        transfer = bank.written(store=adopted)
         transfer.prepare()
-        assert [recovered.ended_count for recovered in home.recover()] == [0, 0]
-        assert sum(len(table.our_gids()) for table in home.tables) == 2
+        assert [recovered.ended_count for recovered in bank.recover()] == [0, 0]
+        assert sum(len(table.our_gids()) for table in bank.tables) == 2
         transfer.branches.settle()
-        for table in home.tables:
+        for table in bank.tables:
             recover_branches(adopted, table.url)
         transfer.branches.finish(commit=False)
 
 
-def test_who_began_before_an_adoption_makes_no_branches_after_it(home, txnstore_empty_url):
-    transfer = home.written()
+def test_who_began_before_an_adoption_makes_no_branches_after_it(bank, txnstore_empty_url):
+    transfer = bank.written()
     with opened(txnstore_empty_url) as again:
         adopt([again], force=True)
     with pytest.raises(StoreCopied, match="restart the program"):
         transfer.prepare()
-    assert [table.our_gids() for table in home.tables] == [[], []]
+    assert [table.our_gids() for table in bank.tables] == [[], []]
     transfer.branches.abandon()
 
 
-def test_what_the_copy_has_open_with_branches_is_aborted_there(home, clock, copied, txnstore_empty_url):
-    transfer = home.prepared()
+def test_what_the_copy_has_open_with_branches_is_aborted_there(bank, clock, copied, txnstore_empty_url):
+    transfer = bank.prepared()
     with opened(copied(txnstore_empty_url), clock) as copy:
         adopt([copy])
         producer = transfer.producer
@@ -129,7 +129,7 @@ def test_what_the_copy_has_open_with_branches_is_aborted_there(home, clock, copi
             TransactionCoordinator(copy).end_transaction(transfer.name, producer, commit=True)
     transfer.decide(commit=True)
     transfer.finish(commit=True)
-    home.assert_whole(transfer.name, committed=True)
+    bank.assert_whole(transfer.name, committed=True)
 
 
 def test_everything_else_goes_on_without_adoption(original, clock, copied, txnstore_empty_url):
@@ -154,17 +154,17 @@ def test_the_original_is_recognised_and_adopted_by_force_only(original, clock, t
         assert database.is_own
 
 
-def test_an_original_that_has_moved_keeps_its_identity(home, clock, copied, txnstore_empty_url):
-    transfer = home.prepared()
+def test_an_original_that_has_moved_keeps_its_identity(bank, clock, copied, txnstore_empty_url):
+    transfer = bank.prepared()
     transfer.decide(commit=True)
     transfer.die()
     with opened(copied(txnstore_empty_url), clock) as moved:
         with pytest.raises(StoreCopied):
-            recover_branches(moved, home.tables[0].url)
+            recover_branches(moved, bank.tables[0].url)
         adopt([moved], same=True)
-        assert uuid_in(moved) == home.store.store_uuid
-        assert [len(recover_branches(moved, table.url).committed) for table in home.tables] == [1, 1]
-    home.assert_whole(transfer.name, committed=True)
+        assert uuid_in(moved) == bank.store.store_uuid
+        assert [len(recover_branches(moved, table.url).committed) for table in bank.tables] == [1, 1]
+    bank.assert_whole(transfer.name, committed=True)
 
 
 def test_a_moved_or_vacuumed_file_is_still_the_original(txnstore_sqlite_url, tmp_path):

@@ -64,7 +64,7 @@ class Processes:
                 continue
             self._lives += 1
             # Each life has numbers of its own.
-            life = Job(job.name, job.home_url, job.table_urls, job.notes, job.seed + 1000 * self._lives)
+            life = Job(job.name, job.log_url, job.table_urls, job.notes, job.seed + 1000 * self._lives)
             self._running[name] = process = self._context.Process(target=work, args=[life], daemon=True)
             process.start()
 
@@ -158,24 +158,24 @@ def world(request, tmp_path):
                 table.watching.execute(f"PREPARE TRANSACTION '{gid}'")
             tables.append(table)
         if request.param == "sqlite":
-            home_url = f"sqlite:///{tmp_path}/log.db"
+            log_url = f"sqlite:///{tmp_path}/log.db"
         else:
             first.create_database("log")
-            home_url = first.url("log")
-        yield home_url, (first, second), tables
+            log_url = first.url("log")
+        yield log_url, (first, second), tables
 
 
 def test_sums_are_zero_whoever_is_killed(world, tmp_path):
-    home_url, servers, tables = world
+    log_url, servers, tables = world
     chance = random.Random(SEED)
     notes = tmp_path / "notes"
     notes.touch()
     urls = tuple(table.url for table in tables)
-    jobs = {f"teller-{n}": (move_money, Job(f"teller-{n}", home_url, urls, str(notes), n)) for n in range(TELLERS)}
-    jobs["recovery"] = (end_what_was_left, Job("recovery", home_url, urls, str(notes), TELLERS))
+    jobs = {f"teller-{n}": (move_money, Job(f"teller-{n}", log_url, urls, str(notes), n)) for n in range(TELLERS)}
+    jobs["recovery"] = (end_what_was_left, Job("recovery", log_url, urls, str(notes), TELLERS))
     befallen: Counter[str] = Counter()
     print(f"seed {SEED}")  # noqa: T201 - repeats a run that failed
-    with open_store(home_url, limits=Limits(retry_timeout_ms=20_000)) as store, closing(Processes(jobs)) as processes:
+    with open_store(log_url, limits=Limits(retry_timeout_ms=20_000)) as store, closing(Processes(jobs)) as processes:
         topic = store.write(lambda connection: create_topic(connection, TOPIC, partition_count=PARTITIONS))
         reader = LogReader(store, topic.partition_ids)
         end = time.monotonic() + (SOAK_SECONDS or RUN_SECONDS)

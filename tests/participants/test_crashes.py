@@ -28,7 +28,7 @@ class Left(NamedTuple):
 
     state: TransactionState
     outcomes: tuple[str, ...]
-    """Of the branches that the home knows of."""
+    """Of the branches that the coordinator knows of."""
 
     prepared: tuple[int, ...]
     """How many branches are, in each database."""
@@ -63,7 +63,7 @@ def check(left: Left) -> None:
     assert in_log == is_committed(left)
     assert not any(in_tables) or is_committed(left)
     assert len(set(left.outcomes)) <= 1
-    # Whatever is prepared is known at home.
+    # Whatever is prepared is known to the coordinator.
     assert sum(left.prepared) <= len(left.outcomes)
 
 
@@ -188,7 +188,7 @@ def test_a_second_death_in_the_recovery_leaves_what_the_next_one_makes_whole(sql
 
 
 def test_the_steps_of_a_transaction_over_two_databases_are_few(bank):
-    """Two database transactions at home, and two statements to each of the others, sent to all of them at once."""
+    """Two database transactions on the log, and two statements to each of the others, sent to all of them at once."""
     transfer = bank.written()
     places = places_of(transfer.commit)
     assert [place for place in places if place.startswith("before") and "PREPARE" in place] == [

@@ -26,7 +26,7 @@ CHILD_TIMEOUT_SECONDS = 60
 
 
 def decisive(places: list[str]) -> list[int]:
-    """Return the numbers of the places around what is durable: commits at home, votes and ends elsewhere."""
+    """Return the numbers of the places around what is durable: commits of the coordinator, votes and ends elsewhere."""
     return [n for n, place in enumerate(places, 1) if "PREPARE" in place or "(COMMIT)" in place]
 
 
@@ -34,13 +34,13 @@ def test_a_coordinator_that_is_killed_leaves_what_recovery_makes_whole(bank):
     places = places_of(bank.written().commit)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([transfer_and_be_killed.__module__, "pytest"])
-    home_url = bank.store.url.url.render_as_string(hide_password=False)
+    log_url = bank.store.url.url.render_as_string(hide_password=False)
     tables = tuple(table.url for table in bank.tables)
     outcomes = set()
     bank.recover()
     for number in decisive(places):
         name = f"killed-{uuid.uuid4().hex[:8]}"
-        task = Task(home_url, tables, bank.clock.now_ms(), bank.partition_id, name, number)
+        task = Task(log_url, tables, bank.clock.now_ms(), bank.partition_id, name, number)
         child = context.Process(target=transfer_and_be_killed, args=[task])
         child.start()
         child.join(CHILD_TIMEOUT_SECONDS)
@@ -65,13 +65,13 @@ def test_a_coordinator_that_is_killed_leaves_what_recovery_makes_whole(bank):
 
 @pytest.fixture
 def two_servers():
-    """The home's server, and that of the accounts; both are killed."""
-    with PrivateCluster(fsync=False) as home_server, PrivateCluster(fsync=False) as other_server:
-        home_server.create_database("log")
+    """The server of the log, and that of the accounts; both are killed."""
+    with PrivateCluster(fsync=False) as log_server, PrivateCluster(fsync=False) as other_server:
+        log_server.create_database("log")
         for name in DATABASES:
             other_server.create_database(name)
             make_table(other_server, name)
-        yield home_server, other_server
+        yield log_server, other_server
 
 
 def commit_whatever_comes(transfer: Transfer) -> bool:
@@ -98,11 +98,11 @@ def _until_answered(call):
 
 
 def test_servers_that_are_killed_at_any_step_delay_a_transaction_and_do_not_tear_it(two_servers):
-    home_server, other_server = two_servers
+    log_server, other_server = two_servers
     clock = ManualClock()
     believed: dict[tuple[bool, str], bool] = {}
     tables = [Table(other_server.url(name)) for name in DATABASES]
-    with open_store(home_server.url("log"), clock=clock) as store, ExitStack() as stack:
+    with open_store(log_server.url("log"), clock=clock) as store, ExitStack() as stack:
         for table in tables:
             stack.callback(table.close)
             table.begin_test()
@@ -110,10 +110,11 @@ def test_servers_that_are_killed_at_any_step_delay_a_transaction_and_do_not_tear
         places = places_of(bank.written().commit)
         for number in decisive(places):
             place = places[number - 1]
-            # The home is killed around its commits, the others around their votes and ends; both when all have voted.
-            servers = [home_server] if "(COMMIT)" in place else [other_server]
+            # The log's server is killed around its commits, the other around its votes and ends; both when all have
+            # voted.
+            servers = [log_server] if "(COMMIT)" in place else [other_server]
             if place.startswith("after 2 of PREPARE"):
-                servers = [other_server, home_server]
+                servers = [other_server, log_server]
             transfer = bank.written()
             with noting(f"killed {place}"):
                 committed = commit_whatever_comes_when(number, servers, transfer)

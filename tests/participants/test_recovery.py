@@ -1,4 +1,4 @@
-"""Recovery: whoever has the rights ends what was left behind, as the home has decided, and touches nothing else."""
+"""Recovery: who has the rights ends what was left behind, as the coordinator has decided, and touches nothing else."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_decision_between_two_looks_is_not_taken_for_an_end(bank, monkeypatch)
 
 
 def test_a_branch_that_is_made_known_between_two_looks_is_not_presumed_aborted(bank, monkeypatch):
-    """Prepared after the home was asked first: the home is asked again."""
+    """Prepared after the coordinator was asked first: it is asked again."""
     transfer = bank.written()
     real = list_prepared
 

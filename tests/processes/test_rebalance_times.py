@@ -1,4 +1,4 @@
-"""How long a group takes to deal out its partitions anew: after a member died, came or left, while all poll.
+"""How long a group takes to assign its partitions anew: after a member died, came or left, while all poll.
 
 The bounds are generous, for machines that are busy; scripts/bench prints how long it takes on one that is not.
 """
