@@ -31,8 +31,7 @@ from txnstore.log.cluster_topics import (
 from txnstore.log.codec import encode
 from txnstore.log.topics import find_topics, leaders_by_hash, leaders_in_turn
 from txnstore.model import Record
-from txnstore.testing.invariants import assert_cluster_sound, cluster_violations
-from txnstore.testing.violations import Invariant
+from txnstore.testing.invariants import Invariant, assert_cluster_sound, cluster_violations
 
 MEMBERS = [Database(number, f"db{number}", "", coordinates=True) for number in (1, 2, 3)]
 

@@ -30,11 +30,10 @@ from txnstore.db.store import Store
 from txnstore.log.append import append
 from txnstore.log.fetch import fetch
 from txnstore.model import IsolationLevel
-from txnstore.testing import log_invariants
-from txnstore.testing.invariants import assert_sound, find_violations, violations_on
+from txnstore.testing import invariants
+from txnstore.testing.invariants import Invariant, assert_sound, find_violations, violations_on
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
-from txnstore.testing.violations import Invariant
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.protocol import TransactionState
 
@@ -320,7 +319,7 @@ def test_a_busy_store_is_sound_and_not_at_rest(busy: Busy):
 
 def test_a_reader_that_gets_aborted_records_is_noticed(busy: Busy, monkeypatch: pytest.MonkeyPatch):
     dirty = partial(fetch, isolation=IsolationLevel.READ_UNCOMMITTED)
-    monkeypatch.setattr(log_invariants, "fetch", dirty)
+    monkeypatch.setattr(invariants, "fetch", dirty)
     found = find_violations(busy.store)
     assert {violation.invariant for violation in found} == {Invariant.COMMITTED_VISIBLE}
 

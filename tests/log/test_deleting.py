@@ -15,8 +15,7 @@ from txnstore.log.bounds import read_bounds
 from txnstore.log.deleting import HIGH_WATERMARK, advance_log_start, delete_below_log_start, delete_records
 from txnstore.log.fetch import fetch
 from txnstore.model import IsolationLevel
-from txnstore.testing.invariants import assert_sound
-from txnstore.testing.log_invariants import partition_violations
+from txnstore.testing.invariants import assert_sound, partition_violations
 
 COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
 

@@ -57,10 +57,9 @@ from txnstore.log.bounds import read_bounds
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import change_topic_configs, create_topic, find_topics, list_topics, lock_topic_configs
 from txnstore.maintenance.loop import Maintenance
-from txnstore.testing.invariants import find_violations
+from txnstore.testing.invariants import Invariant, find_violations
 from txnstore.testing.postgres_server import PostgresServer, connection_string
 from txnstore.testing.private_cluster import PrivateCluster
-from txnstore.testing.violations import Invariant
 from txnstore.transactions.protocol import TransactionState
 
 TIMES: Final = Times(producer_ms=1_000, transactional_id_ms=4_000, journal_ms=2_000, transaction_timeout_ms=2_500)
