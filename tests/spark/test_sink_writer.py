@@ -290,7 +290,7 @@ def test_no_database_transaction_is_open_while_rows_are_pulled(query, out, monke
 
 def test_lost_answers_change_nothing(query, out, monkeypatch):
     """Every step is done, its answer lost, and done again."""
-    monkeypatch.setattr(sink_writer, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(sink_writer, "_PAUSE_FIRST_SECONDS", 0.0)
     lost = []
 
     def losing(step):
@@ -314,7 +314,7 @@ def test_lost_answers_change_nothing(query, out, monkeypatch):
 
 def test_an_append_of_many_batches_is_recognised_when_it_is_repeated(query, out, monkeypatch):
     """The log remembers the last five batches of a writer in each partition, and no more."""
-    monkeypatch.setattr(sink_writer, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(sink_writer, "_PAUSE_FIRST_SECONDS", 0.0)
     append = writers.append_as_writer
 
     def twice(*arguments, **keywords):

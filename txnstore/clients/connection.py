@@ -14,16 +14,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from sqlalchemy import Connection, select
 
+from txnstore.backoff import Backoff
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.db.backend import Durability, Limits
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
-from txnstore.errors import StoreClosed, StoreUnavailable, TxnStoreError
+from txnstore.errors import OutcomeUnknown, StoreBusy, StoreClosed, StoreUnavailable, TxnStoreError, WriteConflict
 
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
 _POOL_SIZE: Final = 5
 #: Readers are told of the last commits; that is only a hint, and not worth a long wait for a database that hangs.
 ANNOUNCE_TIMEOUT_SECONDS: Final = 0.5
+#: A store that has been closed is noticed after this long at most.
+_TRY_SECONDS: Final = 1.0
+#: Between two tries of a change whose outcome is not known: at first, and at most.
+_PAUSE_FIRST_SECONDS: Final = 0.05
+_PAUSE_LAST_SECONDS: Final = 0.5
+_AGAIN: Final = (OutcomeUnknown, StoreBusy, StoreUnavailable, WriteConflict)
+
+Result = TypeVar("Result")
 
 
 class StoreConnection:
@@ -226,3 +235,27 @@ class DatabaseLook:
 
 def _nothing(connection: Connection) -> None:
     connection.execute(select(1))
+
+
+def write_repeatable(
+    store: Store, work: Callable[[Connection], Result], *, timeout_seconds: float, wakes_readers: bool = False
+) -> Result:
+    """Run `work`, which may run twice, in one database transaction; again if nobody knows whether it was committed.
+
+    With `wakes_readers`, waiting readers are told afterwards.
+
+    Raises:
+        TxnStoreError: the database refused, or could not be reached in time; OutcomeUnknown only if the last try ended
+            so.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    backoff = Backoff(_PAUSE_FIRST_SECONDS, _PAUSE_LAST_SECONDS)
+    while True:
+        left_seconds = deadline - time.monotonic()
+        try:
+            retry_timeout_ms = int(max(0.0, min(left_seconds, _TRY_SECONDS)) * 1000)
+            return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+        except _AGAIN:
+            if left_seconds <= _TRY_SECONDS:
+                raise
+        time.sleep(backoff.back_off())

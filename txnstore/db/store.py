@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from txnstore.backoff import Backoff
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, Announcer, Backend, Limits, Stage, Waiter
 from txnstore.db.url import DatabaseUrl
@@ -179,7 +180,7 @@ class Store:
     def _attempt(self, work: Callable[[Connection], Result], access: Access, retry_timeout_ms: int | None) -> Result:
         timeout_ms = self.limits.retry_timeout_ms if retry_timeout_ms is None else retry_timeout_ms
         deadline = time.monotonic() + timeout_ms / 1000
-        pause_seconds = RETRY_FIRST_SECONDS
+        backoff: Backoff | None = None
         while True:
             self._refuse_if_closed()
             try:
@@ -194,9 +195,8 @@ class Store:
                 if self.has_learned_of_others is None or not self.has_learned_of_others():
                     raise
                 continue
-            # Half of the pause is random, so that clients that met once do not meet again.
-            time.sleep(min(left_seconds, pause_seconds * self._random.uniform(0.5, 1)))
-            pause_seconds = min(pause_seconds * 2, RETRY_LAST_SECONDS)
+            backoff = backoff or Backoff(RETRY_FIRST_SECONDS, RETRY_LAST_SECONDS)
+            time.sleep(min(left_seconds, backoff.back_off()))
 
     def _run_once(self, work: Callable[[Connection], Result], access: Access, deadline: float) -> Result:
         """Run one database transaction, whatever comes: at the end none is open."""

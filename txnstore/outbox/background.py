@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Final
 
-from txnstore.clients.backoff import Backoff
+from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.errors import StoreClosed, TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller

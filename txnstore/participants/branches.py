@@ -17,6 +17,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
+from txnstore.backoff import Backoff
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.identity import check_not_adopted, check_original_once
 from txnstore.db.postgresql.branches import (
@@ -250,12 +251,13 @@ class Branches:
 
     def _finish(self, decided: dict[str, bool], timeout_ms: int) -> None:
         deadline = time.monotonic() + timeout_ms / 1000
-        pause_seconds = _PAUSE_FIRST_SECONDS
+        backoff = Backoff(_PAUSE_FIRST_SECONDS, _PAUSE_LAST_SECONDS)
         while True:
             self._try_to_end(decided, max(0.1, deadline - time.monotonic()))
             left = [branch for branch in self._branches if branch.gid in decided]
             if not left:
                 return
+            pause_seconds = backoff.back_off()
             if time.monotonic() + pause_seconds >= deadline:
                 commit = decided[left[0].gid]
                 where = "; ".join(f"{branch.database.label} ({branch.trouble})" for branch in left)
@@ -265,7 +267,6 @@ class Branches:
                     " maintain --participant)"
                 )
             time.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, _PAUSE_LAST_SECONDS)
 
     def _try_to_end(self, decided: dict[str, bool], timeout_seconds: float) -> None:
         on_own: list[Branch] = []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from txnstore.clients.backoff import Backoff
+from txnstore.backoff import Backoff
 from txnstore.errors import TxnStoreError
 
 

@@ -27,6 +27,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from txnstore.backoff import Backoff
 from txnstore.clients.producer.sender import BATCHES_PER_PARTITION_MAX
 from txnstore.clients.topic_directory import create_used_topic
 from txnstore.db.store import Store
@@ -45,7 +46,8 @@ Result = TypeVar("Result")
 APPEND_BYTES: Final = 8 * 1024 * 1024
 APPEND_ROWS: Final = 100_000
 #: Between two tries of a step whose outcome is not known.
-_PAUSE_SECONDS: Final = 0.1
+_PAUSE_FIRST_SECONDS: Final = 0.1
+_PAUSE_LAST_SECONDS: Final = 0.5
 _logger: Final = logging.getLogger("txnstore")
 #: What Spark tells the tasks of a micro-batch, as local properties of theirs.
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -105,14 +107,16 @@ def repeat_while_unknown(step: Callable[[int], Result], timeout_ms: int) -> Resu
         TxnStoreError: what else the step raises.
     """
     deadline = time.monotonic() + timeout_ms / 1000
+    backoff = Backoff(_PAUSE_FIRST_SECONDS, _PAUSE_LAST_SECONDS)
     while True:
         left_ms = max(0, int((deadline - time.monotonic()) * 1000))
         try:
             return step(left_ms)
         except OutcomeUnknown:
-            if time.monotonic() + _PAUSE_SECONDS >= deadline:
+            pause_seconds = backoff.back_off()
+            if time.monotonic() + pause_seconds >= deadline:
                 raise
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(pause_seconds)
 
 
 class _Attempt:

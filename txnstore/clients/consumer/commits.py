@@ -10,8 +10,7 @@ from threading import Condition
 
 from sqlalchemy import Connection
 
-from txnstore.clients.backoff import write_repeatable
-from txnstore.clients.connection import StoreConnection
+from txnstore.clients.connection import StoreConnection, write_repeatable
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
 from txnstore.clients.model.errors import KafkaError, kafka_error_of

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
-from txnstore.clients.backoff import Backoff
+from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.reader import (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Condition
 from typing import Final
 
-from txnstore.clients.backoff import Backoff
+from txnstore.backoff import Backoff
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.events import (
     AnswerEvent,

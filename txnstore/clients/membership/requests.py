@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from txnstore.clients.backoff import write_repeatable
-from txnstore.clients.connection import StoreConnection
+from txnstore.clients.connection import StoreConnection, write_repeatable
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.store import Store

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from txnstore.clients.backoff import Backoff
+from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.producer.queue import HEADERS, KEY, TIMESTAMP_MS, VALUE, Batch
 from txnstore.clients.producer.thread import SenderStopped, SenderThread

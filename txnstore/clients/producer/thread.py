@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from txnstore.clients.backoff import Backoff
+from txnstore.backoff import Backoff
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.worker import Worker
 from txnstore.errors import TxnStoreError

@@ -22,6 +22,7 @@ from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy import Connection, bindparam, select
 
+from txnstore.backoff import Backoff
 from txnstore.clock import Clock
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.catalogue import Catalogue, apply_catalogue, read_catalogue
@@ -100,7 +101,7 @@ class Locality:
 class _Pause:
     """How long a member is left alone that could not be reached."""
 
-    seconds: float
+    backoff: Backoff
     until: float
     why: str
 
@@ -439,8 +440,8 @@ class Cluster:
 
     def _pause(self, database_id: int, why: str) -> None:
         before = self._pauses.get(database_id)
-        seconds = PAUSE_FIRST_SECONDS if before is None else min(2 * before.seconds, PAUSE_LAST_SECONDS)
-        self._pauses[database_id] = _Pause(seconds, self._monotonic_seconds() + seconds, why)
+        backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS) if before is None else before.backoff
+        self._pauses[database_id] = _Pause(backoff, self._monotonic_seconds() + backoff.back_off(), why)
 
     def _refuse_while_paused(self, database_id: int) -> None:
         """Refuse at once what could not be reached a moment ago."""
