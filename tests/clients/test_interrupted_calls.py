@@ -20,7 +20,6 @@ TOPIC = "orders"
 #: Whose moments are tried: what lies below is tried as one.
 FILES = {
     "callers/enlisted.py",
-    "callers/guards.py",
     "producer/branches.py",
     "producer/enlistment.py",
     "producer/producer.py",

@@ -1,4 +1,4 @@
-"""SQLite files that are none, are somebody else's, or may not be written."""
+"""SQLite files that are not databases, belong to somebody else, or may not be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view `records`: what SQL sees is what readers read, at the same price whatever the size of the batches."""
+"""The view `records`: what SQL sees is what readers read, at the same price for batches of every size."""
 
 from __future__ import annotations
 

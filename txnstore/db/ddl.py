@@ -38,8 +38,8 @@ def _compile_verbatim(element: Verbatim, compiler: DDLCompiler, **_: Any) -> str
 class CoarseTime(Computed):
     """The number of the span of time that a column of milliseconds lies in, kept by the database.
 
-    An index on it finds what is old.  On the milliseconds themselves, each update would have to enter the row anew
-    into all indexes of its table (PostgreSQL's heap-only tuples); the span rarely changes.
+    An index on it finds what is old.  On the milliseconds themselves, each update would have to enter the row again
+    in all indexes of its table (PostgreSQL's heap-only tuples); the span rarely changes.
     """
 
     inherit_cache = True

@@ -17,8 +17,8 @@ from txnstore.db.store import Store
 from txnstore.errors import StoreCopied
 
 _READ: Final = select(stores.c.store_uuid, stores.c.database_identity)
-# An adoption comes before it, and is seen, or after it, and finds what was done: FOR KEY SHARE lets new producer ids
-# through, which only update the row.
+# An adoption either comes before it and is seen, or after it and sees what was done. FOR KEY SHARE lets new producer
+# ids through, which only update the row.
 _SHARE: Final = select(stores.c.store_uuid).with_for_update(read=True, key_share=True)
 _RECORD: Final = update(stores).where(stores.c.database_identity.is_(None))
 
@@ -66,7 +66,7 @@ def is_own_database(store: Store, connection: Connection) -> bool:
     if store.identity is None:
         store.identity = store.read(store.backend.identity)
     identities = {store.identity, store.backend.identity(connection)}
-    # Of two roles one of which may not ask, nobody can tell more than that the store's uuid is the same.
+    # If one of the two roles may not ask, all that is known is that the store's uuid is the same.
     return None in identities or len(identities) == 1
 
 

@@ -41,7 +41,7 @@ from txnstore.errors import (
 BACKENDS: Final[dict[str, Backend]] = {"sqlite": SQLiteBackend(), "postgresql": PostgreSQLBackend()}
 
 _OUR_TABLES: Final = frozenset(str(table.name) for table in metadata.tables.values())
-#: What PostgreSQL keeps of an identifier; a longer one would be cut without a word.
+#: What PostgreSQL keeps of an identifier; it cuts a longer one silently.
 _IDENTIFIER_BYTES: Final = 63
 
 # Somebody else's table of this name has other columns, and asking for ours would only be an error.
@@ -199,7 +199,7 @@ def upgrade(store: Store) -> Finding:
         _check(store, before)
     elif before.schema_version < SCHEMA_VERSION:
         store.write(lambda connection: _upgrade(store, connection))
-    # Tables that printed SQL has made get their store.
+    # Tables that were made by printed SQL get their store.
     ensure_tables(store, create=False)
     return before
 

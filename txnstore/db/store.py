@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 #: A database that belongs to no others, and the first of those that do.
 ONLY_DATABASE_ID: Final = 1
-#: Between two tries for a lock that SQLite does not queue for; jittered, so that nobody always comes second.
+#: Between two tries for a lock that SQLite does not queue for; jittered, so that the same client does not always lose.
 CONTENTION_PAUSE_SECONDS: Final = 0.0005
 #: Between two tries after a conflict or while the database is away: the first, and the longest.
 RETRY_FIRST_SECONDS: Final = 0.005
@@ -218,12 +218,12 @@ class Store:
             self._begin(connection, access, deadline)
             result = work(connection)
             if access is Access.WRITE:
-                # What was only read is known, whatever becomes of the COMMIT.
+                # What was only read is known, whether or not the COMMIT succeeds.
                 stage = Stage.COMMIT
             self._commit(connection, deadline)
         except DBAPIError as error:
             translated = self._named(self.backend.translate(error, stage))
-            # A connection made while nothing could be written stays so; the next one may find it otherwise.
+            # A connection that was made while nothing could be written stays read-only; the next one may not be.
             self._abandon(connection, keep=not (translated.outcome_unknown or isinstance(translated, StoreReadOnly)))
             if translated.outcome_unknown:
                 # What this engine's other connections believe may be wrong as well.

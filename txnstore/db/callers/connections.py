@@ -118,7 +118,7 @@ class _plain_text:  # noqa: N801 - a context manager that reads as one; a class,
 
 
 class CallersConnection(ABC):
-    """A connection of the caller's, and the database transaction that is open on it or begins with his next word."""
+    """A connection of the caller's, and the database transaction that is open or begins with its next statement."""
 
     #: The name of the backend that it belongs to.
     backend_name: ClassVar[str]
@@ -177,7 +177,7 @@ class CallersConnection(ABC):
             return
         transaction = self.owner.get_transaction()
         if transaction is None:
-            # As the first statement of the caller's own would: his commit() or rollback() ends it.
+            # As the caller's first statement would; the caller's commit() or rollback() ends it.
             self.owner.begin()
         elif not transaction.is_active:
             raise TransactionPoisoned("the database transaction of this connection has ended: roll it back first")

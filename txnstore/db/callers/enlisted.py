@@ -2,7 +2,7 @@
 
     taken = EnlistedConnection(store, callers, refuse)
     taken.take()
-    ...                                        # the caller writes his rows
+    ...                                        # the caller writes rows
     ended = taken.commit(lambda connection: end(connection, ...))
 
 What `commit` is given are the last statements before the COMMIT: either all of it stands, or nothing.  Until then
@@ -39,10 +39,11 @@ Refuse = Callable[[str], BaseException]
 #: What would end the database transaction, by the names of the methods.
 ENDINGS: Final = ("commit", "rollback")
 
-# The number is given out now, if the caller has written nothing yet: by it his database transaction is known again.
+# The number is given out now, if the caller has written nothing yet: it tells later whether this is still the same
+# database transaction.
 _NAME_OF_TRANSACTION: Final = text("SELECT CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)")
-# In the same message: nobody waits for a lock for ever, unless the caller has set a bound of his own; and the commit,
-# which is the producer's, is as lasting as all of his.
+# In the same message: nobody waits for a lock for ever, unless the caller has set a bound; and the commit, which is
+# the producer's, is as lasting as its other ones.
 _SAME_TRANSACTION: Final = text(
     "SELECT CAST(pg_catalog.pg_current_xact_id_if_assigned() AS pg_catalog.text),"
     " CASE WHEN pg_catalog.current_setting('lock_timeout') = '0'"
@@ -118,10 +119,10 @@ class CallerGuards:
 
 
 class EnlistedConnection:
-    """One connection of the caller's, from `take` until it is committed, rolled back or let go; for his thread only."""
+    """One connection of the caller's, from `take` until it is committed, rolled back or let go; for one thread."""
 
     def __init__(self, store: Store, callers: CallersConnection, refuse: Refuse) -> None:
-        """Commit on `callers`, which is on the database of `store`; `refuse` makes the error of an ending of his."""
+        """Commit on `callers`, which is on the database of `store`; `refuse` makes the error when it is ended."""
         self.callers = callers
         self.is_committed = False
         self.outcome_unknown = False

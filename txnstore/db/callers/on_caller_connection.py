@@ -5,7 +5,7 @@
 
 The statements are the same as on the store's own connections, with its names and its clock, and so are the errors.
 Nothing is begun, committed, rolled back, closed or set: what `work` has done stands once the caller commits.  Waits
-for locks are bounded by his connection's own settings, and locks are held until his database transaction ends.
+for locks are bounded by the connection's own settings, and locks are held until the caller's database transaction ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _known: Final[weakref.WeakKeyDictionary[Any, set[tuple[str, str]]]] = weakref.We
 def run_joined(store: Store, callers: CallersConnection, work: Callable[[Connection], Result]) -> Result:
     """Run `work` within the caller's database transaction, and return what it returned.
 
-    After an error the caller rolls back: what `work` had done until then, his commit would make stand.
+    After an error the caller has to roll back: a commit would keep what `work` had done until then.
 
     Raises:
         InvalidRequest: the connection cannot be used as it is, or is on another database than `store`.

@@ -47,9 +47,9 @@ COPIED: Final[tuple[tuple[Table, tuple[str, ...]], ...]] = (
     (topic_configs, ("topic_id", "name")),
     (partitions, ("partition_id",)),
 )
-#: What goes with a partition at once: that it is there, and what open transactions still wanted of it.  Heads come
-#: last, so that whoever waits for one finds nothing behind it.  Its log, and what groups have committed of it, nobody
-#: finds any more: `log.deleting` deletes that in portions.
+#: What is deleted together with a partition: its own rows, and what open transactions still wanted of it.  Heads come
+#: last, so that whoever waits for one finds nothing behind it.  Its log, and what groups have committed of it, can no
+#: longer be found: `log.deleting` deletes that in portions.
 OF_PARTITIONS: Final = (
     pending_group_offsets,
     transaction_partitions,
@@ -65,7 +65,7 @@ _LOCK_COPY: Final = (
     select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID).with_for_update()
 )
 _HEADS: Final = select(partition_heads.c.partition_id)
-# Or they would be taken for transactions that hang.
+# Otherwise they would be taken for transactions that hang.
 _DELETE_OPEN: Final = delete(producer_states).where(
     producer_states.c.partition_id.in_(_GONE), producer_states.c.transaction_first_offset >= 0
 )
@@ -108,7 +108,7 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
         return False
     changed = is_new
     for table, key in COPIED:
-        # What a stale look has missed must not go: only a newer one says that something is gone.
+        # A stale snapshot may lack rows that are there: only a newer one says that something is gone.
         changed |= _bring(
             connection,
             table,
@@ -124,7 +124,7 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
 
 
 def forget_partitions(connection: Connection, which: ColumnElement[bool]) -> None:
-    """Let the partitions be gone that a condition on their table names; what they held is deleted in portions later."""
+    """Delete the partitions that a condition on their table selects; what they held is deleted later, in portions."""
     # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
     lock_heads_of(connection, which)
     connection.execute(insert(deleted_partitions).from_select(["partition_id"], _ids(which)))

@@ -214,7 +214,7 @@ class Cluster:
             hinted = labels.get(address.label)
             if hinted is not None and hinted.database_id != CONTROLLER_ID:
                 address.database_id = hinted.database_id
-                # Two of one name: only a look inside tells which is which.
+                # If two have the same name, only a look inside tells which is which.
                 del labels[address.label]
         newcomers: list[tuple[Address, Store]] = []
         try:
@@ -272,7 +272,7 @@ class Cluster:
         if member.database_id in self._stores:
             raise WrongCluster(_LISTED_TWICE.format(member.label))
         if claimant is not None and claimant is not address:
-            # It was taken for the member by its name only.
+            # It was taken for the member because of its name alone.
             claimant.database_id = None
         check_original_once(store)
         store.database_id, store.label = member.database_id, member.label
@@ -371,7 +371,7 @@ class Cluster:
         _, *others = calls.items()
         futures: dict[int, Future[Result | TxnStoreError]] = {}
         for database_id, call in others:
-            # At the interpreter's end no threads are to be had any more: then one comes after the other.
+            # When the interpreter ends, no new threads can be started: then the calls are made one after the other.
             with contextlib.suppress(RuntimeError):
                 futures[database_id] = self._threads().submit(_outcome_of, call)
         outcomes = {database_id: _outcome_of(call) for database_id, call in calls.items() if database_id not in futures}

@@ -29,7 +29,7 @@ ALONE_LABEL: Final = "main"
 #: Each database gives out producer ids of a range of its own: all are unique in the cluster, and tell who gave them.
 PRODUCER_ID_BITS: Final = 40
 
-# A comma may stand within a URL (several hosts, a file's name): what follows one that parts two begins with a scheme.
+# A URL may contain commas (several hosts, a file's name): the list is cut only where a scheme follows.
 _BETWEEN: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+]*://)")
 
 _POSTGRESQL_PORT: Final = 5432

@@ -29,7 +29,7 @@ Driver = psycopg.Connection[Any]
 #: https://www.postgresql.org/docs/current/errcodes-appendix.html
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 UNDEFINED_OBJECT: Final = "42704"
-#: Of a prepared transaction: somebody else is ending it this moment.
+#: Of a prepared transaction: somebody else is ending it at this moment.
 NOT_IN_PREREQUISITE_STATE: Final = "55000"
 DIVISION_BY_ZERO: Final = "22012"
 
@@ -174,7 +174,7 @@ class BranchAddress:
         Raises:
             TxnStoreError: the database cannot be reached, or lets this user in no more.
         """
-        # libpq takes one second for two.
+        # libpq turns a timeout of one second into two.
         parameters = self._parameters | {"connect_timeout": max(2, int(timeout_seconds))}
         if self._password:
             parameters["password"] = self._password

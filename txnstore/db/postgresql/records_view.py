@@ -2,7 +2,7 @@
 
 The arrays of a batch become PostgreSQL arrays, whose elements are found by arithmetic, once a batch: OFFSET 0 keeps
 the planner from moving that to each record.  The data is copied once a batch for the same reason: a value out of line
-(TOAST) would be fetched anew for each record.  So the time for a record does not depend on the size of its batch.
+(TOAST) would be fetched again for each record.  So the time for a record does not depend on the size of its batch.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _configure(connection: sqlite3.Connection) -> None:
     # The store decides when the WAL is moved into the file: see `Checkpointer`.
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA journal_size_limit = 0")
-    # A file from a stranger may hold views and triggers that call functions; they shall have no effects.
+    # A file from a stranger may hold views and triggers that call functions; those must have no effects.
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
 
@@ -174,7 +174,7 @@ if hasattr(os, "register_at_fork"):
 
 #: The length at which SQLite itself would checkpoint: 1,000 pages of 4 KiB.
 WAL_BYTES_DUE: Final = 1000 * 4096
-#: From this length on writers wait a little for readers to leave, so that the log can begin anew.
+#: From this length on writers wait a little for readers to leave, so that the log can start over.
 WAL_BYTES_ROOM: Final = 16 * 1024 * 1024
 #: How long they wait then, once the log is moved: at first. And for either step: at most for each WAL_BYTES_ROOM of
 #: the log, and at most at all.
@@ -248,13 +248,13 @@ def checkpoint(path: str) -> bool:
 
 
 def make_room(path: str, wait_seconds: float, linger_seconds: float, *, stuck_frames: int = -1) -> Moved | None:
-    """Move what no reader still needs, and let the next writer begin the log anew if readers leave in time.
+    """Move what no reader still needs, and let the next writer start the log over if readers leave in time.
 
-    He does if all of the log is in the file and nobody reads from the log.  Whoever began to read before the last
-    commit keeps the first from coming true: for `wait_seconds` at most, and not for one who stood in the way of the
-    last try, which came up to `stuck_frames`, and still does.  Then, whoever begins to read while nobody writes reads
-    from the file alone: so no reader waits at all.  Those that were there before leave by and by; when, SQLite tells
-    nobody, so `linger_seconds` are waited out.
+    The next writer does so if all of the log is in the file and nobody reads from the log.  A reader who began before
+    the last commit prevents the first: it is waited for, for `wait_seconds` at most, but not if it stopped the last try
+    as well, which came up to `stuck_frames`.  Then, whoever begins to read while nobody writes reads from the file
+    alone: so no reader waits at all.  Those that were there before leave one by one, and SQLite does not tell when: so
+    `linger_seconds` are waited out.
 
     Returns None if a writer was busy and nothing was done.
     """
@@ -391,7 +391,7 @@ class DataVersionWaiter:
             with self._lock:
                 self._connection = self._connection or opened
                 if self._connection is None:
-                    # Closed since, by a fork: the next look opens it anew.
+                    # Closed since, by a fork: the next look opens it again.
                     return None
                 (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:

@@ -1,6 +1,6 @@
 """The text of the view `records` for SQLite.
 
-SQLite has no LATERAL and reads a large column anew whenever an expression names it.  Were records cut straight out of
+SQLite has no LATERAL and reads a large column again whenever an expression names it.  Were records cut straight out of
 their batch, each would cost a copy of the batch.  So the view cuts in two steps: a batch into chunks of a number of
 records near the square root of the batch's, a chunk into records.  Each step is a subquery that runs as a co-routine
 and hands its rows up one by one; nothing is ever stored aside.
