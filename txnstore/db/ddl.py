@@ -57,7 +57,7 @@ class CoarseTime(Computed):
 
 @compiles(CoarseTime, "sqlite")
 def _compile_coarse_time(element: CoarseTime, compiler: DDLCompiler, **_: Any) -> str:
-    """Render what SQLite can add to a table that is there."""
+    """Render a column that is kept in its index only; SQLite can also add such a column to a table that exists."""
     del compiler
     return f"GENERATED ALWAYS AS ({element.sqltext}) VIRTUAL"
 

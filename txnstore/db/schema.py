@@ -1,7 +1,7 @@
-"""The tables: the format document of a store, from which the table reference of the README is generated.
+"""The tables: the format of a store, from which the reference of the tables in README.md is generated.
 
-Every column says what it holds.  There are no foreign keys: the rows that would stand at the two ends may live in
-different databases of a cluster.  Integers that count or name something have 64 bits.
+Every column says what it holds.  There are no foreign keys: the rows at the two ends may be in different databases of a
+cluster.  Integers that count or name something have 64 bits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SQLITE_APPLICATION_ID: Final = 0x54584E53
 
 metadata: Final = MetaData(schema=CODE_SCHEMA)
 
-#: What is forgotten with age is found by minutes, members of groups that are silent by ten seconds.
+#: Rows that are forgotten with age are found by the minute, silent members of groups by ten seconds.
 MINUTE_MS: Final = 60_000
 TEN_SECONDS_MS: Final = 10_000
 
@@ -63,13 +63,13 @@ def _identity(name: str, about: str) -> Column[Any]:
 
 
 def _coarse_time(name: str, column: str, span_ms: int) -> Column[Any]:
-    """Return a column that an index finds old rows by; it stands last in its table."""
+    """Return a column that an index finds old rows by."""
     return Column(
         name,
         Int64,
         ddl.CoarseTime(column, span_ms),
         nullable=False,
-        comment=f"{column} / {span_ms}, by itself: finds what is old, and changes seldom.",
+        comment=f"{column} / {span_ms}, computed by the database; changes seldom, and an index on it finds old rows.",
     )
 
 
@@ -90,7 +90,7 @@ stores: Final = _table(
     _column(
         "database_identity",
         String,
-        "Where that was: system identifier:oid, or file system:file. NULL: not known.",
+        "Where that was: system identifier:oid, or file system:file; NULL if unknown.",
         null=True,
     ),
     PrimaryKeyConstraint("singleton", name="stores_pk"),
@@ -101,8 +101,8 @@ stores: Final = _table(
 
 store_configs: Final = _table(
     "store_configs",
-    _column("name", String, "The setting, under the name Kafka gives it for brokers."),
-    _column("value", String, "Its value as text; a setting that is not here has its default."),
+    _column("name", String, "The setting's name, as Kafka calls it for brokers."),
+    _column("value", String, "The value as text; a setting without a row has its default."),
     PrimaryKeyConstraint("name", name="store_configs_pk"),
     comment="Settings of the whole store that differ from their defaults.",
     sqlite_with_rowid=False,
@@ -111,36 +111,40 @@ store_configs: Final = _table(
 databases: Final = _table(
     "databases",
     _column("database_id", Int32, "The number of the database in the cluster; 1 is the controller."),
-    _column("label", String, "The name that people and branches of transactions know it by; no credentials."),
-    _column("store_uuid", UuidText, "The identity that the database must have."),
-    _column("coordinates", Flag, "Whether transactional ids and groups live in it, by the hash of their names."),
-    _column("catalogue_version", Int64, "Of row 1: how often topics and settings changed; in a copy: up to where."),
+    _column("label", String, "The name by which people and transaction branches know it; without credentials."),
+    _column("store_uuid", UuidText, "The store_uuid that the database must have."),
+    _column("coordinates", Flag, "Whether it coordinates transactional ids and groups, by the hash of their names."),
+    _column(
+        "catalogue_version",
+        Int64,
+        "In row 1: how often topics and settings have changed; in a copy: up to where.",
+    ),
     PrimaryKeyConstraint("database_id", name="databases_pk"),
     UniqueConstraint("label", name="databases_label"),
     UniqueConstraint("store_uuid", name="databases_store_uuid"),
-    comment="The databases of the cluster; kept by the controller, copied to the others.",
+    comment="The databases of the cluster; maintained by the controller, copied to the others.",
 )
 
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 topics: Final = _table(
     "topics",
-    _identity("topic_id", "The number of the topic; never used again for another one."),
+    _identity("topic_id", "The topic's number; never reused."),
     _column("name", String, "The topic's name: 1 to 249 of the characters a-z A-Z 0-9 . _ -"),
-    _column("topic_uuid", UuidText, "The topic's identity as Kafka's admin API shows it."),
+    _column("topic_uuid", UuidText, "The topic's identity, as Kafka's admin API shows it."),
     _column("created_ms", Int64, "When it was created, in milliseconds since 1970."),
     UniqueConstraint("name", name="topics_name"),
     UniqueConstraint("topic_uuid", name="topics_topic_uuid"),
     _check("topics_name_length", "length(name) BETWEEN 1 AND 249"),
-    comment="Topics; kept by the controller.",
+    comment="Topics; maintained by the controller.",
     sqlite_autoincrement=True,
 )
 
 topic_configs: Final = _table(
     "topic_configs",
     _column("topic_id", Int64, "The topic."),
-    _column("name", String, "The setting, under Kafka's name (cleanup.policy, retention.ms, ...)."),
-    _column("value", String, "Its value as text; a setting that is not here has its default."),
+    _column("name", String, "The setting's name, as Kafka calls it (cleanup.policy, retention.ms, ...)."),
+    _column("value", String, "The value as text; a setting without a row has its default."),
     PrimaryKeyConstraint("topic_id", "name", name="topic_configs_pk"),
     comment="Settings of topics that differ from their defaults.",
     sqlite_with_rowid=False,
@@ -148,21 +152,21 @@ topic_configs: Final = _table(
 
 partitions: Final = _table(
     "partitions",
-    _identity("partition_id", "The number of the partition in the whole cluster; never used again."),
+    _identity("partition_id", "The partition's number, unique in the whole cluster; never reused."),
     _column("topic_id", Int64, "The topic it belongs to."),
     _column("partition_number", Int32, "Its number within the topic, from 0."),
     _column("leader_database_id", Int32, "The database that holds its log."),
     UniqueConstraint("topic_id", "partition_number", name="partitions_number"),
     _check("partitions_number_known", "partition_number >= 0"),
-    comment="Partitions of topics; kept by the controller.",
+    comment="Partitions of topics; maintained by the controller.",
     sqlite_autoincrement=True,
 )
 
 deleted_partitions: Final = _table(
     "deleted_partitions",
-    _column("partition_id", Int64, "A partition whose topic was deleted; its number is never used again."),
+    _column("partition_id", Int64, "A partition whose topic was deleted; its number is never reused."),
     PrimaryKeyConstraint("partition_id", name="deleted_partitions_pk"),
-    comment="Partitions that are gone for everybody, of which rows are left to be deleted in portions.",
+    comment="Deleted partitions that nobody sees any more, and whose remaining rows are deleted in portions.",
     sqlite_with_rowid=False,
 )
 
@@ -172,11 +176,11 @@ partition_heads: Final = _table(
     "partition_heads",
     _column("partition_id", Int64, "The partition."),
     _column("log_start_offset", Int64, "The first offset that can still be read."),
-    _column("next_offset", Int64, "The next offset to be given out: the high watermark."),
+    _column("next_offset", Int64, "The next offset to be given out, which is the high watermark."),
     _column("running_max_timestamp_ms", Int64, "The largest timestamp appended so far; -1 while the log is empty."),
     PrimaryKeyConstraint("partition_id", name="partition_heads_pk"),
     _check("partition_heads_order", "0 <= log_start_offset AND log_start_offset <= next_offset"),
-    comment="The end of each partition's log. Its row lock is what puts appends in order.",
+    comment="The end of each partition's log. Locking a row is what puts the partition's appends in order.",
     postgresql_with=_HOT,
 )
 
@@ -187,27 +191,37 @@ record_batches: Final = _table(
     _column("base_offset", Int64, "The offset of the batch's first record."),
     _column("record_count", Int32, "How many records the batch holds."),
     _column("base_timestamp_ms", Int64, "The first record's timestamp, or the append's if timestamp_type is 1."),
-    _column("max_timestamp_ms", Int64, "The largest timestamp of the batch."),
-    _column("running_max_timestamp_ms", Int64, "The largest timestamp of the partition up to here: finds by time."),
-    _column("timestamp_type", Int16, "0 CreateTime, the producer's clock; 1 LogAppendTime, the store's."),
-    _column("producer_id", Int64, "Who wrote it; -1 if not an idempotent producer."),
+    _column("max_timestamp_ms", Int64, "The largest timestamp in the batch."),
+    _column("running_max_timestamp_ms", Int64, "The partition's largest timestamp up to here; for lookups by time."),
+    _column("timestamp_type", Int16, "0: CreateTime, by the producer's clock; 1: LogAppendTime, by the store's."),
+    _column("producer_id", Int64, "The producer that wrote it; -1 if the producer was not idempotent."),
     _column("producer_epoch", Int32, "The producer's epoch; -1 without a producer id."),
-    _column("base_sequence", Int32, "The producer's sequence number of the first record; -1 without one."),
-    _column("is_transactional", Flag, "Whether the records count only once their transaction is committed."),
-    _column("control_type", Int16, "0 ABORT, 1 COMMIT: a marker that ends a transaction. NULL: records.", null=True),
-    _column("coordinator_epoch", Int32, "Of a marker: the epoch of the coordinator that wrote it.", null=True),
-    _column("codec", Int16, "How key_data and value_data are compressed: 0 none 1 gzip 2 snappy 3 lz4 4 zstd."),
-    _column("crc", Int64, "CRC-32 of what the producer sent, checked at every read."),
-    _column("size_bytes", Int32, "The bytes of the payload columns together."),
-    _column("timestamp_deltas_ms", String, "JSON: each record's timestamp less the base; NULL: all 0.", null=True),
-    _column("offset_deltas", String, "JSON: each record's offset less the base; NULL: 0, 1, 2, ...", null=True),
-    _column("key_positions", String, "JSON: where keys begin in key_data, and the end; NULL: no keys.", null=True),
-    _column("null_keys", String, "JSON: the indexes of records whose key is null; NULL: none.", null=True),
-    _column("value_positions", String, "JSON: where values begin in value_data, and the end; NULL: none.", null=True),
-    _column("null_values", String, "JSON: the indexes of records whose value is null; NULL: none.", null=True),
-    _column("headers", String, "JSON: for each record null or [name, value, ...]; NULL: no headers at all.", null=True),
-    _column("key_data", Bytes, "The keys, one after the other.", null=True),
-    _column("value_data", Bytes, "The values, one after the other.", null=True),
+    _column("base_sequence", Int32, "The producer's sequence number of the first record; -1 without a producer id."),
+    _column("is_transactional", Flag, "Whether the records count only once their transaction has been committed."),
+    _column("control_type", Int16, "Of a marker, which ends a transaction: 0 ABORT, 1 COMMIT; else NULL.", null=True),
+    _column("coordinator_epoch", Int32, "Of a marker: the epoch of the coordinator; else NULL.", null=True),
+    _column("codec", Int16, "The compression of key_data and value_data: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."),
+    _column("crc", Int64, "The CRC-32 of what the producer sent; checked at every read."),
+    _column("size_bytes", Int32, "The size of all payload columns together, in bytes."),
+    _column("timestamp_deltas_ms", String, "JSON: each record's timestamp minus the base; NULL if all 0.", null=True),
+    _column("offset_deltas", String, "JSON: each record's offset minus the base; NULL if 0, 1, 2, ...", null=True),
+    _column("key_positions", String, "JSON: where keys begin in key_data, and the end; NULL if no keys.", null=True),
+    _column("null_keys", String, "JSON: the indexes of records with a null key; NULL if no such record.", null=True),
+    _column(
+        "value_positions",
+        String,
+        "JSON: where values begin in value_data, and the end; NULL if no values.",
+        null=True,
+    ),
+    _column(
+        "null_values",
+        String,
+        "JSON: the indexes of records with a null value; NULL if no such record.",
+        null=True,
+    ),
+    _column("headers", String, "JSON: for each record null or [name, value, ...]; NULL if no headers.", null=True),
+    _column("key_data", Bytes, "The keys, one after another.", null=True),
+    _column("value_data", Bytes, "The values, one after another.", null=True),
     PrimaryKeyConstraint("partition_id", "last_offset", name="record_batches_pk"),
     Index(StoreName("record_batches_time"), "partition_id", "running_max_timestamp_ms", "last_offset"),
     _check("record_batches_offsets", "0 <= base_offset AND base_offset <= last_offset"),
@@ -215,26 +229,26 @@ record_batches: Final = _table(
     _check("record_batches_codec", "codec BETWEEN 0 AND 4"),
     _check("record_batches_control", "control_type BETWEEN 0 AND 1"),
     _check("record_batches_timestamp_type", "timestamp_type BETWEEN 0 AND 1"),
-    comment="The log: one row a record batch, written once; the view records shows it one row a record.",
+    comment="The log: one row per record batch, written once. The view records shows one row per record.",
 )
 
 producer_states: Final = _table(
     "producer_states",
     _column("partition_id", Int64, "The partition."),
     _column("producer_id", Int64, "The producer that wrote to it."),
-    _column("producer_epoch", Int32, "The newest epoch seen of it here."),
+    _column("producer_epoch", Int32, "The producer's newest epoch in this partition."),
     _column(
         "recent_batches",
         String,
-        "JSON, flat: of the last five batches the first and last sequence and offset, and the time.",
+        "JSON array: for each of the last five batches first and last sequence, first and last offset, time.",
     ),
-    _column("coordinator_epoch", Int32, "Of the last marker; -1 if there was none."),
+    _column("coordinator_epoch", Int32, "The coordinator's epoch in the last marker; -1 if there has been no marker."),
     _column("last_timestamp_ms", Int64, "When it last wrote here, by the store's clock."),
-    _column("transaction_first_offset", Int64, "Where its open transaction begins here; NULL: none open.", null=True),
+    _column("transaction_first_offset", Int64, "Where its open transaction begins here; else NULL.", null=True),
     _coarse_time("last_minute", "last_timestamp_ms", MINUTE_MS),
     PrimaryKeyConstraint("partition_id", "producer_id", name="producer_states_pk"),
     Index(StoreName("producer_states_age"), "last_minute"),
-    comment="What each producer did last in each partition: idempotence, and the last stable offset.",
+    comment="What each producer did last in each partition; for idempotence and the last stable offset.",
     sqlite_with_rowid=False,
     postgresql_with=_HOT,
 )
@@ -251,10 +265,10 @@ finished_transactions: Final = _table(
     _column("partition_id", Int64, "The partition."),
     _column("marker_offset", Int64, "The offset of the marker that ended the transaction here."),
     _column("producer_id", Int64, "The producer that wrote its records here."),
-    _column("producer_epoch", Int32, "The epoch of those records; the marker's own is higher (KIP-890)."),
+    _column("producer_epoch", Int32, "The epoch of those records; the marker's own epoch is higher (KIP-890)."),
     _column("first_offset", Int64, "The offset of its first record here."),
-    _column("outcome", Int16, "0 aborted, 1 committed."),
-    _column("last_stable_offset", Int64, "The partition's last stable offset once the marker stood."),
+    _column("outcome", Int16, "0: aborted; 1: committed."),
+    _column("last_stable_offset", Int64, "The partition's last stable offset once the marker had been written."),
     PrimaryKeyConstraint("partition_id", "marker_offset", name="finished_transactions_pk"),
     UniqueConstraint("partition_id", "producer_id", "producer_epoch", name="finished_transactions_producer"),
     _check("finished_transactions_outcome", "outcome BETWEEN 0 AND 1"),
@@ -267,21 +281,21 @@ finished_transactions: Final = _table(
 
 transactions: Final = _table(
     "transactions",
-    _column("transactional_id", String, "The name that its producer gives itself."),
-    _column("producer_id", Int64, "The producer id it writes with."),
-    _column("previous_producer_id", Int64, "The producer id before the last change of it; -1."),
-    _column("next_producer_id", Int64, "The producer id that follows once this transaction is complete; -1."),
+    _column("transactional_id", String, "The producer's transactional.id."),
+    _column("producer_id", Int64, "The producer id that it writes with."),
+    _column("previous_producer_id", Int64, "The producer id before its last change; -1 if there was no other."),
+    _column("next_producer_id", Int64, "The producer id to use once this transaction is complete; -1: the same."),
     _column("producer_epoch", Int32, "The newest epoch; a request with an older one is refused."),
-    _column("last_producer_epoch", Int32, "The epoch before the last change of it; -1: repeats are not answered."),
-    _column("timeout_ms", Int32, "How long a transaction may stay open; 2147483647: for ever (KIP-939)."),
-    _column("state", Int16, "0 Empty 1 Ongoing 2 PrepareCommit 3 PrepareAbort 4 CompleteCommit 5 CompleteAbort."),
-    _column("start_ms", Int64, "When the transaction became Ongoing; -1 if none is."),
+    _column("last_producer_epoch", Int32, "The epoch before its last change; -1 if repetitions are not answered."),
+    _column("timeout_ms", Int32, "How long a transaction may stay open; 2147483647 means without a limit (KIP-939)."),
+    _column("state", Int16, "0 Empty, 1 Ongoing, 2 PrepareCommit, 3 PrepareAbort, 4 CompleteCommit, 5 CompleteAbort."),
+    _column("start_ms", Int64, "When the transaction became Ongoing; -1 if the state is Empty."),
     _column("last_update_ms", Int64, "When the row last changed."),
-    _column("deadline_ms", Int64, "When the transaction is aborted for its age; NULL: not.", null=True),
+    _column("deadline_ms", Int64, "When the transaction will be aborted for its age; NULL: never.", null=True),
     _column("transaction_number", Int64, "How many transactions this id has begun."),
-    _column("begin_epoch", Int32, "The epoch of the open or decided transaction's records; -1 if there is none."),
+    _column("begin_epoch", Int32, "The epoch of the open or decided transaction's records; -1 without one."),
     _column("fence_reason", String, "Why the epoch was raised from outside: timeout, init or admin.", null=True),
-    _column("fence_detail", String, "What happened then, for people.", null=True),
+    _column("fence_detail", String, "What happened then, in words.", null=True),
     _coarse_time("last_update_minute", "last_update_ms", MINUTE_MS),
     PrimaryKeyConstraint("transactional_id", name="transactions_pk"),
     Index(StoreName("transactions_age"), "last_update_minute"),
@@ -289,7 +303,7 @@ transactions: Final = _table(
     _check("transactions_epoch", "producer_epoch BETWEEN -1 AND 32767"),
     _check("transactions_start", "(state = 0) = (start_ms = -1)"),
     _check("transactions_deadline", "deadline_ms IS NULL OR state = 1"),
-    comment="The coordinator's row of each transactional id; every request locks it first.",
+    comment="The coordinator's row for each transactional id; every request locks it first.",
     sqlite_with_rowid=False,
     postgresql_with=_HOT,
 )
@@ -316,75 +330,75 @@ Index(
 
 transaction_partitions: Final = _table(
     "transaction_partitions",
-    _column("transactional_id", String, "The transaction."),
+    _column("transactional_id", String, "The transaction's transactional id."),
     _column("partition_id", Int64, "A partition that it wrote to."),
     PrimaryKeyConstraint("transactional_id", "partition_id", name="transaction_partitions_pk"),
-    comment="The partitions of the open or decided transaction of each transactional id.",
+    comment="The partitions in the open or decided transaction of each transactional id.",
     sqlite_with_rowid=False,
 )
 
 transaction_writers: Final = _table(
     "transaction_writers",
-    _column("transactional_id", String, "The transaction."),
-    _column("writer_producer_id", Int64, "The producer id of a further writer in it."),
+    _column("transactional_id", String, "The transaction's transactional id."),
+    _column("writer_producer_id", Int64, "The producer id of an additional writer in it."),
     _column("producer_epoch", Int32, "The epoch of the transaction that the writer joined."),
-    _column("reported", Flag, "Whether the writer said that it wrote everything."),
+    _column("reported", Flag, "Whether the writer has reported that it has written everything."),
     PrimaryKeyConstraint("transactional_id", "writer_producer_id", name="transaction_writers_pk"),
     Index(StoreName("transaction_writers_producer"), "writer_producer_id"),
-    comment="Further writers of a transaction, in other processes.",
+    comment="Additional writers of transactions, in other processes.",
     sqlite_with_rowid=False,
 )
 
 transaction_writer_partitions: Final = _table(
     "transaction_writer_partitions",
-    _column("transactional_id", String, "The transaction."),
-    _column("writer_producer_id", Int64, "The producer id of a further writer in it."),
+    _column("transactional_id", String, "The transaction's transactional id."),
+    _column("writer_producer_id", Int64, "The producer id of an additional writer in it."),
     _column("partition_id", Int64, "A partition that the writer wrote to."),
     PrimaryKeyConstraint(
         "transactional_id", "writer_producer_id", "partition_id", name="transaction_writer_partitions_pk"
     ),
-    comment="The partitions of the further writers of open or decided transactions.",
+    comment="The partitions that additional writers of open or decided transactions wrote to.",
     sqlite_with_rowid=False,
 )
 
 transaction_groups: Final = _table(
     "transaction_groups",
-    _column("transactional_id", String, "The transaction."),
+    _column("transactional_id", String, "The transaction's transactional id."),
     _column("group_id", String, "A consumer group whose offsets it commits."),
     PrimaryKeyConstraint("transactional_id", "group_id", name="transaction_groups_pk"),
-    comment="The groups whose offsets the open or decided transaction of each transactional id holds.",
+    comment="The groups whose offsets the open or decided transaction of each transactional id commits.",
     sqlite_with_rowid=False,
 )
 
 transaction_branches: Final = _table(
     "transaction_branches",
     _column("gid", String, "The name under which the other database keeps the prepared branch."),
-    _column("transactional_id", String, "The transaction that the branch is a share of."),
+    _column("transactional_id", String, "The transactional id of the transaction that the branch belongs to."),
     _column("producer_id", Int64, "The producer id of that transaction."),
-    _column("producer_epoch", Int32, "Its epoch: which of the producer's transactions it is."),
-    _column("database_label", String, "The database that votes: host:port/name, for people; no credentials."),
-    _column("database_identity", String, "The same as its server knows it: system identifier:oid."),
-    _column("outcome", Int16, "What was decided: 0 abort, 1 commit; NULL: nothing yet.", null=True),
-    _column("registered_ms", Int64, "When the branch was made known, before it could vote."),
+    _column("producer_epoch", Int32, "That transaction's epoch, which tells the producer's transactions apart."),
+    _column("database_label", String, "The database that votes, for people: host:port/name, without credentials."),
+    _column("database_identity", String, "The same database, as its server identifies it: system identifier:oid."),
+    _column("outcome", Int16, "What was decided: 0 abort, 1 commit; NULL if nothing has been decided.", null=True),
+    _column("registered_ms", Int64, "When the branch was registered, which is before it could vote."),
     PrimaryKeyConstraint("gid", name="transaction_branches_pk"),
     Index(StoreName("transaction_branches_transaction"), "transactional_id"),
     Index(StoreName("transaction_branches_database"), "database_identity"),
     _check("transaction_branches_outcome", "outcome BETWEEN 0 AND 1"),
-    comment="Shares of transactions in other databases, which vote; a row goes once its branch has ended.",
+    comment="Branches of transactions in other databases, which vote; a row is deleted once its branch has ended.",
 )
 
 transaction_log: Final = _table(
     "transaction_log",
     _identity("entry_id", "The order of the entries."),
     _column("transactional_id", String, "The transactional id."),
-    _column("transaction_number", Int64, "Which of its transactions."),
+    _column("transaction_number", Int64, "Which of the id's transactions it is."),
     _column("producer_id", Int64, "The producer id after the change."),
     _column("producer_epoch", Int32, "The epoch after the change."),
-    _column("state", Int16, "The state after the change; 6 Dead: the id expired."),
+    _column("state", Int16, "The state after the change, numbered as in transactions; 6 is Dead: the id has expired."),
     _column("timeout_ms", Int32, "The transaction's timeout."),
-    _column("start_ms", Int64, "When the transaction became Ongoing; -1."),
+    _column("start_ms", Int64, "When the transaction became Ongoing; -1 if it has not."),
     _column("update_ms", Int64, "When the change was made."),
-    _column("reason", String, "What made the change: the request, the reaper, recovery."),
+    _column("reason", String, "What made the change: a request, or a task such as recovery or expiry."),
     Index(StoreName("transaction_log_producer"), "producer_id", "producer_epoch"),
     comment="The journal: every change of every transaction's state, in order.",
     sqlite_autoincrement=True,
@@ -393,13 +407,13 @@ transaction_log: Final = _table(
 pending_markers: Final = _table(
     "pending_markers",
     _column("transactional_id", String, "The decided transaction."),
-    _column("partition_id", Int64, "The partition that its marker is still missing from."),
-    _column("producer_id", Int64, "The producer whose records the marker ends."),
-    _column("producer_epoch", Int32, "The marker's epoch: above that of the records (KIP-890, KIP-1228)."),
-    _column("outcome", Int16, "0 abort, 1 commit."),
+    _column("partition_id", Int64, "A partition that still lacks the transaction's marker."),
+    _column("producer_id", Int64, "The producer whose transaction the marker ends."),
+    _column("producer_epoch", Int32, "The marker's epoch, which is above that of the records (KIP-890, KIP-1228)."),
+    _column("outcome", Int16, "0: abort; 1: commit."),
     PrimaryKeyConstraint("transactional_id", "partition_id", "producer_id", name="pending_markers_pk"),
     _check("pending_markers_outcome", "outcome BETWEEN 0 AND 1"),
-    comment="Markers that are decided but not yet written; inserted together with the decision.",
+    comment="Markers that have been decided on but not yet written; inserted together with the decision.",
     sqlite_with_rowid=False,
 )
 
@@ -408,12 +422,12 @@ pending_markers: Final = _table(
 groups: Final = _table(
     "groups",
     _column("group_id", String, "The group's name."),
-    _column("generation", Int32, "How often its partitions were dealt out; 0: never."),
-    _column("assignor", String, "The assignor its members agreed on.", null=True),
-    _column("commit_number", Int64, "How many commits of offsets the group has seen: their order."),
+    _column("generation", Int32, "How many times the group has been rebalanced; 0 if never."),
+    _column("assignor", String, "The assignor that its members agreed on.", null=True),
+    _column("commit_number", Int64, "How often offsets were committed; numbers the commits in order."),
     _column("last_update_ms", Int64, "When the row last changed."),
     PrimaryKeyConstraint("group_id", name="groups_pk"),
-    comment="Consumer groups; the row lock is the group's coordinator.",
+    comment="Consumer groups. The lock of a row stands in for the group's coordinator.",
     sqlite_with_rowid=False,
     postgresql_with=_HOT,
 )
@@ -422,13 +436,13 @@ group_members: Final = _table(
     "group_members",
     _column("group_id", String, "The group."),
     _column("member_id", String, "The member."),
-    _column("group_instance_id", String, "Of a static member: its lasting name (KIP-345).", null=True),
+    _column("group_instance_id", String, "The lasting name of a static member (KIP-345).", null=True),
     _column("client_id", String, "The member's client.id."),
-    _column("generation", Int32, "The generation that the member knows."),
-    _column("session_timeout_ms", Int32, "How long it may be silent."),
-    _column("deadline_ms", Int64, "When it is taken for dead."),
-    _column("subscription", String, "JSON: what it subscribed to and owns."),
-    _column("assignment", String, "JSON: the partitions it was given."),
+    _column("generation", Int32, "The newest generation that the member knows of."),
+    _column("session_timeout_ms", Int32, "How long the member may be silent, in milliseconds."),
+    _column("deadline_ms", Int64, "When the member is considered dead if it stays silent."),
+    _column("subscription", String, "JSON: what the member subscribes to and owns."),
+    _column("assignment", String, "JSON: the partitions assigned to the member."),
     _coarse_time("deadline_ten_seconds", "deadline_ms", TEN_SECONDS_MS),
     PrimaryKeyConstraint("group_id", "member_id", name="group_members_pk"),
     Index(StoreName("group_members_deadline"), "deadline_ten_seconds"),
@@ -442,15 +456,15 @@ group_offsets: Final = _table(
     _column("group_id", String, "The group."),
     _column("partition_id", Int64, "The partition."),
     _column("committed_offset", Int64, "The offset of the next record to read."),
-    _column("leader_epoch", Int32, "As the client sent it; -1."),
-    _column("offset_metadata", String, "Text that the client keeps beside it; NULL: it gave none.", null=True),
+    _column("leader_epoch", Int32, "The leader epoch that the client sent; -1 if it sent no epoch."),
+    _column("offset_metadata", String, "Text that the client keeps beside the offset; NULL if not given.", null=True),
     _column("commit_ms", Int64, "When it was committed."),
-    _column("commit_number", Int64, "The place of this commit in the order of the group's commits."),
-    _column("producer_id", Int64, "Of the transaction that committed it; -1: committed by itself."),
-    _column("producer_epoch", Int32, "Of that transaction; -1."),
+    _column("commit_number", Int64, "This commit's place in the order of the group's commits."),
+    _column("producer_id", Int64, "The producer of the transaction that committed it; -1 without a transaction."),
+    _column("producer_epoch", Int32, "That producer's epoch; -1 without a transaction."),
     PrimaryKeyConstraint("group_id", "partition_id", name="group_offsets_pk"),
     _check("group_offsets_offset", "committed_offset >= 0"),
-    comment="What each group has consumed.",
+    comment="The offsets that each group has committed.",
     sqlite_with_rowid=False,
     postgresql_with=_HOT,
 )
@@ -460,11 +474,11 @@ pending_group_offsets: Final = _table(
     _column("group_id", String, "The group."),
     _column("partition_id", Int64, "The partition."),
     _column("producer_id", Int64, "The producer of the open transaction."),
-    _column("producer_epoch", Int32, "Its epoch."),
-    _column("pending_offset", Int64, "What will be the committed offset if the transaction commits."),
-    _column("leader_epoch", Int32, "As the client sent it; -1."),
-    _column("offset_metadata", String, "Text that the client keeps beside it; NULL: it gave none.", null=True),
-    _column("commit_ms", Int64, "When it was sent."),
+    _column("producer_epoch", Int32, "The producer's epoch."),
+    _column("pending_offset", Int64, "The group's committed offset if the transaction commits."),
+    _column("leader_epoch", Int32, "The leader epoch that the client sent; -1 if it sent no epoch."),
+    _column("offset_metadata", String, "Text that the client keeps beside the offset; NULL if not given.", null=True),
+    _column("commit_ms", Int64, "When the client sent it."),
     _column("commit_number", Int64, "Its place in the order of the group's commits: a later plain commit wins."),
     PrimaryKeyConstraint("group_id", "partition_id", "producer_id", name="pending_group_offsets_pk"),
     Index(StoreName("pending_group_offsets_producer"), "producer_id"),
@@ -476,12 +490,12 @@ pending_group_offsets: Final = _table(
 offset_producers: Final = _table(
     "offset_producers",
     _column("producer_id", Int64, "A producer whose transactions are coordinated in another database."),
-    _column("producer_epoch", Int32, "Its epoch since offsets of it were finished here: older ones are refused."),
+    _column("producer_epoch", Int32, "Its epoch after its offsets were last finished here; older epochs are refused."),
     _column("last_update_ms", Int64, "When that was."),
     _coarse_time("last_update_minute", "last_update_ms", MINUTE_MS),
     PrimaryKeyConstraint("producer_id", name="offset_producers_pk"),
     Index(StoreName("offset_producers_age"), "last_update_minute"),
-    comment="Producers of other databases that have committed offsets of groups here: what of theirs is late.",
+    comment="Producers of other databases that committed offsets of groups here; tells requests that come late.",
     sqlite_with_rowid=False,
 )
 
@@ -489,23 +503,23 @@ offset_producers: Final = _table(
 
 outbox: Final = _table(
     "outbox",
-    _identity("outbox_id", "The order within one database transaction."),
+    _identity("outbox_id", "Orders the rows that one database transaction inserted."),
     _column("topic", String, "The topic's name."),
-    _column("partition_number", Int32, "The partition; NULL: chosen by the key.", null=True),
+    _column("partition_number", Int32, "The partition's number; NULL to have it chosen by the key.", null=True),
     _column("key", Bytes, "The record's key.", null=True),
     _column("value", Bytes, "The record's value.", null=True),
-    _column("headers", String, "JSON: [name, value, ...] as in record_batches; NULL: none.", null=True),
-    _column("timestamp_ms", Int64, "The record's timestamp; NULL: when it is sequenced.", null=True),
+    _column("headers", String, "JSON: [name, value, ...] as in record_batches; NULL if no headers.", null=True),
+    _column("timestamp_ms", Int64, "The record's timestamp; NULL for the time of its sequencing.", null=True),
     Column(
         "transaction_id",
         Int64,
         nullable=True,
         autoincrement=False,
         server_default=ddl.current_transaction_id(),
-        comment="The database transaction that inserted the row, as PostgreSQL numbers them; NULL on SQLite.",
+        comment="PostgreSQL's number for the database transaction that inserted the row; NULL on SQLite.",
     ),
-    _column("refusal", String, "Why the row cannot become a record; NULL: it waits to be one.", null=True),
-    comment="Records that applications insert in database transactions of their own, not yet in a partition.",
+    _column("refusal", String, "Why the row cannot become a record; NULL while it waits to become one.", null=True),
+    comment="Records that applications inserted in their own database transactions, and that are in no partition yet.",
     sqlite_autoincrement=True,
 )
 Index(
@@ -521,30 +535,30 @@ outbox_sequencers: Final = _table(
     _column("sequenced_count", Int64, "How many rows of the outbox have become records."),
     PrimaryKeyConstraint("singleton", name="outbox_sequencers_pk"),
     _check("outbox_sequencers_one_row", "singleton = 1"),
-    comment="Who moves rows from the outbox into partitions locks this row: one at a time.",
+    comment="One row, locked by whoever moves rows from the outbox into partitions, so that only one does at a time.",
 )
 
 relay_positions: Final = _table(
     "relay_positions",
     _column("relay_id", String, "The relay: its direction, the Kafka cluster, and its name."),
-    _column("topic", String, "A topic that it reads: of the Kafka cluster, or of this store."),
+    _column("topic", String, "A topic that it reads, in the Kafka cluster or in this store."),
     _column("partition_number", Int32, "A partition of that topic."),
-    _column("topic_uuid", String, "The identity of that topic: one that is made anew under its name is another."),
-    _column("next_offset", Int64, "Of a relay from Kafka: where it goes on. Of one to Kafka: where it began."),
+    _column("topic_uuid", String, "The topic's identity; a topic created anew under the same name has another."),
+    _column("next_offset", Int64, "Of a relay from Kafka: the next offset to copy; of one to Kafka: where it began."),
     PrimaryKeyConstraint("relay_id", "topic", "partition_number", name="relay_positions_pk"),
     _check("relay_positions_offset", "next_offset >= 0"),
-    comment="How far each relay has copied the partitions of a Kafka cluster, and what it began with.",
+    comment="How far each relay from Kafka has copied each partition, and where each relay to Kafka began.",
     sqlite_with_rowid=False,
 )
 
 sink_batches: Final = _table(
     "sink_batches",
     _column("sink_id", String, "The query that writes."),
-    _column("batch_id", Int64, "Its batch."),
+    _column("batch_id", Int64, "The number of the batch, which Spark gives it."),
     _column("transactional_id", String, "The transaction that committed the batch."),
-    _column("commit_ms", Int64, "When."),
+    _column("commit_ms", Int64, "When the batch was committed."),
     PrimaryKeyConstraint("sink_id", "batch_id", name="sink_batches_pk"),
-    comment="Batches of streaming queries that are committed already: a replay is dropped.",
+    comment="Batches of streaming queries that have been committed; a replay of one is dropped.",
     sqlite_with_rowid=False,
 )
 
@@ -552,31 +566,31 @@ sink_runs: Final = _table(
     "sink_runs",
     _column("transactional_id", String, "The transactional id that the runs write under."),
     _column("run_number", Int64, "The order of the runs; only the newest one may write."),
-    _column("run_id", String, "The run of a query, or the job."),
+    _column("run_id", String, "The run of the streaming query, or the batch job."),
     _column("sink_id", String, "The query that writes, as in sink_batches."),
-    _column("producer_id", Int64, "The producer id that the run's next transaction has; -1: the run is over."),
-    _column("producer_epoch", Int32, "The epoch that it has."),
+    _column("producer_id", Int64, "The producer id of the run's next transaction; -1 if the run is over."),
+    _column("producer_epoch", Int32, "The epoch of that transaction."),
     _column("begin_ms", Int64, "When the run was first seen."),
     PrimaryKeyConstraint("transactional_id", "run_number", name="sink_runs_pk"),
     UniqueConstraint("transactional_id", "run_id", name="sink_runs_run"),
-    comment="Runs of queries that write: a newer one of the same transactional id fences those before it.",
+    comment="Runs of queries that write; a newer run of the same transactional id fences the older ones.",
     sqlite_with_rowid=False,
 )
 
 sink_inputs: Final = _table(
     "sink_inputs",
     _column("sink_id", String, "The query that reads and writes, as in sink_batches."),
-    _column("run_id", String, "Its run."),
-    _column("batch_id", Int64, "Its batch."),
+    _column("run_id", String, "The query's run."),
+    _column("batch_id", Int64, "The number of the batch, which Spark gives it."),
     _column("group_id", String, "The consumer group that the query reads as."),
     _column("partition_id", Int64, "A partition that the batch reads."),
     _column("start_offset", Int64, "The first offset of a range that it reads there."),
-    _column("end_offset", Int64, "The offset behind that range."),
+    _column("end_offset", Int64, "The offset after the end of that range."),
     PrimaryKeyConstraint(
         "sink_id", "run_id", "batch_id", "group_id", "partition_id", "start_offset", name="sink_inputs_pk"
     ),
     _check("sink_inputs_offsets", "0 <= start_offset AND start_offset <= end_offset"),
-    comment="What batches that are not decided read; it is committed for the group together with the batch.",
+    comment="What undecided batches read; it is committed for the group together with the batch.",
     sqlite_with_rowid=False,
 )
 
@@ -585,7 +599,7 @@ sink_positions: Final = _table(
     _column("sink_id", String, "The query that reads and writes, as in sink_batches."),
     _column("group_id", String, "The consumer group that the query reads as."),
     _column("partition_id", Int64, "A partition that it reads."),
-    _column("next_offset", Int64, "The offset behind what its committed batches have read there."),
+    _column("next_offset", Int64, "The offset after the last one that its committed batches have read there."),
     PrimaryKeyConstraint("sink_id", "group_id", "partition_id", name="sink_positions_pk"),
     _check("sink_positions_offset", "next_offset >= 0"),
     comment="How far the committed batches of each query have read.",
