@@ -14,7 +14,9 @@ from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.steps import values
 from txnstore import Consumer, TopicPartition
 from txnstore.clients import overdue_help
-from txnstore.clients.overdue_help import ASK_SECONDS_MIN, WRITER_ASKS_SECONDS, OverdueHelp, WriterHelp
+from txnstore.clients.overdue_help import ASK_SECONDS_MIN, OverdueHelp
+from txnstore.clients.producer import thread as producer_thread
+from txnstore.clients.producer.thread import WRITER_ASKS_SECONDS, WriterHelp
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.statements import server_now_ms
@@ -136,6 +138,7 @@ def asked(monkeypatch):
 
     asked = Asked()
     monkeypatch.setattr(overdue_help, "end_overdue", asked)
+    monkeypatch.setattr(producer_thread, "end_overdue", asked)
     return asked
 
 

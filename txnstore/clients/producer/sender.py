@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
-from txnstore.clients.overdue_help import WriterHelp
 from txnstore.clients.producer.queue import (
     FULL_TEXT,
     NOWHERE,
@@ -28,7 +27,7 @@ from txnstore.clients.producer.queue import (
     UnassignedTopics,
 )
 from txnstore.clients.producer.requests import InFlight, Lane, Lanes, ProduceRequest, ProducerSession
-from txnstore.clients.producer.thread import SenderThread
+from txnstore.clients.producer.thread import SenderThread, WriterHelp
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.errors import (
     InvalidProducerEpoch,

@@ -6,22 +6,30 @@ that closing the producer ends it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from txnstore.backoff import Backoff
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
+from txnstore.clients.overdue_help import end_overdue
 from txnstore.clients.worker import Worker
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import TxnStoreError
 
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
+
+#: How often a producer asks whether a transaction of somebody else is in the way of its readers.
+WRITER_ASKS_SECONDS: Final = 1.0
 
 
 class SenderStopped(Exception):
@@ -73,6 +81,60 @@ class DelayedJob:
             job, self._job = self._job, None
         if job is not None:
             job()
+
+
+class WriterHelp:
+    """What a producer does for the readers of partitions that it has written to, now and then.
+
+    It comes after the producer's own commits, never in one of them, and in a thread of its own: a database that does
+    not answer keeps no record waiting for this.
+    """
+
+    def __init__(
+        self,
+        cluster: Callable[[], Cluster],
+        new_helper: Callable[[str], Worker],
+        *,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Help in the databases of this cluster; the thread is made by `new_helper` when it is first needed."""
+        self._cluster = cluster
+        self._new_helper = new_helper
+        self._monotonic_seconds = monotonic_seconds
+        self._helper: Worker | None = None
+        self._look: Future[None] | None = None
+        self._written: set[int] = set()
+        self._asked_at = -math.inf
+
+    def wrote(self, partition_ids: Collection[int]) -> None:
+        """Look soon after these partitions were written to."""
+        self._written.update(partition_ids)
+
+    def due_seconds(self, now_seconds: float) -> float | None:
+        """See `TimedWork`."""
+        del now_seconds
+        is_looking = self._look is not None and not self._look.done()
+        return self._asked_at + WRITER_ASKS_SECONDS if self._written and not is_looking else None
+
+    def run(self) -> None:
+        """See `TimedWork`."""
+        self._asked_at = self._monotonic_seconds()
+        written, self._written = self._written, set()
+        if self._helper is None:
+            self._helper = self._new_helper("overdue")
+        # Where it takes no more, the producer has been closed.
+        with contextlib.suppress(RuntimeError):
+            self._look = self._helper.submit(partial(self._end_overdue, written))
+
+    def _end_overdue(self, partition_ids: Collection[int]) -> None:
+        try:
+            cluster = self._cluster()
+            leaders = cluster.by_leader(partition_ids)
+        except TxnStoreError as error:
+            _log.debug("could not look for transactions whose time is up: %s", error)
+            return
+        for database_id, own in leaders.items():
+            end_overdue(partial(cluster.own, database_id), own, self._cluster)
 
 
 class SenderThread:
