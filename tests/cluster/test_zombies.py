@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.conftest import Bench, Producer, sent
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, StoreUnavailable
-from txnstore.groups.offsets_elsewhere import _forget, announce_offset_producer
+from txnstore.groups.offsets import _forget_producers, announce_offset_producer
 from txnstore.log.append import announce
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.testing.invariants import assert_cluster_sound
@@ -152,8 +152,8 @@ def test_who_sends_offsets_between_the_look_and_the_lock_is_not_forgotten(bench:
     bench.clock.advance(DAY_MS)
     producer.send_offsets(group_id, {1: 2})
     store, before_ms = bench.cluster.own(2), bench.clock.now_ms()
-    assert store.write(partial(_forget, [producer.identity.producer_id], before_ms)) == 0
+    assert store.write(partial(_forget_producers, [producer.identity.producer_id], before_ms)) == 0
     producer.end(commit=True)
     assert bench.committed(group_id) == {1: 2}
     bench.clock.advance(DAY_MS)
-    assert store.write(partial(_forget, [producer.identity.producer_id], bench.clock.now_ms())) == 1
+    assert store.write(partial(_forget_producers, [producer.identity.producer_id], bench.clock.now_ms())) == 1

@@ -1,22 +1,43 @@
-"""The offsets of groups: committed by themselves, or pending until their transaction ends."""
+"""The offsets of groups: committed by themselves, or pending until their transaction ends.
+
+Of a transaction whose coordinator is in another database than the group, no lock of the coordinator's row guards them.
+As in Kafka, where markers are written to the partition that holds a group's offsets, the end of each transaction leaves
+a higher epoch of its producer behind: what comes later from an older one is refused, and an end that is told twice,
+however late, changes nothing of the next transaction.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, Executable, Table, bindparam, case, delete, select, update
+from sqlalchemy import BindParameter, Connection, Executable, Table, bindparam, case, delete, exists, select, update
 from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.membership import check_lives_here
-from txnstore.db.schema import group_members, group_offsets, groups, partitions, pending_group_offsets
-from txnstore.db.statements import chunks, server_now_ms
-from txnstore.errors import IllegalGeneration, InvalidRequest, UnknownTopicOrPartition, UnstableOffsetCommit
+from txnstore.db.schema import (
+    MINUTE_MS,
+    group_members,
+    group_offsets,
+    groups,
+    offset_producers,
+    partitions,
+    pending_group_offsets,
+)
+from txnstore.db.statements import ROWS_AT_ONCE, chunks, server_now_ms, write_portion
+from txnstore.db.store import Store
+from txnstore.errors import (
+    IllegalGeneration,
+    InvalidProducerEpoch,
+    InvalidRequest,
+    UnknownTopicOrPartition,
+    UnstableOffsetCommit,
+)
 from txnstore.groups.commit_rules import (
     CommittingMember,
     GroupView,
@@ -26,6 +47,7 @@ from txnstore.groups.commit_rules import (
     check_offsets,
 )
 from txnstore.groups.rows import ensure_group, lock_group
+from txnstore.log.append import UnannouncedProducerError
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import (
     NO_PRODUCER,
@@ -108,17 +130,7 @@ _THESE_PENDING: Final = (pending_group_offsets.c.group_id == bindparam("of_group
 )
 # What was pending becomes committed, unless a plain commit came after it: the later commit holds.
 _COUNT_IN_SOURCE: Final = upsert(group_offsets).from_select(
-    [
-        "group_id",
-        "partition_id",
-        "committed_offset",
-        "leader_epoch",
-        "offset_metadata",
-        "commit_ms",
-        "commit_number",
-        "producer_id",
-        "producer_epoch",
-    ],
+    ["group_id", "partition_id", *_OFFSET_COLUMNS],
     select(
         pending_group_offsets.c.group_id,
         pending_group_offsets.c.partition_id,
@@ -380,3 +392,124 @@ def _rows(
         }
         for partition_id, offset in sorted(offsets.items())
     ]
+
+
+# --- offsets of transactions that another database coordinates -------------------------------------------------------
+
+_PRODUCER_EPOCH: Final = select(offset_producers.c.producer_epoch).where(
+    offset_producers.c.producer_id == bindparam("of_producer_id")
+)
+_INSERT_PRODUCER: Final = upsert(offset_producers).values(last_update_ms=server_now_ms())
+_RAISE_EPOCH: Final = _INSERT_PRODUCER.on_conflict_do_update(
+    index_elements=[offset_producers.c.producer_id],
+    set_={name: _INSERT_PRODUCER.excluded[name] for name in ("producer_epoch", "last_update_ms")},
+    where=offset_producers.c.producer_epoch < _INSERT_PRODUCER.excluded.producer_epoch,
+)
+_ANNOUNCE: Final = _INSERT_PRODUCER.on_conflict_do_nothing(index_elements=[offset_producers.c.producer_id])
+# A producer whose transaction holds offsets is kept: its end still comes.
+_DUE_PRODUCERS: Final = (
+    select(offset_producers.c.producer_id)
+    .where(
+        offset_producers.c.last_update_minute <= bindparam("before_minute"),
+        offset_producers.c.last_update_ms <= bindparam("before_ms"),
+        ~exists().where(pending_group_offsets.c.producer_id == offset_producers.c.producer_id),
+    )
+    .order_by(offset_producers.c.last_update_minute)
+    .limit(bindparam("rows_max"))
+)
+# The lock of what is forgotten: whoever sends offsets takes it before he commits them. Whether there are some is asked
+# behind it, in a statement of its own.
+_LOCK_PRODUCERS: Final = (
+    select(offset_producers.c.producer_id)
+    .where(offset_producers.c.producer_id.in_(bindparam("producer_ids", expanding=True)))
+    .order_by(offset_producers.c.producer_id)
+    .with_for_update()
+)
+_HOLDING: Final = select(pending_group_offsets.c.producer_id).where(
+    pending_group_offsets.c.producer_id.in_(bindparam("producer_ids", expanding=True))
+)
+_FORGET_PRODUCERS: Final = delete(offset_producers).where(
+    offset_producers.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
+    offset_producers.c.last_update_ms <= bindparam("before_ms"),
+)
+
+
+def add_offsets_from_elsewhere(
+    connection: Connection,
+    committer: GroupMembership,
+    offsets: Mapping[int, OffsetAndMetadata],
+    producer: ProducerIdentity,
+) -> None:
+    """Let the open transaction of `producer` hold offsets; its coordinator must have the group in it already.
+
+    Raises:
+        InvalidProducerEpoch: the transaction is over; this comes too late.
+        UnannouncedProducerError: the producer is not known here; see `announce_offset_producer`.
+        TxnStoreError: see `add_pending_offsets`.
+    """
+    # It locks the group: whoever ends the transaction comes before or after all of this.
+    add_pending_offsets(connection, committer, offsets, producer)
+    of = {"of_producer_id": producer.producer_id}
+    # Locked: whoever forgets it waits, and finds the offsets.
+    newest = connection.execute(_PRODUCER_EPOCH.with_for_update(), of).scalar_one_or_none()
+    if newest is None:
+        raise UnannouncedProducerError
+    if producer.epoch < newest:
+        raise InvalidProducerEpoch(
+            f"offsets of producer {producer} came after the end of their transaction, which left epoch {newest};"
+            " nothing was changed"
+        )
+
+
+def announce_offset_producer(connection: Connection, producer: ProducerIdentity) -> None:
+    """Let it be known that the producer may send offsets, before its coordinator is asked whether it still may.
+
+    For the same reason as `log.append.announce`: offsets that were added to a transaction that is over, by a producer
+    that is forgotten, would stay pending for ever.
+    """
+    connection.execute(_ANNOUNCE, {"producer_id": producer.producer_id, "producer_epoch": producer.epoch})
+
+
+def finish_offsets_from_elsewhere(
+    connection: Connection, group_ids: Iterable[str], marker: ProducerIdentity, *, commit: bool
+) -> None:
+    """Count in, or drop, what a decided transaction holds in groups that live here; `marker` has the epoch after it.
+
+    All groups that the transaction has here are given at once.  Nothing is left to do if it was done before.
+    """
+    names = sorted(group_ids)
+    for group_id in names:
+        # A group that offsets were announced for and never sent is made: what is late must find a lock to wait for.
+        ensure_group(connection, group_id)
+        lock_group(connection, group_id)
+    newest = connection.execute(_PRODUCER_EPOCH, {"of_producer_id": marker.producer_id}).scalar_one_or_none()
+    if newest is not None and newest >= marker.epoch:
+        return
+    finish_pending_offsets(connection, names, marker.producer_id, commit=commit)
+    connection.execute(_RAISE_EPOCH, {"producer_id": marker.producer_id, "producer_epoch": marker.epoch})
+
+
+def forget_offset_producers(store: Store, *, before_ms: int, rows_max: int) -> int:
+    """Forget producers of other databases that have been silent since `before_ms`; return how many.
+
+    At least `rows_max`, or all that there are, oldest first and by the minute.
+
+    Raises:
+        TxnStoreError: the database refused; what was forgotten before stays so.
+    """
+    of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS, "rows_max": rows_max}
+    forgotten = 0
+    while forgotten < rows_max:
+        found = store.read(lambda connection: connection.execute(_DUE_PRODUCERS, of).scalars().all())
+        for some in chunks(found, ROWS_AT_ONCE):
+            forgotten += write_portion(store, partial(_forget_producers, some, before_ms))
+        if len(found) < rows_max:
+            break
+    return forgotten
+
+
+def _forget_producers(producer_ids: Sequence[int], before_ms: int, connection: Connection) -> int:
+    these = {"producer_ids": producer_ids}
+    connection.execute(_LOCK_PRODUCERS, these)
+    idle = sorted(set(producer_ids) - set(connection.execute(_HOLDING, these).scalars()))
+    return connection.execute(_FORGET_PRODUCERS, {"producer_ids": idle, "before_ms": before_ms}).rowcount

@@ -25,8 +25,7 @@ from txnstore.errors import (
     TxnStoreError,
     UnknownTopicOrPartition,
 )
-from txnstore.groups.offsets import finish_pending_offsets
-from txnstore.groups.offsets_elsewhere import finish_offsets_from_elsewhere
+from txnstore.groups.offsets import finish_offsets_from_elsewhere, finish_pending_offsets
 from txnstore.log.append import Appended, Marker, write_markers
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import rows
