@@ -108,14 +108,12 @@ def test_a_right_that_is_missing_is_told_when_it_is_needed(
         client_path(store)
 
 
-def test_who_may_use_the_tables_may_not_migrate_them(kept, database, role, role_url, granted, monkeypatch):
+def test_who_may_use_the_tables_may_not_migrate_them(kept, database, role, role_url, granted, code_of_version):
     granted(database, role, *READ, *WRITE)
-    monkeypatch.setattr("txnstore.db.opening.SCHEMA_VERSION", SCHEMA_VERSION + 1)
-
-    def add_column(connection, **_):
-        connection.exec_driver_sql("ALTER TABLE txnstore.outbox ADD COLUMN colour text")
-
-    monkeypatch.setattr("txnstore.db.migrating.upgrade", add_column)
+    code_of_version(SCHEMA_VERSION + 1)
+    with connect_store(role_url) as store, pytest.raises(PermissionDenied):
+        upgrade(store)
+    granted(database, role, "GRANT SELECT, UPDATE ON txnstore.alembic_version TO {role}")
     with connect_store(role_url) as store, pytest.raises(PermissionDenied, match="must be owner"):
         upgrade(store)
 

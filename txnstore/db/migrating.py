@@ -17,17 +17,17 @@ from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA, SQLITE_PREFIX, VERSIO
 if TYPE_CHECKING:
     from alembic.config import Config
 
-#: How the SQL of a migration is compiled when no connection is there.
+#: How the SQL of a migration is compiled when there is no connection.
 _DIALECTS: Final = {"sqlite": "sqlite+txnstore", "postgresql": "postgresql+txnstore"}
 
-#: Alembic hands a migration its context in variables of a module: one at a time in a process.
+#: Alembic hands a migration its context in module variables: only one can run at a time in a process.
 _ONE_AT_A_TIME: Final = threading.Lock()
 
 _log: Final = logging.getLogger(__name__)
-#: Where Alembic tells of each plugin and each step.
+#: Where Alembic logs each plugin and each step.
 _ALEMBICS_LOGGERS: Final = ("alembic.runtime.plugins", "alembic.runtime.migration")
 
-#: Alembic's table; it makes it by itself.
+#: Alembic's own table, which Alembic creates.
 version_table: Final = Table(StoreName(VERSION_TABLE), MetaData(schema=CODE_SCHEMA), Column("version_num", Text))
 
 
@@ -102,10 +102,10 @@ def migrations_folder() -> Path:
 
 @contextmanager
 def _alone_and_quiet() -> Iterator[None]:
-    """Let no other thread migrate, and make debug lines of ours of what Alembic tells of itself.
+    """Keep other threads from migrating, and log what Alembic says of itself as our own debug messages.
 
-    Programs that show INFO would hear of our tables at the first use of each store. What another thread does with
-    Alembic is logged as ever.
+    Programs that show INFO would otherwise hear of our tables at the first use of each store. What other threads do
+    with Alembic is logged as usual.
     """
     thread_id = threading.get_ident()
 
