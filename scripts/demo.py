@@ -254,7 +254,7 @@ def demonstrate(options: argparse.Namespace, console: Console) -> bool:
         path = folder / "settlements.csv.gz"
         write_year(path, options.rows, options.seed)
     with open_input(path) as stream:
-        next(read_lines(stream), None)  # what is no input is refused before anything is made
+        next(read_lines(stream), None)  # what is not an input is refused before anything is made
     demo = Demo(url, folder, console)
     demo.make_topics(replace=options.replace)
     given = demo.produce(path, options.producers)

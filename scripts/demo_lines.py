@@ -84,7 +84,7 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A line that is no settlement."""
+    """A line that is not a settlement."""
 
     line_number: int
     """Where it begins in the file; the header is line 1."""
@@ -97,7 +97,7 @@ class Rejected:
         return str(self.line_number)
 
     def value(self) -> str:
-        """Return its record; bytes that are no UTF-8 are written out in hexadecimal."""
+        """Return its record; bytes that are not UTF-8 are written out in hexadecimal."""
         text = self.text.encode(errors="surrogateescape").decode(errors="backslashreplace")
         return json.dumps({"line": self.line_number, "reason": self.reason, "text": text})
 
@@ -121,7 +121,7 @@ def read_lines(stream: BinaryIO) -> Generator[Settlement | Rejected, None, None]
     """Read all lines; one at a time is in memory.
 
     Raises:
-        InputError: the first line is no header with all of `COLUMNS`.
+        InputError: the first line is not a header with all of `COLUMNS`.
     """
     source = _Source(stream)
     try:
@@ -195,12 +195,12 @@ def _settlement(  # noqa: PLR0911, PLR0917  # a table of rules, in the order of 
     if not 0 < len(stock_code) <= _TEXT_LENGTH_MAX:
         return f"StockCode is empty or longer than {_TEXT_LENGTH_MAX} characters"
     if not _WHOLE_NUMBER.fullmatch(quantity):
-        return "Quantity is no whole number of at most 12 digits"
+        return "Quantity is not a whole number of at most 12 digits"
     settled_at = _moment(date)
     if settled_at is None:
-        return "InvoiceDate is no date and time such as 2010-12-01 08:26:00"
+        return "InvoiceDate is not a date and time such as 2010-12-01 08:26:00"
     if not _PRICE.fullmatch(price):
-        return "UnitPrice is no decimal number of at most 12 digits and 6 decimals"
+        return "UnitPrice is not a decimal number of at most 12 digits and 6 decimals"
     if len(customer) > _TEXT_LENGTH_MAX:
         return f"CustomerID is longer than {_TEXT_LENGTH_MAX} characters"
     if not 0 < len(country) <= _TEXT_LENGTH_MAX:
@@ -235,7 +235,7 @@ class _Source:
     """The lines of a file, for `csv`; what a record took can be given back."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        # Bytes that are no UTF-8 become halves of surrogate pairs, and are found as such.
+        # Bytes that are not UTF-8 become halves of surrogate pairs, and are found as such.
         self._stream = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
         self._waiting: deque[tuple[int, str]] = deque()
         self._lines_read = 0
@@ -333,5 +333,5 @@ def _why(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
         return "is not UTF-8"
     if isinstance(error, csv.Error):
-        return f"is no CSV: {error}"
+        return f"is not CSV: {error}"
     return str(error)

@@ -37,7 +37,7 @@ class Input:
 
     @property
     def rejected(self) -> int:
-        """How many lines are no settlements."""
+        """How many lines are not settlements."""
         return sum(self.reasons.values())
 
     def counting(self, transactions: Iterable[Lines]) -> Iterator[Lines]:

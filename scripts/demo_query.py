@@ -1,4 +1,4 @@
-"""This file runs the refunds processor as a process of its own, watches how far it has come, and kills it."""
+"""The refunds processor as a process of its own: started, watched for how far it has come, and killed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from scripts.demo_lines import COLUMNS
 
-#: A line in so many is no settlement, and comes on top of those asked for.
+#: One line in so many is not a settlement, and comes on top of those asked for.
 ROWS_PER_BROKEN_LINE: Final = 10_000
 
 _FIRST_DAY: Final = datetime(2025, 1, 1)  # noqa: DTZ001  # the shop's own time, as tills print it

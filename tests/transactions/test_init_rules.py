@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[TxnStoreError]]] = {
     "a timeout of 0": ({"timeout_ms": 0}, InvalidTransactionTimeout),
     "a negative timeout": ({"timeout_ms": -1}, InvalidTransactionTimeout),
     "a timeout above the maximum": ({"timeout_ms": 900_001}, InvalidTransactionTimeout),
-    "a timeout that is no whole number": ({"timeout_ms": 0.5}, InvalidTransactionTimeout),
+    "a timeout that is not a whole number": ({"timeout_ms": 0.5}, InvalidTransactionTimeout),
     "a timeout that is a flag": ({"timeout_ms": True}, InvalidTransactionTimeout),
     "a timeout that is text": ({"timeout_ms": "60000"}, InvalidTransactionTimeout),
     "the timeout of two-phase commit without asking for it": (

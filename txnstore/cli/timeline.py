@@ -26,7 +26,7 @@ from txnstore.log.fetch import IN_RANGE
 from txnstore.log.topics import get_topic
 from txnstore.model import ControlType
 
-#: More offsets than this are no drawing any more.
+#: More offsets than this do not make a drawing any more.
 OFFSETS_MAX: Final = 2_000
 
 _BATCHES: Final = (

@@ -184,7 +184,7 @@ RECENT_SECONDS: Final = 1.0
 def unreachable(
     connection: StoreConnection, prefix: str, began_seconds: float, *, code: int = KafkaError._TRANSPORT
 ) -> KafkaException:
-    """Return what a call says whose time is up, or to whom the database is away: the cause, where one is known."""
+    """Return what a call reports whose time is up, or that cannot reach the database: the cause, where it is known."""
     # Between two tries nothing new is heard of a database that is away.
     trouble = connection.trouble_since(began_seconds - RECENT_SECONDS)
     waited_seconds = time.monotonic() - began_seconds

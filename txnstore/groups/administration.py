@@ -234,8 +234,8 @@ def delete_offsets(
 ) -> frozenset[str]:
     """Delete what the group has committed, and what open transactions would commit, in partitions given by topic.
 
-    It is no error if nothing was committed.  Returns the topics that the group is subscribed to: nothing was deleted
-    there.
+    It is not an error if nothing was committed.  Returns the topics that the group is subscribed to: there nothing was
+    deleted.
 
     Raises:
         InvalidGroupId: it cannot be the id of a group.

@@ -155,7 +155,7 @@ def offset_for_time(
     reader of committed records.
 
     Raises:
-        InvalidTimestamp: the time is no whole number that a timestamp could be; before 1970 is before everything.
+        InvalidTimestamp: the time is not a whole number that a timestamp could be; before 1970 is before everything.
         UnknownTopicOrPartition: the partition is not in this database.
         CorruptBatch: the batch that holds the record is damaged.
     """

@@ -34,7 +34,7 @@ def change(
     """Run `work` in one database transaction of the controller, and copy to the members what it has changed.
 
     Raises:
-        TxnStoreError: what `work` raises, or the controller; that members are away is no error.
+        TxnStoreError: what `work` raises, or the controller; it is not an error if members are away.
     """
     result = cluster.controller.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
     cluster.publish()

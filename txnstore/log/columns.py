@@ -401,7 +401,7 @@ def _pack_header(header: Header, names: dict[str, _JsonCell], index: int) -> tup
         name, value = header
     except (TypeError, ValueError):
         raise InvalidRecord(f"record {index} of the batch: a header is not a pair (name, value)") from None
-    # A name that is no str may not even have a hash.
+    # A name that is not a str may not even have a hash.
     packed_name = names.get(name) if type(name) is str else None
     if packed_name is None:
         packed_name = names[name] = _pack_name(name, index)

@@ -27,7 +27,7 @@ def murmur2(key: bytes, partition_count: int) -> int:
     """Return the partition of `key` as Java's default partitioner does.
 
     Raises:
-        TypeError: the key is no bytes, or the count no integer.
+        TypeError: the key is not bytes, or the count not an integer.
         ValueError: there are no partitions to choose from.
     """
     _check(key, partition_count)
@@ -58,7 +58,7 @@ def partitions_of_keys(partitioner: str, keys: Iterable[bytes], partition_count:
     """Return the partition of each key, as the partitioner of this name hashes them: any but "random".
 
     Raises:
-        TypeError: a key is no bytes, or the count no integer.
+        TypeError: a key is not bytes, or the count not an integer.
         ValueError: there are no partitions to choose from.
     """
     _check(b"", partition_count)

@@ -72,7 +72,7 @@ def find_duplicate(state: ProducerInPartition | None, epoch: int, first: int, la
 def check_append(
     state: ProducerInPartition | None, producer: ProducerIdentity, first_sequence: int, *, is_transactional: bool
 ) -> None:
-    """Return if a batch that is no repetition may be appended.
+    """Return if a batch that is not a repetition may be appended.
 
     Raises:
         InvalidProducerEpoch: a newer epoch of the producer has been here.

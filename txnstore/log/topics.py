@@ -263,7 +263,7 @@ def get_topic(connection: Connection, name: str) -> Topic:
 
 def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
     """Return those of the topics that there are, by name."""
-    # No database is asked for what is no name: some refuse the very characters.
+    # No database is asked for what is not a name: some refuse the very characters.
     wanted = [name for name in names if _is_name(name)]
     rows = [row for some in chunks(wanted) for row in connection.execute(_BY_NAME, {"names": some})]
     if not rows:

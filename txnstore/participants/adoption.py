@@ -71,7 +71,7 @@ def adopt(given: Sequence[Store], *, same: bool = False, force: bool = False) ->
 
     Raises:
         InvalidRequest: it is where its tables were made, so nothing shows that it is a copy.
-        WrongCluster: of several databases not all were given, or one of them is no copy.
+        WrongCluster: of several databases not all were given, or one of them is not a copy.
         PermissionDenied: this role may not ask which database it is.
         TxnStoreError: a database refuses or cannot be reached.
     """

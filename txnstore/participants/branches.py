@@ -243,7 +243,7 @@ class Branches:
         except TxnStoreError as error:
             self._ended_gids = ended
             if error.outcome_unknown:
-                # It may be registered, which is no harm: nothing is prepared.  The same gids are sent again.
+                # It may be registered, which does no harm: nothing is prepared.  The same gids are sent again.
                 self._ended_gids = []
             raise
         for branch in enlisted:

@@ -77,7 +77,7 @@ def recover_branches(store: Store, participant: str | DatabaseUrl, cluster: Clus
     One branch that cannot be ended keeps no other one from it: `raise_failed` tells of it.
 
     Raises:
-        InvalidUrl: it is no URL of a PostgreSQL database.
+        InvalidUrl: it is not the URL of a PostgreSQL database.
         InvalidRequest: the database is a standby, or has max_prepared_transactions = 0.
         StoreCopied: the store is a copy, and what is prepared there may be its original's.
         TxnStoreError: the database, or the store, cannot be reached.

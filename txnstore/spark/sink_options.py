@@ -152,7 +152,7 @@ def _transactional_id(values: Mapping[str, str]) -> str | None:
 
 
 def _check_name(option: str, name: str) -> None:
-    """Refuse what is no transactional id, and no part of one."""
+    """Refuse what is not a transactional id, or a part of one."""
     try:
         check_transactional_id(name)
     except InvalidRequest as error:

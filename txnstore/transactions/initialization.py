@@ -70,7 +70,7 @@ def check_init_request(request: InitRequest) -> None:
     Raises:
         InvalidRequest: the transactional id is empty, half of the expected producer is missing, or keep_prepared comes
             without two-phase commit.
-        InvalidTransactionTimeout: the timeout is no whole number from 1 to transaction.max.timeout.ms.
+        InvalidTransactionTimeout: the timeout is not a whole number from 1 to transaction.max.timeout.ms.
         TransactionalIdAuthorizationFailed: two-phase commit is not enabled in this store.
     """
     if not isinstance(request.transactional_id, str) or not request.transactional_id:
@@ -105,7 +105,7 @@ def new_transactional_id(request: InitRequest, producer_id: int, now_ms: int) ->
 def init_producer_id(
     row: TransactionMetadata, request: InitRequest, *, now_ms: int, allocate: AllocateProducerId
 ) -> tuple[InitAction, TransactionMetadata]:
-    """Return what a starting producer finds, and the row as it shall be.
+    """Return what a starting producer finds, and the row as it is to be written.
 
     Raises:
         ProducerFenced: the producer is not the one that it expects to be: a newer one has taken over.

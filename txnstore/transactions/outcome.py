@@ -123,7 +123,7 @@ class Ended:
 def read_outcome(connection: Connection, producer: ProducerIdentity) -> Outcome:
     """Return how the transaction that `producer` began has ended, or that it has not; changes nothing.
 
-    For whoever has "producer id:epoch" left and nothing else.  OPEN is no promise: the next moment may decide it.
+    For whoever has "producer id:epoch" left and nothing else.  OPEN promises nothing: the next moment may decide it.
 
     Raises:
         TransactionalIdNotFound: nothing is remembered of such a producer.

@@ -1,7 +1,7 @@
 """The coordinator's protocol, pure: the states of a transaction, the row of a transactional id, what requests change.
 
 Each function of a request is one table of Kafka's TransactionCoordinator (protocol TV2, KIP-890) and looks at its
-conditions in Kafka's order. It returns the row as it shall be, or raises what the client is told. Where Kafka lets a
+conditions in Kafka's order. It returns the new row, or raises what the client is told. Where Kafka lets a
 client come back until an earlier step is done, the caller does that step within the same database transaction. Whether
 a move is one of the table's is checked once, where the row is written (`check_change`). The README's
 diagram is drawn from `PREVIOUS_STATES`; what a starting producer finds is in `initialization`.
@@ -337,7 +337,7 @@ def end_transaction(
     now_ms: int,
     allocate: AllocateProducerId,
 ) -> tuple[EndAction, TransactionMetadata]:
-    """Return what an EndTxn of `producer` does, and the row as it shall be (decided, or unchanged for ANSWER).
+    """Return what an EndTxn of `producer` does, and the new row (decided, or unchanged for ANSWER).
 
     Raises:
         InvalidProducerIdMapping: the transactional id has expired or belongs to another producer id.
@@ -422,7 +422,7 @@ def fence_and_abort(
     """Return the row of an open transaction that somebody else than its producer aborts.
 
     The epoch goes up (KAFKA-6119) by one (KAFKA-19367), or the producer id is replaced if it has none left
-    (KAFKA-20090); the old producer's requests are no repetitions of anything.
+    (KAFKA-20090); the old producer's requests do not repeat anything.
     """
     # Of all that may become PREPARE_ABORT, only what is open is aborted from outside: Kafka's PREPARE_EPOCH_FENCE.
     assert row.state in PREVIOUS_STATES[_S.PREPARE_EPOCH_FENCE], row.state

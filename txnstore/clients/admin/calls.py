@@ -78,7 +78,7 @@ def check_partitions(partitions: object) -> list[TopicPartition]:
 
 
 def check_number(name: str, number: object, largest: int, *, smallest: int = 0) -> None:
-    """Refuse what is no whole number of this range."""
+    """Refuse what is not a whole number in this range."""
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"{name} must be int, not {type(number).__name__}")
     if not smallest <= number <= largest:

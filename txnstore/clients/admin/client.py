@@ -576,8 +576,8 @@ class AdminClient:
     ) -> Future[None]:
         """Abort the open transaction of the id, one that was prepared for two-phase commit too (KIP-939), and fence.
 
-        Nothing being open is no error.  The future fails with TRANSACTIONAL_ID_NOT_FOUND, or INVALID_REQUEST for what
-        cannot be a transactional id.
+        It is not an error if nothing is open. The future fails with TRANSACTIONAL_ID_NOT_FOUND, or INVALID_REQUEST for
+        what cannot be a transactional id.
         """
         self._check_call(request_timeout)
         wanted = admin_transactions.check_ids([transactional_id])

@@ -195,7 +195,7 @@ class Uuid:
         least_significant_bits: the lower half.
 
     Raises:
-        TypeError: a half is no integer.
+        TypeError: a half is not an integer.
         OverflowError: a half does not fit into 64 bits.
     """
 

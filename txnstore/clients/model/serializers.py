@@ -230,7 +230,7 @@ def _unpacked(form: struct.Struct, data: bytes | None) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong without the text itself: a message in a log is no place for a payload."""
+    """Return what went wrong without the text itself: a payload does not belong into a message in a log."""
     if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)):
         return f"{error.encoding!r} codec: {error.reason} (position {error.start})"
     return "the text is not valid in this encoding" if isinstance(error, UnicodeError) else str(error)

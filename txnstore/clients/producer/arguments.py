@@ -36,10 +36,10 @@ def as_bytes(content: object) -> bytes:
 
 
 def packed_headers(headers: object) -> Iterator[Header]:
-    """Yield headers as pairs of text and bytes, in order; of a name that is no text, its text.
+    """Yield headers as pairs of text and bytes, in order; of a name that is not text, its text.
 
     Raises:
-        TypeError: they are no dict or list of pairs, or a value is neither text, bytes nor None.
+        TypeError: they are neither a dict nor a list of pairs, or a value is neither text, bytes nor None.
         UnicodeEncodeError: a name or a text holds half of a surrogate pair.
     """
     pairs: Iterable[Any]
@@ -74,7 +74,7 @@ def check_batch_message(message: object, index: int) -> None:
     """Refuse what `produce_batch` could not queue whatever the state, before it has queued any message.
 
     Raises:
-        TypeError: it is no dict, or something in it is not of its type.
+        TypeError: it is not a dict, or something in it is not of its type.
         ValueError: a text holds half of a surrogate pair.
         OverflowError: a number is too large.
     """
@@ -113,7 +113,7 @@ def whole_number(number: object, most: int, too_large: str) -> int:
     """Return a number that an integer argument may be.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is not a whole number.
         OverflowError: it is beyond `most`, with the text `too_large`.
     """
     if isinstance(number, float) or not hasattr(number, "__index__"):
@@ -128,7 +128,7 @@ def writer_ids_of(writers: object) -> frozenset[int]:
     """Return the ids of writers that a commit names.
 
     Raises:
-        TypeError: they are no collection of whole numbers.
+        TypeError: they are not a collection of whole numbers.
     """
     if isinstance(writers, (str, bytes)) or not isinstance(writers, Collection):
         raise TypeError(f"writers must be a collection of what report_writer() returned, not {type(writers).__name__}")
@@ -153,10 +153,10 @@ def prepared_state_of(state: object) -> PreparedTxnState:
 
 
 def timeout_seconds_of(timeout: Any) -> float:
-    """Return a timeout as the public calls take it: seconds, or below zero for none of the caller's own.
+    """Return a timeout as the public calls take it: seconds, or below zero if the caller sets none.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is not a number that could be waited for.
     """
     if isinstance(timeout, (bool, str, bytes, bytearray)) or not (

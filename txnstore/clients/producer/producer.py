@@ -260,7 +260,7 @@ class Producer:
         that is refused gets the `KafkaError` as `_error`, and the others go on.
 
         Raises:
-            TypeError: the messages are no list of dicts, or a cell is not of its type.
+            TypeError: the messages are not a list of dicts, or a cell is not of its type.
             RuntimeError: the producer has been closed.
         """
         self._check_open()
@@ -396,7 +396,7 @@ class Producer:
                 their ids; by default all that have reported.  The same decision aborts the records of all others.
 
         Raises:
-            TypeError: the writers are no collection of whole numbers.
+            TypeError: the writers are not a collection of whole numbers.
             KafkaException: `_TIMED_OUT` (retriable: call again to resume), an error that takes an abort
                 (`_INCONSISTENT` if a record was not delivered, `INVALID_REQUEST` if a writer is named that is not in
                 the transaction or has not reported), or a fatal one.
@@ -472,7 +472,7 @@ class Producer:
                 `transaction.timeout.ms`.
 
         Raises:
-            TypeError: it is no connection.
+            TypeError: it is not a connection.
             KafkaException: `_NOT_CONFIGURED`, `_STATE` outside of a transaction or if the database transaction has
                 failed, INVALID_REQUEST: the connection is closed, in autocommit mode, on a database that cannot vote,
                 or not the first to this one; `_TIMED_OUT`: SQLite: others write.  The transaction goes on without it.

@@ -427,7 +427,7 @@ def _size_bytes(report: DeliveryReport) -> int:
     return sum(record[SIZE_BYTES] for record in report.records)
 
 
-#: The partitioners that take an empty key for none.
+#: The partitioners that treat an empty key as no key.
 _EMPTY_IS_NONE: Final = frozenset({"consistent_random"})
 
 

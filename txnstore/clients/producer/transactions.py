@@ -320,7 +320,7 @@ class ProducerTransactions:
         """Let the transaction end together with the database transaction on a connection of the caller's.
 
         Raises:
-            TypeError: it is no connection.
+            TypeError: it is not a connection.
             KafkaException: the state does not allow it, or the connection cannot be used; nothing has changed.
         """
         self._has_enlisted = True

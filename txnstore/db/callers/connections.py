@@ -89,7 +89,7 @@ class SQLiteCursor(sqlite3.Cursor):
 
 @contextmanager
 def unprepared(driver: Any) -> Iterator[None]:
-    """Prepare no statement in the caller's session meanwhile, also none that is run often."""
+    """Prepare no statement in the caller's session meanwhile, not even one that is run often."""
     before: Final = driver.prepare_threshold
     driver.prepare_threshold = None
     try:

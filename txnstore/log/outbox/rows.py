@@ -136,7 +136,7 @@ def has_outbox_rows(connection: Connection) -> bool:
 
 
 def lock_outbox(connection: Connection, *, waits: bool) -> Lock | None:
-    """Become the sequencer until the database transaction ends; None if another one is and this one shall not wait."""
+    """Become the sequencer until the database transaction ends; None if another one is and nobody is to wait for it."""
     row = connection.execute(_LOCK if waits else _TRY_LOCK).one_or_none()
     return None if row is None else Lock(row.now_ms, row.database_id)
 
@@ -183,7 +183,7 @@ def take_rows(connection: Connection, outbox_ids: Sequence[int]) -> list[Row[Any
         WriteConflict: somebody else has deleted one meanwhile; the database transaction begins again without it.
     """
     wanted = frozenset(outbox_ids)
-    # Text that is no UTF-8 makes a row that is refused; as an error it would stop all others, too.
+    # Text that is not UTF-8 makes a row that is refused; as an error it would stop all others, too.
     with any_text(connection):
         found: Sequence[Any] = connection.execute(_READ, {"first_id": outbox_ids[0], "last_id": outbox_ids[-1]}).all()
     # In runs without a gap, where no other row can be: it would have to be named thousands of times otherwise.
