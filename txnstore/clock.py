@@ -1,7 +1,7 @@
 """The clock: nothing else in txnstore asks what time it is.
 
 Deadlines are written and compared with one clock only, the database server's, so that clients with wrong clocks
-abort nobody.  A statement that needs the time contains `db.statements.server_now_ms()`; the store's `Clock` decides
+abort nobody.  A statement that needs the time contains `db.store.server_now_ms()`; the store's `Clock` decides
 what that becomes.
 """
 

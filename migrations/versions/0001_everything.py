@@ -21,8 +21,8 @@ from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from txnstore.db import ddl
+from txnstore.db.ddl import Bytes, Flag, Int16, Int32, Int64, String, UuidText
 from txnstore.db.names import StoreName
-from txnstore.db.types import Bytes, Flag, Int16, Int32, Int64, String, UuidText
 
 revision = "0001"
 down_revision = None

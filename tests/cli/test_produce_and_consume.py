@@ -14,7 +14,7 @@ from sqlalchemy import select
 from txnstore.cli import produce as produce_command
 from txnstore.clients.producer.producer import Producer
 from txnstore.db.opening import open_store
-from txnstore.db.statements import server_now_ms
+from txnstore.db.store import server_now_ms
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.topics import get_topic

@@ -21,7 +21,7 @@ from txnstore.db.schema import (
     transaction_log,
     transactions,
 )
-from txnstore.db.statements import write_portion
+from txnstore.db.store import write_portion
 from txnstore.errors import StoreBusy
 from txnstore.groups.expiration import expire_silent_members
 from txnstore.groups.offsets import commit_offsets, read_offsets

@@ -6,10 +6,10 @@ import pytest
 from sqlalchemy import CheckConstraint, MetaData, UniqueConstraint
 
 from txnstore.db import ddl
+from txnstore.db.ddl import Bytes
 from txnstore.db.names import CODE_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.db.schema import metadata
-from txnstore.db.types import Bytes
 
 
 def test_the_catalogue_after_all_migrations_is_that_of_the_schema_module(after_migrating, after):

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import CTE, ColumnElement, Connection, Table, case, cast, insert, literal, select, text, true, update
 
 from txnstore.db.backend import Limits
+from txnstore.db.ddl import Int64, String
 from txnstore.db.schema import (
     finished_transactions,
     group_members,
@@ -25,7 +26,6 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import Store
-from txnstore.db.types import Int64, String
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record

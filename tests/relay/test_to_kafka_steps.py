@@ -13,7 +13,7 @@ from tests.relay.store_side import begin, make_topic, numbered, put, read, ship
 from tests.tools.crashes import Crash, When
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
-from txnstore.db.statements import server_now_ms
+from txnstore.db.store import server_now_ms
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.options import OnGap, RelayStart
 

@@ -1,17 +1,56 @@
-"""The parts of the tables that SQLAlchemy has no words for: how columns are kept, and the view."""
+"""What SQLAlchemy has no words for: column types that both databases have, how columns are kept, and the view."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Computed, Table
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Computed,
+    Dialect,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Table,
+    Text,
+    TypeDecorator,
+    Uuid,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
 
 from txnstore.db.postgresql import records_view as records_view_postgresql
 from txnstore.db.sqlite import records_view as records_view_sqlite
+
+#: SQLite has one integer type, 64 bits wide.
+Int64: Final = BigInteger().with_variant(Integer(), "sqlite")
+Int32: Final = Integer()
+Int16: Final = SmallInteger().with_variant(Integer(), "sqlite")
+String: Final = Text()
+Bytes: Final = LargeBinary()
+#: Kept as text on SQLite, whose STRICT tables have no such type.
+UuidText: Final = Uuid(as_uuid=False).with_variant(Text(), "sqlite")
+
+
+class _Flag(TypeDecorator[bool]):
+    """A boolean; 0 or 1 on SQLite, whose STRICT tables have no boolean."""
+
+    impl = Boolean
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return Integer() if dialect.name == "sqlite" else Boolean()
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> bool | None:
+        return None if value is None else bool(value)
+
+
+Flag: Final = _Flag()
+
 
 #: Payloads are kept as they are: an append spends no time on compressing them, and the view cuts slices out of them.
 _KEEP_PAYLOADS: Final = (

@@ -26,8 +26,7 @@ from txnstore.db.schema import (
     stores,
 )
 from txnstore.db.sqlite.backend import SQLiteBackend
-from txnstore.db.statements import server_now_ms
-from txnstore.db.store import Store
+from txnstore.db.store import Store, server_now_ms
 from txnstore.db.url import parse_url
 from txnstore.errors import (
     ForeignSchema,

@@ -25,8 +25,8 @@ from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from txnstore.db import ddl
+from txnstore.db.ddl import Bytes, Flag, Int16, Int32, Int64, String, UuidText
 from txnstore.db.names import CODE_SCHEMA, StoreName
-from txnstore.db.types import Bytes, Flag, Int16, Int32, Int64, String, UuidText
 
 #: The version of the tables that this code reads and writes; the number of the newest migration.
 SCHEMA_VERSION: Final = 1

@@ -15,7 +15,7 @@ from typing import Any, Final
 from sqlalchemy import BindParameter, Connection, Row, bindparam, delete, select, update
 
 from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
-from txnstore.db.statements import chunks, must_hit, server_now_ms
+from txnstore.db.store import chunks, must_hit, server_now_ms
 from txnstore.errors import GroupIdNotFound, GroupNotEmpty
 from txnstore.groups.commit_rules import check_group_id
 from txnstore.groups.group import GroupState

@@ -44,7 +44,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, exists, select, update
 
 from txnstore.db.schema import group_members, groups
-from txnstore.db.statements import server_now_ms
+from txnstore.db.store import server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.groups import rebalance_rules, rows
 from txnstore.groups.commit_rules import check_group_id

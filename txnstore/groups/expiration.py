@@ -15,8 +15,7 @@ from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.schema import TEN_SECONDS_MS, group_members, group_offsets, groups, pending_group_offsets
-from txnstore.db.statements import ROWS_AT_ONCE, server_now_ms, write_portion
-from txnstore.db.store import Store
+from txnstore.db.store import ROWS_AT_ONCE, Store, server_now_ms, write_portion
 from txnstore.groups import coordinator
 from txnstore.groups.rows import lock_group
 

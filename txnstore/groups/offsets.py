@@ -29,8 +29,7 @@ from txnstore.db.schema import (
     partitions,
     pending_group_offsets,
 )
-from txnstore.db.statements import ROWS_AT_ONCE, chunks, server_now_ms, write_portion
-from txnstore.db.store import Store
+from txnstore.db.store import ROWS_AT_ONCE, Store, chunks, server_now_ms, write_portion
 from txnstore.errors import (
     IllegalGeneration,
     InvalidProducerEpoch,

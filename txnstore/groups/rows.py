@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.schema import group_members, groups, partitions, topics
-from txnstore.db.statements import must_hit, must_hit_each, server_now_ms
+from txnstore.db.store import must_hit, must_hit_each, server_now_ms
 from txnstore.groups.group import Group, MemberDetails, MemberState, Partitions
 from txnstore.model import TopicPartition
 

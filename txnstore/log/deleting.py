@@ -38,6 +38,7 @@ from sqlalchemy import (
     update,
 )
 
+from txnstore.db.ddl import Int64, String
 from txnstore.db.schema import (
     deleted_partitions,
     finished_transactions,
@@ -46,9 +47,7 @@ from txnstore.db.schema import (
     producer_states,
     record_batches,
 )
-from txnstore.db.statements import LISTED_MAX, ROWS_AT_ONCE, chunks, must_hit, write_portion
-from txnstore.db.store import Store
-from txnstore.db.types import Int64, String
+from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit, write_portion
 from txnstore.errors import OffsetOutOfRange, TxnStoreError
 from txnstore.log.partition_rows import lock_heads
 

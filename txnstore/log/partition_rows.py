@@ -12,8 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, union_all, update
 
 from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores
-from txnstore.db.statements import LISTED_MAX, ROWS_AT_ONCE, chunks, must_hit_each, server_now_ms, write_portion
-from txnstore.db.store import Store
+from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit_each, server_now_ms, write_portion
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.sequences import ProducerInPartition, RecentBatch
 from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX

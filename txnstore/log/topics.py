@@ -31,7 +31,7 @@ from txnstore.db.schema import (
     transaction_partitions,
     transaction_writer_partitions,
 )
-from txnstore.db.statements import chunks, must_hit, server_now_ms
+from txnstore.db.store import chunks, must_hit, server_now_ms
 from txnstore.errors import (
     InvalidConfiguration,
     InvalidPartitions,

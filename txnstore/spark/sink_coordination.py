@@ -34,8 +34,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.schema import sink_batches, sink_inputs, sink_positions, sink_runs
-from txnstore.db.statements import must_hit, server_now_ms
-from txnstore.db.store import Store
+from txnstore.db.store import Store, must_hit, server_now_ms
 from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.commit_rules import check_group_id
 from txnstore.model import (

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, exists, select, updat
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.schema import transaction_branches
-from txnstore.db.statements import server_now_ms
+from txnstore.db.store import server_now_ms
 from txnstore.model import ProducerIdentity
 
 _ABORT: Final = 0

@@ -20,7 +20,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.statements import server_now_ms
+from txnstore.db.store import server_now_ms
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import TopicPartition

@@ -34,8 +34,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.statements import ROWS_AT_ONCE, chunks, server_now_ms, write_portion
-from txnstore.db.store import Store
+from txnstore.db.store import ROWS_AT_ONCE, Store, chunks, server_now_ms, write_portion
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, bindparam, delete, insert, literal, null, select, union_all, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from txnstore.db.ddl import Flag, Int64
 from txnstore.db.schema import (
     pending_markers,
     transaction_branches,
@@ -22,8 +23,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.statements import chunks, must_hit, server_now_ms
-from txnstore.db.types import Flag, Int64
+from txnstore.db.store import chunks, must_hit, server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.log.append import Marker
 from txnstore.model import ControlType, ProducerIdentity

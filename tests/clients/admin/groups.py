@@ -17,7 +17,7 @@ from txnstore import (
 from txnstore.admin import AdminClient
 from txnstore.db.opening import open_store
 from txnstore.db.schema import group_members, group_offsets, groups
-from txnstore.db.statements import server_now_ms
+from txnstore.db.store import server_now_ms
 from txnstore.groups import coordinator
 from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets

@@ -19,7 +19,7 @@ from txnstore.clients.producer import thread as producer_thread
 from txnstore.clients.producer.thread import WRITER_ASKS_SECONDS, WriterHelp
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.statements import server_now_ms
+from txnstore.db.store import server_now_ms
 from txnstore.log.bounds import read_bounds
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.rows import read_row

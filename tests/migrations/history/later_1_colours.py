@@ -5,9 +5,9 @@ from __future__ import annotations
 from alembic import op
 from sqlalchemy import Column
 
+from txnstore.db.ddl import String
 from txnstore.db.names import StoreName
 from txnstore.db.schema import OLDEST_WRITER_VERSION, SCHEMA_VERSION
-from txnstore.db.types import String
 
 revision = f"{SCHEMA_VERSION + 1:04}"
 down_revision = f"{SCHEMA_VERSION:04}"

@@ -23,9 +23,9 @@ from sqlalchemy import (
     update,
 )
 
+from txnstore.db.ddl import Int32, Int64, String
 from txnstore.db.names import StoreName
 from txnstore.db.schema import SCHEMA_VERSION
-from txnstore.db.types import Int32, Int64, String
 
 revision = f"{SCHEMA_VERSION + 2:04}"
 down_revision = f"{SCHEMA_VERSION + 1:04}"

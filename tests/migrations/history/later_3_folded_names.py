@@ -8,9 +8,9 @@ from __future__ import annotations
 from alembic import context, op
 from sqlalchemy import Column, bindparam, column, func, select, table, update
 
+from txnstore.db.ddl import String
 from txnstore.db.names import StoreName
 from txnstore.db.schema import SCHEMA_VERSION
-from txnstore.db.types import String
 
 revision = f"{SCHEMA_VERSION + 3:04}"
 down_revision = f"{SCHEMA_VERSION + 2:04}"

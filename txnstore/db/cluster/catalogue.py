@@ -37,7 +37,7 @@ from txnstore.db.schema import (
     transaction_partitions,
     transaction_writer_partitions,
 )
-from txnstore.db.statements import chunks, must_hit_each
+from txnstore.db.store import chunks, must_hit_each
 
 #: What is copied, each with the columns that name a row; in the order in which rows come to be.
 COPIED: Final[tuple[tuple[Table, tuple[str, ...]], ...]] = (

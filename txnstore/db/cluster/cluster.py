@@ -42,8 +42,7 @@ from txnstore.db.identity import check_original_once
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partitions
-from txnstore.db.statements import chunks
-from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store
+from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store, chunks
 from txnstore.errors import (
     MissingMember,
     NotCoordinator,

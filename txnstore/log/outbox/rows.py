@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, exists, func, select,
 
 from txnstore.db.schema import databases, outbox, outbox_sequencers, stores
 from txnstore.db.sqlite.connections import any_text
-from txnstore.db.statements import must_hit, server_now_ms
+from txnstore.db.store import must_hit, server_now_ms
 from txnstore.errors import WriteConflict
 
 #: How many rows are in memory at once, and about how many bytes of them.

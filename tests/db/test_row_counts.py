@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy import delete, func, select
 
 from txnstore.db.schema import partition_heads, producer_states, record_batches
-from txnstore.db.statements import RowsMissedError
-from txnstore.db.store import Store
+from txnstore.db.store import RowsMissedError, Store
 from txnstore.log.append import Append, LockedPartitions, place_all, producers_of
 from txnstore.log.codec import encode
 from txnstore.log.partition_rows import Head, save_heads
