@@ -17,6 +17,7 @@ from txnstore.clients.producer import producer as producer_module
 #: What is written to, and what is read: only the latter has an end.
 TOPIC, READ_TOPIC = "t", "read"
 LOOK_SECONDS = 0.005
+TICK_SECONDS = 0.05
 PATIENCE_SECONDS = 20.0
 #: How long a client that is being closed waits here for a database that hangs; by default it is half a minute.
 CLOSE_SECONDS = 0.3
@@ -190,16 +191,24 @@ def shorten_closing():
     consumer_module.CLOSE_SECONDS = CLOSE_SECONDS
 
 
-def run_case(pipe, url, name):
+def run_case(pipe, url, name, ticks):
     """Wait in a call until interrupted, close the client, and say what is left of it once the database is well."""
+    threading.Thread(target=_tick, args=(ticks,), daemon=True).start()
     try:
-        _run_case(pipe, url, name)
+        _run_case(pipe, url, name, ticks)
     except BaseException:
         pipe.send(("failed", traceback.format_exc()))
         raise
 
 
-def _run_case(pipe, url, name):
+def _tick(ticks):
+    """Count the time that this process is given: where a machine is busy, it passes as slowly as all else here."""
+    pause = threading.Event()
+    while not pause.wait(TICK_SECONDS):
+        ticks.value += 1
+
+
+def _run_case(pipe, url, name, ticks):
     shorten_closing()
     before = descriptors()
     case = CASES[name](url)
@@ -210,12 +219,12 @@ def _run_case(pipe, url, name):
     try:
         case.block()
     except KeyboardInterrupt:
-        pipe.send(("interrupted", None))
+        pipe.send(("interrupted", ticks.value))
     else:
         pipe.send(("not interrupted", None))
     with contextlib.suppress(KafkaException):
         case.client.close()
-    pipe.send(("closed", None))
+    pipe.send(("closed", ticks.value))
     pipe.recv()
     pipe.send(("left", what_is_left(before)))
 

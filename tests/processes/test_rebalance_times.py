@@ -19,9 +19,10 @@ SLACK_SECONDS = 1.5
 #: A machine that was busy with something else at the wrong moment gets another chance.
 ATTEMPTS_MAX = 5
 ROUNDS = 5
-#: Nobody is told by a heartbeat here, and nobody is given up: without a wake-up it would take longer than is allowed.
-PATIENT_SESSION_MS, PATIENT_HEARTBEAT_MS = 60_000, 20_000
-CLEAN_SECONDS_MAX = 12.0
+#: Nobody is told by a heartbeat here, and nobody is given up: without a wake-up, patience would end long before it.
+PATIENT_SESSION_MS, PATIENT_HEARTBEAT_MS = 300_000, 100_000
+#: How long the quickest round may take: a machine may be busy with something else, but not in all of them.
+CLEAN_SECONDS_MAX = 3.0
 ASSIGNORS = pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 
 pytestmark = pytest.mark.slow
@@ -90,4 +91,4 @@ def test_after_a_member_came_or_left_in_good_order_the_others_know_at_once(start
     for what, times in seconds.items():
         told = {"assignor": assignor, "what": what, "median": statistics.median(times), "max": max(times)}
         print(json.dumps(told))  # noqa: T201 - for people
-    assert max(max(times) for times in seconds.values()) < CLEAN_SECONDS_MAX, seconds
+    assert max(min(times) for times in seconds.values()) < CLEAN_SECONDS_MAX, seconds
