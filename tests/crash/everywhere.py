@@ -13,6 +13,7 @@ from typing import Final
 from tests.crash.afterlives import start_producer
 from tests.crash.worlds import Place, Progress, Step, Victim, View, World, look, state_of
 from tests.tools.crashes import crash_at, every_crash, noting
+from tests.tools.elsewhere import assert_sound_elsewhere
 from txnstore.db.store import Store
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.protocol import DECIDED, TransactionState
@@ -26,7 +27,14 @@ Life = Callable[[World, Store, View], None]
 
 
 def crash_everywhere(
-    place: Place, *, before: Step, call: Step, check: Check, lives: Sequence[Life], steps_min: int
+    place: Place,
+    *,
+    before: Step,
+    call: Step,
+    check: Check,
+    lives: Sequence[Life],
+    steps_min: int,
+    is_elsewhere: bool = False,
 ) -> Progress:
     """Crash `call` at every point, after `before`; let each of `lives` follow; return how far it went."""
     progress = Progress()
@@ -50,7 +58,9 @@ def crash_everywhere(
                 if not is_known:
                     states[state] = look(others, world)
                     check(states[state], progress.commits)
-                    assert_sound(others, partition_ids=world.partition_ids)
+                    (assert_sound_elsewhere if is_elsewhere else assert_sound)(
+                        others, partition_ids=world.partition_ids
+                    )
                 assert len(states) <= progress.commits + 1, "only a COMMIT leaves traces"
                 if progress.commits == 0:
                     untouched.append(world)

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection
-
 from tests.crash.worlds import FLUSHES, Step, World
+from tests.tools.elsewhere import Elsewhere, decide
 from txnstore.db.store import Store
 from txnstore.log.append import Appended
 from txnstore.model import ControlType
-from txnstore.transactions.completion import decide_separately
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.outcome import Ended
 from txnstore.transactions.recovery import recover
 
@@ -39,11 +35,11 @@ def sends_offsets(world: World, store: Store) -> None:
     TransactionCoordinator(store).send_offsets(world.transactional_id, world.producer, world.offsets())
 
 
-def ends(*flushes: str, commit: bool, offsets: bool = False, separately: bool = False) -> Step:
+def ends(*flushes: str, commit: bool, offsets: bool = False, elsewhere: bool = False) -> Step:
     """Return a producer's EndTxn, with which the flushes that it has not sent yet go along."""
 
     def step(world: World, store: Store) -> Ended:
-        return TransactionCoordinator(store, separate_delivery=separately).end_transaction(
+        return TransactionCoordinator(store, Elsewhere(store) if elsewhere else None).end_transaction(
             world.transactional_id,
             world.producer,
             commit=commit,
@@ -56,17 +52,11 @@ def ends(*flushes: str, commit: bool, offsets: bool = False, separately: bool = 
 
 def decides(*, commit: bool) -> Step:
     """Return the decision alone: no marker is delivered, as if its maker had gone away then."""
-
-    def decide(world: World, connection: Connection) -> None:
-        work = LockedTransaction.lock(connection, world.transactional_id)
-        work.decide(world.producer, commit=commit)
-        decide_separately(work, "EndTxn")
-
-    return lambda world, store: store.write(partial(decide, world))
+    return lambda world, store: decide(store, world.transactional_id, world.producer, commit=commit)
 
 
 def recovers(world: World, store: Store) -> object:
-    return recover(store)
+    return recover(store, Elsewhere(store))
 
 
 def all_of(*steps: Step) -> Step:
@@ -93,8 +83,8 @@ class Scenario:
     ends_in: ControlType | None = None
     """How the call ends it, if it does."""
 
-    is_separate: bool = False
-    """Whether decision, markers and completion are database transactions of their own."""
+    is_elsewhere: bool = False
+    """Whether partitions and groups are taken for those of other databases, each step a database transaction."""
 
     is_producers: bool = True
     """Whether it is the call of the transaction's producer."""
@@ -140,30 +130,23 @@ ENDINGS: Final = (
     Scenario("an abort", SENT, ends(commit=False), [FIRST], has_offsets=True, ends_in=_ABORT),
     Scenario("an abort of nothing", NOTHING, ends(commit=False), ends_in=_ABORT),
 )
-SEPARATE_COMMIT: Final = Scenario(
-    "a commit delivered separately",
+COMMIT_ELSEWHERE: Final = Scenario(
+    "a commit delivered elsewhere",
     SENT,
-    ends(SECOND, commit=True, offsets=True, separately=True),
+    ends(SECOND, commit=True, offsets=True, elsewhere=True),
     [FIRST, SECOND],
     has_offsets=True,
     ends_in=_COMMIT,
-    is_separate=True,
+    is_elsewhere=True,
 )
-SEPARATE_ABORT: Final = Scenario(
-    "an abort delivered separately",
+ABORT_ELSEWHERE: Final = Scenario(
+    "an abort delivered elsewhere",
     SENT,
-    ends(commit=False, separately=True),
+    ends(commit=False, elsewhere=True),
     [FIRST],
     has_offsets=True,
     ends_in=_ABORT,
-    is_separate=True,
-)
-SEPARATE_ABORT_OFNOTHING: Final = Scenario(
-    "an abort of nothing delivered separately",
-    NOTHING,
-    ends(commit=False, separately=True),
-    ends_in=_ABORT,
-    is_separate=True,
+    is_elsewhere=True,
 )
 RECOVERY: Final = Scenario(
     "the recovery of a decided commit",
@@ -172,7 +155,7 @@ RECOVERY: Final = Scenario(
     [FIRST],
     has_offsets=True,
     ends_in=_COMMIT,
-    is_separate=True,
+    is_elsewhere=True,
     is_producers=False,
 )
-ALL: Final = (*APPENDS, *OFFSETS, *ENDINGS, SEPARATE_COMMIT, SEPARATE_ABORT, SEPARATE_ABORT_OFNOTHING, RECOVERY)
+ALL: Final = (*APPENDS, *OFFSETS, *ENDINGS, COMMIT_ELSEWHERE, ABORT_ELSEWHERE, RECOVERY)

@@ -8,18 +8,19 @@ import pytest
 
 from tests.crash.afterlives import Remains, call_is_repeated, live_on, start_is_repeated, start_producer
 from tests.crash.children import START, Task, call, open_victim
-from tests.crash.scenarios import APPENDS, ENDINGS, SEPARATE_COMMIT, Scenario
+from tests.crash.scenarios import APPENDS, COMMIT_ELSEWHERE, ENDINGS, Scenario
 from tests.crash.worlds import Place, Progress, World, look, state_of
 from tests.tools.crashes import noting
+from tests.tools.elsewhere import assert_sound_elsewhere
 from tests.tools.killed_children import every_kill
 from txnstore.testing.invariants import assert_sound
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("scenario", [APPENDS[0], ENDINGS[0], SEPARATE_COMMIT, START], ids=str)
+@pytest.mark.parametrize("scenario", [APPENDS[0], ENDINGS[0], COMMIT_ELSEWHERE, START], ids=str)
 def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_mend(place: Place, scenario: Scenario):
-    if scenario is SEPARATE_COMMIT and not place.is_sqlite:
+    if scenario is COMMIT_ELSEWHERE and not place.is_sqlite:
         pytest.skip("a killed client leaves the same on PostgreSQL as one whose connection is cut, and takes longer")
     progress = Progress()
     states: set[Hashable] = set()
@@ -41,7 +42,9 @@ def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_mend(place: 
                 if state not in states:
                     states.add(state)
                     left = look(others, world)
-                    assert_sound(others, partition_ids=world.partition_ids)
+                    (assert_sound_elsewhere if scenario.is_elsewhere else assert_sound)(
+                        others, partition_ids=world.partition_ids
+                    )
                     if progress.commits:
                         live_on(afterlife, Remains(scenario, world, others, place.clock, left))
                 assert len(states) <= progress.commits + 1, "only a COMMIT leaves traces"

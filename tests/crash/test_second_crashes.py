@@ -16,11 +16,14 @@ from tests.crash.afterlives import (
     start_is_repeated,
     start_producer,
 )
-from tests.crash.scenarios import FIRST, SECOND, SENT, SEPARATE_COMMIT, Scenario, recovers, sends
+from tests.crash.scenarios import FIRST, SECOND, SENT, Scenario, ends, recovers, sends
 from tests.crash.worlds import TIMEOUT_MS, Place, Step, World, look, state_of
 from tests.tools.crashes import CrashPoint, When, every_second_crash, noting
+from tests.tools.elsewhere import assert_sound_elsewhere
 from txnstore.db.store import Store
+from txnstore.model import ControlType
 from txnstore.testing.invariants import assert_sound
+from txnstore.transactions.recovery import recover
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +42,7 @@ def reaps(place: Place) -> Step:
 
     def step(world: World, store: Store) -> object:
         place.clock.advance(TIMEOUT_MS + 1)
-        return recovers(world, store)
+        return recover(store)
 
     return step
 
@@ -51,17 +54,27 @@ OPEN = Scenario(
     [FIRST, SECOND],
     has_offsets=True,
 )
+#: Its first step is the decision.
+COMMIT = Scenario(
+    "a commit elsewhere of what was sent before",
+    SENT,
+    ends(commit=True, elsewhere=True),
+    [FIRST],
+    has_offsets=True,
+    ends_in=ControlType.COMMIT,
+    is_elsewhere=True,
+)
 
 
 @pytest.mark.parametrize(
     ("scenario", "commits", "recovery", "afterlife"),
     [
         # On PostgreSQL, where a crash takes longer, only when it is decided: all of the recovery is still to come.
-        (SEPARATE_COMMIT, (1,), lambda place: recovers, call_is_repeated),
+        (COMMIT, (1,), lambda place: recovers, call_is_repeated),
         (OPEN, (0, 1), lambda place: start_producer, start_is_repeated),
         (OPEN, (0, 1), reaps, next_reaper_comes),
     ],
-    ids=["a recovery over a separate commit", "a start over an append", "a reaper over an append"],
+    ids=["a recovery over a commit elsewhere", "a start over an append", "a reaper over an append"],
 )
 def test_a_second_crash_at_any_step_of_the_recovery_leaves_nothing_that_the_next_one_does_not_mend(
     place: Place, scenario: Scenario, commits: Collection[int], recovery: Callable[[Place], Step], afterlife: Afterlife
@@ -71,7 +84,7 @@ def test_a_second_crash_at_any_step_of_the_recovery_leaves_nothing_that_the_next
     is_first = _after_commits(() if place.is_sqlite else commits)
     unsettled: list[World] = []
     with place.open() as others, place.open() as caller, place.open() as helper:
-        recover = recovery(place)
+        recovers_now = recovery(place)
 
         def make() -> Victims:
             # Nothing more happens to the worlds before.
@@ -84,7 +97,7 @@ def test_a_second_crash_at_any_step_of_the_recovery_leaves_nothing_that_the_next
         for crash in every_second_crash(
             make,
             lambda victims: scenario.call(victims.world, victims.caller),
-            lambda victims: recover(victims.world, victims.helper),
+            lambda victims: recovers_now(victims.world, victims.helper),
             is_first=is_first,
         ):
             pairs += 1
@@ -95,7 +108,9 @@ def test_a_second_crash_at_any_step_of_the_recovery_leaves_nothing_that_the_next
                 if state not in states:
                     states.add(state)
                     left = look(others, world)
-                    assert_sound(others, partition_ids=world.partition_ids)
+                    (assert_sound_elsewhere if scenario.is_elsewhere else assert_sound)(
+                        others, partition_ids=world.partition_ids
+                    )
                     live_on(afterlife, Remains(scenario, world, others, place.clock, left))
         assert_sound(others, partition_ids=())
     assert pairs >= 50

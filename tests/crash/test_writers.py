@@ -68,7 +68,7 @@ def writers_are_fenced(world: World, store: Store) -> None:
 @pytest.mark.parametrize("case", ALL_TOGETHER, ids=str)
 def test_writers_count_whole_or_not_at_all_whoever_dies_at_whichever_step(place: Place, case: Together):
     def check(left: View, commits: int) -> None:
-        if not case.is_separate:
+        if not case.is_elsewhere:
             counts = left.decision is ControlType.COMMIT
             assert left.committed == written(OLD, *(case.flushes if counts else ()))
 
@@ -91,5 +91,6 @@ def test_writers_count_whole_or_not_at_all_whoever_dies_at_whichever_step(place:
         check=check,
         lives=[partial(live, life) for life in (goes_on, nobody_comes_back, new_producer_starts)],
         steps_min=5,
+        is_elsewhere=case.is_elsewhere,
     )
-    assert progress.commits == 1 if not case.is_separate else progress.commits > 1
+    assert progress.commits == 1 if not case.is_elsewhere else progress.commits > 1

@@ -12,11 +12,10 @@ from typing import Final
 from tests.crash.afterlives import start_producer
 from tests.crash.scenarios import FIRST, SECOND, all_of, recovers
 from tests.crash.worlds import TIMEOUT_MS, Place, Step, World
+from tests.tools.elsewhere import Elsewhere, decide
 from txnstore.db.store import Store
 from txnstore.model import ControlType
-from txnstore.transactions.completion import decide_separately
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.recovery import abort_if_timed_out
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
@@ -44,9 +43,9 @@ def reports(world: World, store: Store) -> None:
     report_writer(store, world.writers[0])
 
 
-def ends_together(*, commit: bool, separately: bool = False) -> Step:
+def ends_together(*, commit: bool, elsewhere: bool = False) -> Step:
     def step(world: World, store: Store) -> object:
-        return TransactionCoordinator(store, separate_delivery=separately).end_transaction(
+        return TransactionCoordinator(store, Elsewhere(store) if elsewhere else None).end_transaction(
             world.transactional_id,
             world.producer,
             commit=commit,
@@ -58,13 +57,7 @@ def ends_together(*, commit: bool, separately: bool = False) -> Step:
 
 def decides_together(world: World, store: Store) -> None:
     """Decide to commit and go away before the first marker."""
-
-    def work(connection) -> None:
-        transaction = LockedTransaction.lock(connection, world.transactional_id)
-        transaction.decide(world.producer, commit=True, writers=[world.writers[0].writer_id])
-        decide_separately(transaction, "EndTxn")
-
-    store.write(work)
+    decide(store, world.transactional_id, world.producer, commit=True, writers=[world.writers[0].writer_id])
 
 
 def reaps(world: World, store: Store) -> bool:
@@ -99,7 +92,7 @@ class Together:
     """What the writer that counts has written once the call is done."""
 
     ends_in: ControlType | None = None
-    is_separate: bool = False
+    is_elsewhere: bool = False
     is_writers: bool = False
     """Whether it is a call of the writer that counts."""
 
@@ -130,21 +123,21 @@ ALL_TOGETHER: Final = (
     Together("a report", WRITTEN, reports, [FIRST], is_writers=True),
     Together("a commit of writers", REPORTED, ends_together(commit=True), [FIRST], _COMMIT),
     Together(
-        "a commit of writers delivered separately",
+        "a commit of writers delivered elsewhere",
         REPORTED,
-        ends_together(commit=True, separately=True),
+        ends_together(commit=True, elsewhere=True),
         [FIRST],
         _COMMIT,
-        is_separate=True,
+        is_elsewhere=True,
     ),
     Together("an abort of writers", REPORTED, ends_together(commit=False), [FIRST], _ABORT),
     Together(
-        "an abort of writers delivered separately",
+        "an abort of writers delivered elsewhere",
         REPORTED,
-        ends_together(commit=False, separately=True),
+        ends_together(commit=False, elsewhere=True),
         [FIRST],
         _ABORT,
-        is_separate=True,
+        is_elsewhere=True,
     ),
     Together(
         "the recovery of a decided commit of writers",
@@ -152,7 +145,7 @@ ALL_TOGETHER: Final = (
         recovers,
         [FIRST],
         _COMMIT,
-        is_separate=True,
+        is_elsewhere=True,
     ),
     Together("a reaper over writers", REPORTED, reaps, [FIRST], _ABORT, time_is_up=True),
     Together("a start over writers", REPORTED, start_producer, [FIRST], _ABORT),

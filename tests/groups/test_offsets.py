@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, select, update
 
+from tests.tools.elsewhere import Elsewhere
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
 from txnstore.db.store import Store
@@ -274,12 +275,12 @@ def test_a_generation_of_a_group_that_does_not_exist_is_refused_and_the_group_is
     send({0: 1})
 
 
-@pytest.mark.parametrize("separate_delivery", [False, True], ids=["one transaction", "separate delivery"])
+@pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 @pytest.mark.parametrize("with_commit", [False, True], ids=["sent before", "sent with the commit"])
 @pytest.mark.parametrize(("membership", "error"), [MEMBERSHIPS[who] for who in REPRESENTATIVES], ids=REPRESENTATIVES)
 def test_the_coordinator_lets_the_same_members_through(
     group: Group,
-    separate_delivery: bool,
+    writes_elsewhere: bool,
     with_commit: bool,
     membership: dict[str, Any],
     error: type[TxnStoreError] | None,
@@ -287,7 +288,7 @@ def test_the_coordinator_lets_the_same_members_through(
     group.commit({0: 1, 1: 1})
     group.join("m1", generation=4)
     group.join("m2", "static", generation=4)
-    coordinator = TransactionCoordinator(group.store, separate_delivery=separate_delivery)
+    coordinator = TransactionCoordinator(group.store, Elsewhere(group.store) if writes_elsewhere else None)
     transactional_id = f"id-{uuid.uuid4().hex}"
     identity = coordinator.init_producer_id(transactional_id).identity
     sent = SentOffsets(GroupMembership(group.group_id, **membership), group.by_id({0: 9}))

@@ -40,13 +40,13 @@ def test_of_two_producers_with_one_transactional_id_the_one_that_came_last_wins(
     assert explore(make).orders == 20
 
 
-@pytest.mark.parametrize("separate_delivery", [False, True])
+@pytest.mark.parametrize("writes_elsewhere", [False, True])
 def test_a_producer_that_comes_during_the_commit_of_another_finds_it_committed_or_aborts_it(
-    world, in_turn, separate_delivery
+    world, in_turn, writes_elsewhere
 ):
     def make():
         setting = world.setting()
-        old = setting.producer("old", world.first, separate_delivery=separate_delivery)
+        old = setting.producer("old", world.first, writes_elsewhere=writes_elsewhere)
         new = setting.producer("new", world.second)
         old.init()
         old.append("old", {"p0": ["old/1"], "p1": ["old/2"]})
@@ -67,7 +67,7 @@ def test_a_producer_that_comes_during_the_commit_of_another_finds_it_committed_o
 
     # One commit is one database transaction, or at most five: the decision, two markers, nothing left, completion.
     orders = explore(make).orders
-    assert orders >= 10 if separate_delivery else orders == 3
+    assert orders >= 10 if writes_elsewhere else orders == 3
 
 
 @pytest.mark.parametrize("commit", [True, False])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tools.elsewhere import Elsewhere
+from tests.tools.elsewhere import decide as end_without_delivery
 from tests.tools.interleaving import explore
 from tests.tools.recording import Caller
 from txnstore.errors import OutcomeUnknown
-from txnstore.transactions.completion import complete_decided, decide_separately
-from txnstore.transactions.locked import LockedTransaction
+from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import complete_all_decided
 from txnstore.transactions.rows import read_row
@@ -19,13 +20,8 @@ pytestmark = pytest.mark.slow_on_postgresql
 def decide(setting, store, producer, transaction, *, commit):
     """Take the decision and go away, as a coordinator does that crashes then: nobody hears an answer."""
 
-    def work(connection):
-        locked = LockedTransaction.lock(connection, setting.transactional_id)
-        locked.decide(producer.identity, commit=commit)
-        decide_separately(locked, "EndTxn")
-
     def call():
-        store.write(work)
+        end_without_delivery(store, setting.transactional_id, producer.identity, commit=commit)
         raise OutcomeUnknown
 
     details = {"transaction": transaction, "transactional_id": setting.transactional_id, "commit": commit}
@@ -39,7 +35,7 @@ def decide(setting, store, producer, transaction, *, commit):
 def test_two_recoveries_of_one_decided_transaction_finish_it_once(world):
     def make():
         setting = world.setting()
-        producer = setting.producer("producer", world.observer, separate_delivery=True)
+        producer = setting.producer("producer", world.observer, writes_elsewhere=True)
         producer.init()
         producer.append("one", {"p0": ["one/1"], "p1": ["one/2"]})
         decide(setting, world.observer, producer, "one", commit=True)
@@ -54,8 +50,8 @@ def test_two_recoveries_of_one_decided_transaction_finish_it_once(world):
 
         return setting.scenario(
             {
-                "first": lambda: complete_decided(world.first, setting.transactional_id),
-                "second": lambda: complete_decided(world.second, setting.transactional_id),
+                "first": lambda: complete_decided(world.first, setting.transactional_id, Elsewhere(world.first)),
+                "second": lambda: complete_decided(world.second, setting.transactional_id, Elsewhere(world.second)),
             },
             at_end=decided_as_it_was,
         )
@@ -66,7 +62,7 @@ def test_two_recoveries_of_one_decided_transaction_finish_it_once(world):
 def test_recovery_and_the_producers_own_completion_may_meet_at_any_step(world, in_turn):
     def make():
         setting = world.setting(partition_count=1)
-        producer = setting.producer("producer", world.first, separate_delivery=True)
+        producer = setting.producer("producer", world.first, writes_elsewhere=True)
         producer.init()
         producer.append("one", {"p0": ["one/1"]})
         states = []
@@ -85,7 +81,7 @@ def test_recovery_and_the_producers_own_completion_may_meet_at_any_step(world, i
         return setting.scenario(
             {
                 "producer": in_turn(lambda: producer.end("one", commit=True)),
-                "recovery": lambda: complete_all_decided(world.second),
+                "recovery": lambda: complete_all_decided(world.second, Elsewhere(world.second)),
             },
             after_step=decided_for_good,
             at_end=finished_in_order,

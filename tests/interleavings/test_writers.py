@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.tools.elsewhere import Elsewhere
 from tests.tools.interleaving import Scenario, before_locks, explore, stop_here
 from txnstore.errors import ProducerFenced, TxnStoreError
 from txnstore.log.append import Append
@@ -109,7 +110,7 @@ def test_a_commit_counts_exactly_the_writers_that_have_reported_before_it(world,
         one, two = shared.writer(), shared.writer()
 
         def commit():
-            coordinator = TransactionCoordinator(world.observer, separate_delivery=separately)
+            coordinator = TransactionCoordinator(world.observer, Elsewhere(world.observer) if separately else None)
             return tried(lambda: coordinator.end_transaction(shared.name, shared.producer, commit=True))
 
         def at_end(finished):

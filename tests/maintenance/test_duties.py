@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy import func, select
 
+from tests.tools.elsewhere import Elsewhere
 from txnstore.db.opening import open_store
 from txnstore.db.schema import group_offsets, groups, producer_states, transaction_log, transactions
 from txnstore.groups import coordinator
@@ -34,8 +35,8 @@ def partition_id(store):
     return store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
 
 
-def begin(store, partition_id, transactional_id, timeout_ms=60_000, *, separate_delivery=False):
-    coordinator = TransactionCoordinator(store, separate_delivery=separate_delivery)
+def begin(store, partition_id, transactional_id, timeout_ms=60_000, *, writes_elsewhere=False):
+    coordinator = TransactionCoordinator(store, Elsewhere(store) if writes_elsewhere else None)
     producer = coordinator.init_producer_id(transactional_id, timeout_ms).identity
     batch = encode([Record(transactional_id.encode())], producer=producer, base_sequence=0, is_transactional=True)
     coordinator.append(transactional_id, producer, [Append(partition_id, batch)])
@@ -51,8 +52,8 @@ def decide_and_crash(store, partition_id, transactional_id, monkeypatch):
     def crash(*_):
         raise CrashedError
 
-    coordinator, producer = begin(store, partition_id, transactional_id, separate_delivery=True)
-    monkeypatch.setattr("txnstore.transactions.coordinator.complete_decided", crash)
+    coordinator, producer = begin(store, partition_id, transactional_id, writes_elsewhere=True)
+    monkeypatch.setattr("txnstore.transactions.coordinator.complete_delivered", crash)
     with pytest.raises(CrashedError):
         coordinator.end_transaction(transactional_id, producer, commit=True)
 

@@ -239,17 +239,16 @@ class Model:
             raise Refused(TransactionAbortable if id_.aborted_from_outside else ProducerFenced)
         raise Refused(InvalidTransactionState)
 
-    def deliver(self, transactional_id: str, steps: int | None = None) -> None:
-        """Write markers and finish groups, one a step; with all of them the transaction is complete."""
+    def deliver(self, transactional_id: str, partition_ids: Iterable[int] | None = None) -> None:
+        """Finish all groups, and write the markers of these partitions; by default all, which completes it."""
         id_ = self.ids[transactional_id]
         transaction = id_.transaction
-        if steps is None:
+        if partition_ids is None:
             self._complete(id_)
         elif transaction is not None:
-            for partition_id in sorted(transaction.unmarked)[:steps]:
+            for partition_id in sorted(transaction.unmarked & set(partition_ids)):
                 self._mark(id_, transaction, partition_id)
-                steps -= 1
-            for group_id in sorted(transaction.pending)[: max(steps, 0)]:
+            for group_id in sorted(transaction.pending):
                 self._finish(transaction, group_id)
 
     # From outside.

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import Connection, event, update
 
 from tests.models.model import LAST_EPOCH, Batch, Model, Refused
+from tests.tools.elsewhere import Elsewhere
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import transactions
 from txnstore.db.store import Store
@@ -107,10 +108,14 @@ class LogAndCoordinator(RuleBasedStateMachine):
     store: ClassVar[Store]
     clock: ClassVar[ManualClock]
 
-    @initialize(separate_delivery=st.booleans(), near_the_last_epoch=st.booleans())
-    def begin(self, separate_delivery: bool, near_the_last_epoch: bool) -> None:
+    @initialize(delivers_elsewhere=st.booleans(), near_the_last_epoch=st.booleans())
+    def begin(self, delivers_elsewhere: bool, near_the_last_epoch: bool) -> None:
         self.prefix = uuid.uuid4().hex
-        self.coordinator = TransactionCoordinator(self.store, separate_delivery=separate_delivery)
+        self.delivers_elsewhere = delivers_elsewhere
+        cluster = Elsewhere(self.store, sends_here=True) if delivers_elsewhere else None
+        self.coordinator = TransactionCoordinator(self.store, cluster)
+        #: The partitions to which the last decision of a name sends its markers, one after the other.
+        self.queued: dict[str, list[int]] = {}
         topic = self.store.write(lambda connection: create_topic(connection, self.prefix, partition_count=2))
         self.partition_ids = topic.partition_ids
         self.model = Model(self.partition_ids)
@@ -277,6 +282,10 @@ class LogAndCoordinator(RuleBasedStateMachine):
         id_ = model.ids.get(name)
         is_repetition = id_ is not None and end.producer == id_.ended
         expected = []
+        if id_ is not None and id_.state == "Ongoing" and id_.transaction is not None:
+            queue = sorted(id_.transaction.unmarked)
+        else:
+            queue = self.queued.get(name, []) if id_ is not None and id_.is_decided else []
         if is_repetition:
             expected = [(offset, True) for batch in end.batches if (offset := self._offset_of(batch)) is not None]
         else:
@@ -284,19 +293,18 @@ class LogAndCoordinator(RuleBasedStateMachine):
                 expected = model.append(name, end.producer, end.batches)
             for group, offsets in end.offsets.items():
                 model.send_offsets(name, end.producer, group, offsets)
-        needs_completion = model.end(name, end.producer, commit=end.commit)
-        if not self.coordinator.separate_delivery:
+        model.end(name, end.producer, commit=end.commit)
+        if not self.delivers_elsewhere or not queue:
             model.deliver(name)
             return expected, 1
-        if is_repetition or not needs_completion:
+        self.queued[name] = queue
+        # The decision, each marker that was not written with it, the completion.
+        commits = len(queue) + 2
+        if dies_after is not None and 0 < dies_after < commits:
+            with_decision = () if is_repetition else (batch.partition_id for batch in end.batches)
+            model.deliver(name, [*with_decision, *queue[: dies_after - 1]])
+        else:
             model.deliver(name)
-            return expected, 3
-        transaction = model.ids[name].transaction
-        steps = 0 if transaction is None else len(transaction.unmarked) + len(transaction.pending)
-        # The decision, the steps, a look that finds no more of them, the completion.
-        commits = steps + 3
-        dies = dies_after is not None and 0 < dies_after < commits
-        model.deliver(name, steps=(dies_after or 0) - 1 if dies else None)
         return expected, commits
 
     # From outside.

@@ -73,8 +73,8 @@ class Round:
         job = Job(url, folder, "", 0, self.partitions, seed, timeout_ms=2_000)
         plain, transactional = [f"plain{number}-{index}" for index in (1, 2)], [f"txn{number}-1", f"txn{number}-2"]
         self.writers = {name: (write_plainly, replace(job, name=name)) for name in plain} | {
-            # One transactional id decides and delivers in steps; its epochs run out during the run.
-            name: (write_transactions, replace(job, name=name, separate_delivery=name.endswith("-2")))
+            # One transactional id takes the steps of several databases; its epochs run out during the run.
+            name: (write_transactions, replace(job, name=name, writes_elsewhere=name.endswith("-2")))
             for name in transactional
         }
         self.others = {

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from sqlalchemy import Connection, select
 
+from tests.tools.elsewhere import Elsewhere
 from tests.tools.histories import Event, Kind
 from txnstore.db.schema import record_batches
 from txnstore.db.store import Store
@@ -119,7 +120,7 @@ class RecordedProducer:
         *,
         transactional_id: str | None = None,
         timeout_ms: int = 60_000,
-        separate_delivery: bool = False,
+        writes_elsewhere: bool = False,
     ) -> None:
         """Make a producer that writes to `partitions`, whose ids are given by their names."""
         self.identity = ProducerIdentity(-1, -1)
@@ -129,8 +130,8 @@ class RecordedProducer:
         self._partitions = partitions
         self._transactional_id = transactional_id
         self._timeout_ms = timeout_ms
-        self._separate_delivery = separate_delivery
-        self._coordinator = TransactionCoordinator(store, separate_delivery=separate_delivery)
+        self._writes_elsewhere = writes_elsewhere
+        self._coordinator = TransactionCoordinator(store, Elsewhere(store) if writes_elsewhere else None)
 
     def init(self) -> ProducerIdentity:
         """Become the one producer of the transactional id."""
@@ -177,7 +178,7 @@ class RecordedProducer:
         appends = self._appends(values or {})
         ended = self._caller.perform(
             "end",
-            {**self._details(transaction, values or {}), "commit": commit, "atomic": not self._separate_delivery},
+            {**self._details(transaction, values or {}), "commit": commit, "atomic": not self._writes_elsewhere},
             lambda: self._coordinator.end_transaction(transactional_id, identity, commit=commit, appends=appends),
             lambda ended: {
                 "base_offsets": self._base_offsets(ended.appended),

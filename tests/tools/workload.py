@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tests.tools.elsewhere import Elsewhere
 from tests.tools.histories import Event, History, Kind, Operation, read_lines
 from tests.tools.recording import LineRecorder, RecordedProducer, RecordedReader, Values
 from txnstore.db.backend import Limits
@@ -58,7 +59,7 @@ class Job:
     partitions: Mapping[str, int]
     seed: int = 0
     timeout_ms: int = 60_000
-    separate_delivery: bool = False
+    writes_elsewhere: bool = False
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     is_mortal: bool = True
     """Whether the life may be ended at any moment."""
@@ -161,7 +162,7 @@ class TransactionalWriter:
             job.partitions,
             transactional_id=job.name,
             timeout_ms=job.timeout_ms,
-            separate_delivery=job.separate_delivery,
+            writes_elsewhere=job.writes_elsewhere,
         )
         self._count = 0
 
@@ -272,9 +273,11 @@ def read_all(job: Job) -> None:
 
 def help_out(job: Job) -> None:
     """Complete what is decided and abort what is open for too long, until killed."""
+    chance = job.chance()
     with _open(job) as store:
         while True:
-            recover(store)
+            # By turns as if all were in one database, and as if it went to others.
+            recover(store, chance.choice((None, Elsewhere(store))))
             time.sleep(_PAUSE_SECONDS)
 
 

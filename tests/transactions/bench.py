@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import select, update
 
+from tests.tools.elsewhere import Elsewhere, decide
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import finished_transactions, record_batches, transaction_log, transactions
 from txnstore.db.store import Store
@@ -30,9 +31,8 @@ from txnstore.model import (
 )
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
-from txnstore.transactions.completion import decide_separately
 from txnstore.transactions.coordinator import Initialized, TransactionCoordinator
-from txnstore.transactions.locked import LockedTransaction, SentOffsets
+from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.outcome import Ended
 from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 
@@ -85,13 +85,7 @@ class Producer:
 
     def decide(self, *, commit: bool) -> None:
         """End the transaction as a process does that dies before it has written the first marker."""
-
-        def work(connection: Connection) -> None:
-            transaction = LockedTransaction.lock(connection, self.transactional_id)
-            transaction.decide(self.identity, commit=commit)
-            decide_separately(transaction, "EndTxn")
-
-        self.coordinator.store.write(work)
+        decide(self.coordinator.store, self.transactional_id, self.identity, commit=commit)
 
 
 def sent_offsets(group_id: str, offsets: Mapping[int, int]) -> SentOffsets:
@@ -113,13 +107,13 @@ class Bench:
     def new_id(self) -> str:
         return f"{self.prefix}-{next(self.numbers)}"
 
-    def producer(self, transactional_id: str | None = None, *, separate_delivery: bool = False) -> Producer:
+    def producer(self, transactional_id: str | None = None, *, writes_elsewhere: bool = False) -> Producer:
         """Return a producer that has not been started."""
-        coordinator = TransactionCoordinator(self.store, separate_delivery=separate_delivery)
+        coordinator = TransactionCoordinator(self.store, Elsewhere(self.store) if writes_elsewhere else None)
         return Producer(coordinator, transactional_id or self.new_id())
 
-    def started(self, *, separate_delivery: bool = False, **options: Any) -> Producer:
-        producer = self.producer(separate_delivery=separate_delivery)
+    def started(self, *, writes_elsewhere: bool = False, **options: Any) -> Producer:
+        producer = self.producer(writes_elsewhere=writes_elsewhere)
         producer.start(**options)
         return producer
 

@@ -20,7 +20,7 @@ from txnstore.transactions.protocol import FenceReason, TransactionState
 from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids
 
 S = TransactionState
-WAYS = pytest.mark.parametrize("separate_delivery", [False, True], ids=["one transaction", "separate delivery"])
+WAYS = pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 
 
 def test_kafka_6119_an_abort_for_age_raises_the_epoch(bench) -> None:
@@ -67,8 +67,8 @@ def test_kafka_9666_a_fence_that_could_not_be_written_does_not_raise_the_epoch_t
 
 
 @WAYS
-def test_kafka_14053_a_record_that_arrives_after_the_abort_joins_no_transaction(bench, separate_delivery: bool) -> None:
-    producer = bench.started(separate_delivery=separate_delivery)
+def test_kafka_14053_a_record_that_arrives_after_the_abort_joins_no_transaction(bench, writes_elsewhere: bool) -> None:
+    producer = bench.started(writes_elsewhere=writes_elsewhere)
     producer.send(bench.partition_ids[0], b"a")
     late = producer.twin()
     producer.abort()
@@ -99,8 +99,8 @@ def test_kafka_18019_an_expired_id_and_its_old_producer_is_fatal(own_bench) -> N
 
 
 @WAYS
-def test_kafka_18401_an_empty_abort_does_not_fence_its_own_producer(bench, separate_delivery: bool) -> None:
-    producer = bench.started(separate_delivery=separate_delivery)
+def test_kafka_18401_an_empty_abort_does_not_fence_its_own_producer(bench, writes_elsewhere: bool) -> None:
+    producer = bench.started(writes_elsewhere=writes_elsewhere)
     for expected_epoch in (1, 2, 3):
         producer.abort()
         assert producer.identity.epoch == expected_epoch
@@ -115,9 +115,9 @@ def test_kafka_18401_an_empty_abort_does_not_fence_its_own_producer(bench, separ
 
 @WAYS
 def test_kafka_18464_an_empty_abort_can_be_repeated_and_an_empty_commit_is_refused(
-    bench, separate_delivery: bool
+    bench, writes_elsewhere: bool
 ) -> None:
-    producer = bench.started(separate_delivery=separate_delivery)
+    producer = bench.started(writes_elsewhere=writes_elsewhere)
     again = producer.twin()
     with pytest.raises(TxnStoreError) as raised:
         producer.commit()
@@ -128,9 +128,9 @@ def test_kafka_18464_an_empty_abort_can_be_repeated_and_an_empty_commit_is_refus
 
 @WAYS
 def test_kafka_18660_when_the_epoch_overflows_the_end_returns_a_new_producer_id_and_the_next_transaction_works(
-    bench, separate_delivery: bool
+    bench, writes_elsewhere: bool
 ) -> None:
-    producer = bench.started(separate_delivery=separate_delivery)
+    producer = bench.started(writes_elsewhere=writes_elsewhere)
     old_id = producer.identity.producer_id
     bench.set_row(producer.transactional_id, producer_epoch=32766)
     producer.become(ProducerIdentity(old_id, 32766))
@@ -192,8 +192,8 @@ def test_kafka_20090_an_abort_for_age_at_the_last_epoch_replaces_the_producer_id
 
 
 @WAYS
-def test_kafka_20785_a_commit_that_lost_the_race_against_an_abort_is_fenced(bench, separate_delivery: bool) -> None:
-    producer = bench.started(separate_delivery=separate_delivery)
+def test_kafka_20785_a_commit_that_lost_the_race_against_an_abort_is_fenced(bench, writes_elsewhere: bool) -> None:
+    producer = bench.started(writes_elsewhere=writes_elsewhere)
     producer.send(bench.partition_ids[0], b"a")
     commit = producer.twin()
     producer.abort()
@@ -227,9 +227,9 @@ def test_kafka_19999_a_marker_that_comes_again_is_not_written_again(bench) -> No
 
 
 @WAYS
-def test_kafka_16570_producers_can_be_fenced_right_after_a_commit(bench, separate_delivery: bool) -> None:
+def test_kafka_16570_producers_can_be_fenced_right_after_a_commit(bench, writes_elsewhere: bool) -> None:
     """Fencing a producer is InitProducerId in its name; it must not find the commit still going on."""
-    producer = bench.started(separate_delivery=separate_delivery)
+    producer = bench.started(writes_elsewhere=writes_elsewhere)
     producer.send(bench.partition_ids[0], b"a")
     producer.commit()
     fence = producer.twin().start()
@@ -240,7 +240,7 @@ def test_kafka_16570_producers_can_be_fenced_right_after_a_commit(bench, separat
 
 
 def test_kafka_16570_also_if_the_process_died_between_the_decision_and_its_markers(bench) -> None:
-    producer = bench.started(separate_delivery=True)
+    producer = bench.started(writes_elsewhere=True)
     producer.send(bench.partition_ids[0], b"a")
     producer.decide(commit=True)
     assert producer.twin().start().identity.epoch == 2

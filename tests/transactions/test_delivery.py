@@ -1,4 +1,4 @@
-"""The half of the way after a decision, one step at a time: whoever goes on, and however often, it ends the same."""
+"""The way after a decision, one step at a time: whoever goes on, and however often, it ends the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import event, select, update
 
+from tests.tools.elsewhere import Elsewhere
 from txnstore.db.schema import pending_markers
 from txnstore.errors import InvalidProducerIdMapping, UnknownTopicOrPartition
 from txnstore.model import ControlType
@@ -34,7 +35,7 @@ def outbox(bench, producer) -> list[tuple]:
 @pytest.fixture
 def decided(bench):
     """A transaction that is decided to commit, with two partitions and two groups."""
-    producer = bench.started(separate_delivery=True)
+    producer = bench.started(writes_elsewhere=True)
     for partition_id in bench.partition_ids:
         producer.send(partition_id, b"a")
     for group in ("0", "1"):
@@ -65,22 +66,22 @@ def test_the_decision_queues_a_marker_for_each_partition_with_its_own_epoch(benc
 
 def test_completing_it_once_or_more_often_gives_what_was_decided(bench, decided) -> None:
     for _ in range(3):
-        assert complete_decided(bench.store, decided.transactional_id).epoch == 1
+        assert complete_decided(bench.store, decided.transactional_id, Elsewhere(bench.store)).epoch == 1
         check_delivered(bench, decided)
         assert bench.row(decided.transactional_id).state is S.COMPLETE_COMMIT
 
 
-@pytest.mark.parametrize("steps", range(7))
+@pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize(
     "go_on",
     [
-        pytest.param(lambda bench, producer: complete_all_decided(bench.store), id="recovery"),
+        pytest.param(lambda bench, producer: complete_all_decided(bench.store, Elsewhere(bench.store)), id="recovery"),
         pytest.param(lambda bench, producer: producer.commit(), id="the commit again"),
         pytest.param(lambda bench, producer: producer.twin().start(), id="a start"),
     ],
 )
 def test_after_any_number_of_steps_somebody_else_goes_on(bench, decided, go_on: Callable, steps: int) -> None:
-    """Two markers, two groups, a look that finds no more, the completion: the process dies before each, and after."""
+    """A look, two markers, the offsets of both groups, the completion: it dies before each of them, and after."""
     commits = 0
 
     class Died(Exception):
@@ -95,11 +96,11 @@ def test_after_any_number_of_steps_somebody_else_goes_on(bench, decided, go_on: 
 
     event.listen(bench.store.engine, "before_cursor_execute", die)
     try:
-        if steps < 6:
+        if steps < 5:
             with pytest.raises(Died):
-                complete_decided(bench.store, decided.transactional_id)
+                complete_decided(bench.store, decided.transactional_id, Elsewhere(bench.store))
         else:
-            complete_decided(bench.store, decided.transactional_id)
+            complete_decided(bench.store, decided.transactional_id, Elsewhere(bench.store))
     finally:
         event.remove(bench.store.engine, "before_cursor_execute", die)
     go_on(bench, decided)
@@ -109,11 +110,11 @@ def test_after_any_number_of_steps_somebody_else_goes_on(bench, decided, go_on: 
 
 
 def test_a_decision_to_abort_drops_records_and_offsets(bench) -> None:
-    producer = bench.started(separate_delivery=True)
+    producer = bench.started(writes_elsewhere=True)
     producer.send(bench.partition_ids[0], b"a")
     producer.send_offsets(bench.prefix, {bench.partition_ids[0]: 5})
     producer.decide(commit=False)
-    complete_decided(bench.store, producer.transactional_id)
+    complete_decided(bench.store, producer.transactional_id, Elsewhere(bench.store))
     assert bench.read(bench.partition_ids[0]) == []
     assert bench.offsets(bench.prefix).offsets == {}
     assert bench.offsets(bench.prefix).unstable == frozenset()
@@ -124,7 +125,7 @@ def test_completing_what_is_not_decided_leaves_it_alone(bench) -> None:
     producer = bench.started()
     producer.send(bench.partition_ids[0], b"a")
     before = bench.row(producer.transactional_id)
-    assert complete_decided(bench.store, producer.transactional_id) == producer.identity
+    assert complete_decided(bench.store, producer.transactional_id, Elsewhere(bench.store)) == producer.identity
     assert bench.row(producer.transactional_id) == before
 
 
@@ -134,20 +135,20 @@ def test_completing_an_unknown_id_is_refused(bench) -> None:
 
 
 def test_recovery_says_what_it_completed(own_bench) -> None:
-    producers = [own_bench.started(separate_delivery=True) for _ in range(3)]
+    producers = [own_bench.started(writes_elsewhere=True) for _ in range(3)]
     for producer in producers:
         producer.send(own_bench.partition_ids[0], producer.transactional_id.encode())
     producers[0].decide(commit=True)
     producers[2].decide(commit=False)
-    assert complete_all_decided(own_bench.store) == tuple(
+    assert complete_all_decided(own_bench.store, Elsewhere(own_bench.store)) == tuple(
         sorted([producers[0].transactional_id, producers[2].transactional_id])
     )
-    assert complete_all_decided(own_bench.store) == ()
+    assert complete_all_decided(own_bench.store, Elsewhere(own_bench.store)) == ()
     assert own_bench.row(producers[1].transactional_id).state is S.ONGOING
 
 
 def test_an_id_that_cannot_be_completed_keeps_no_other_one_from_it(own_bench) -> None:
-    producers = [own_bench.started(separate_delivery=True) for _ in range(2)]
+    producers = [own_bench.started(writes_elsewhere=True) for _ in range(2)]
     broken, sound = sorted(producers, key=lambda producer: producer.transactional_id)
     for producer, partition_id in zip((broken, sound), own_bench.partition_ids, strict=False):
         producer.send(partition_id, b"a")

@@ -18,7 +18,7 @@ from txnstore.transactions.protocol import TransactionState
 
 S = TransactionState
 
-WAYS = pytest.mark.parametrize("separate_delivery", [False, True], ids=["one transaction", "separate delivery"])
+WAYS = pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 #: What a client sees of one cell of each kind; `test_end_rules` has them all, over the pure rules. Where Kafka says
 #: CONCURRENT_TRANSACTIONS and the client comes back until it is complete, the coordinator completes it: those cells are
 #: answered.
@@ -60,8 +60,8 @@ def bring_into(bench, producer, state: str) -> None:
 
 @WAYS
 @pytest.mark.parametrize(("state", "column", "answer"), CELLS)
-def test_a_cell_of_kafkas_table(bench, separate_delivery: bool, state: str, column: str, answer: str) -> None:
-    producer = bench.producer(separate_delivery=separate_delivery)
+def test_a_cell_of_kafkas_table(bench, writes_elsewhere: bool, state: str, column: str, answer: str) -> None:
+    producer = bench.producer(writes_elsewhere=writes_elsewhere)
     bring_into(bench, producer, state)
     before = bench.row(producer.transactional_id)
     commit = column.startswith("Commit")
@@ -94,9 +94,9 @@ def test_a_cell_of_kafkas_table(bench, separate_delivery: bool, state: str, colu
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 @pytest.mark.parametrize("state", ["Ongoing", "PrepareCommit", "CompleteAbort"])
 def test_any_other_identity_is_refused_and_changes_nothing(
-    bench, separate_delivery: bool, state: str, commit: bool
+    bench, writes_elsewhere: bool, state: str, commit: bool
 ) -> None:
-    producer = bench.producer(separate_delivery=separate_delivery)
+    producer = bench.producer(writes_elsewhere=writes_elsewhere)
     bring_into(bench, producer, state)
     before = bench.row(producer.transactional_id)
     for producer_id, epoch, error in (
@@ -114,8 +114,8 @@ def test_any_other_identity_is_refused_and_changes_nothing(
 
 @WAYS
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-def test_an_unknown_id_is_refused(bench, separate_delivery: bool, commit: bool) -> None:
-    producer = bench.producer(separate_delivery=separate_delivery)
+def test_an_unknown_id_is_refused(bench, writes_elsewhere: bool, commit: bool) -> None:
+    producer = bench.producer(writes_elsewhere=writes_elsewhere)
     producer.become(ProducerIdentity(7, 0))
     with pytest.raises(InvalidProducerIdMapping):
         producer.end(commit=commit)
@@ -124,9 +124,9 @@ def test_an_unknown_id_is_refused(bench, separate_delivery: bool, commit: bool) 
 @WAYS
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_the_end_reaches_every_partition_and_group_at_the_same_instant(
-    bench, separate_delivery: bool, commit: bool
+    bench, writes_elsewhere: bool, commit: bool
 ) -> None:
-    producer = bench.producer(separate_delivery=separate_delivery)
+    producer = bench.producer(writes_elsewhere=writes_elsewhere)
     producer.start()
     for partition_id in bench.partition_ids:
         producer.send(partition_id, b"a", b"b")
@@ -150,9 +150,9 @@ def test_the_end_reaches_every_partition_and_group_at_the_same_instant(
 
 @WAYS
 def test_records_and_offsets_that_come_with_the_commit_are_committed_with_what_came_before(
-    bench, offsets_of: Callable, separate_delivery: bool
+    bench, offsets_of: Callable, writes_elsewhere: bool
 ) -> None:
-    producer = bench.producer(separate_delivery=separate_delivery)
+    producer = bench.producer(writes_elsewhere=writes_elsewhere)
     producer.start()
     first, second = bench.partition_ids
     group = f"readers-{bench.prefix}"
@@ -175,9 +175,9 @@ def test_records_and_offsets_that_come_with_the_commit_are_committed_with_what_c
 
 @WAYS
 def test_a_commit_with_its_records_that_is_repeated_is_done_once_and_answered_alike(
-    bench, offsets_of: Callable, separate_delivery: bool
+    bench, offsets_of: Callable, writes_elsewhere: bool
 ) -> None:
-    producer = bench.producer(separate_delivery=separate_delivery)
+    producer = bench.producer(writes_elsewhere=writes_elsewhere)
     producer.start()
     identity = producer.identity
     first, second = bench.partition_ids
@@ -205,7 +205,7 @@ def test_a_commit_with_its_records_that_is_repeated_is_done_once_and_answered_al
 def test_a_commit_with_its_records_whose_process_died_after_the_decision_is_completed_by_its_repetition(
     bench, offsets_of: Callable
 ) -> None:
-    producer = bench.started(separate_delivery=True)
+    producer = bench.started(writes_elsewhere=True)
     identity = producer.identity
     append = producer.batch(bench.partition_ids[0], b"a")
     producer.coordinator.append(producer.transactional_id, identity, [append])
@@ -241,8 +241,8 @@ def test_if_the_last_records_are_refused_the_transaction_stays_open(bench) -> No
 
 
 @WAYS
-def test_the_journal_keeps_every_state_change(bench, separate_delivery: bool) -> None:
-    producer = bench.producer(separate_delivery=separate_delivery)
+def test_the_journal_keeps_every_state_change(bench, writes_elsewhere: bool) -> None:
+    producer = bench.producer(writes_elsewhere=writes_elsewhere)
     producer.start()
     producer.send(bench.partition_ids[0], b"a")
     producer.commit()

@@ -12,12 +12,12 @@ from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_by_administrator, abort_if_timed_out
 
 S = TransactionState
-WAYS = pytest.mark.parametrize("separate_delivery", [False, True], ids=["one transaction", "separate delivery"])
+WAYS = pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 ENDS = pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 
 
-def at_epoch(bench, epoch: int, *, separate_delivery: bool = False):
-    producer = bench.started(separate_delivery=separate_delivery)
+def at_epoch(bench, epoch: int, *, writes_elsewhere: bool = False):
+    producer = bench.started(writes_elsewhere=writes_elsewhere)
     bench.set_row(producer.transactional_id, producer_epoch=epoch)
     producer.become(ProducerIdentity(producer.identity.producer_id, epoch))
     return producer
@@ -25,8 +25,8 @@ def at_epoch(bench, epoch: int, *, separate_delivery: bool = False):
 
 @WAYS
 @ENDS
-def test_two_transactions_around_the_last_epoch(bench, separate_delivery: bool, commit: bool) -> None:
-    producer = at_epoch(bench, 32765, separate_delivery=separate_delivery)
+def test_two_transactions_around_the_last_epoch(bench, writes_elsewhere: bool, commit: bool) -> None:
+    producer = at_epoch(bench, 32765, writes_elsewhere=writes_elsewhere)
     old_id = producer.identity.producer_id
     partition_id = bench.partition_ids[0]
 
@@ -51,8 +51,8 @@ def test_two_transactions_around_the_last_epoch(bench, separate_delivery: bool, 
 
 @WAYS
 @ENDS
-def test_the_end_at_the_last_epoch_can_be_repeated(bench, separate_delivery: bool, commit: bool) -> None:
-    producer = at_epoch(bench, 32766, separate_delivery=separate_delivery)
+def test_the_end_at_the_last_epoch_can_be_repeated(bench, writes_elsewhere: bool, commit: bool) -> None:
+    producer = at_epoch(bench, 32766, writes_elsewhere=writes_elsewhere)
     producer.send(bench.partition_ids[0], b"a")
     again = producer.twin()
     first = producer.end(commit=commit)
@@ -64,7 +64,7 @@ def test_the_end_at_the_last_epoch_can_be_repeated(bench, separate_delivery: boo
 
 @ENDS
 def test_the_end_at_the_last_epoch_can_be_repeated_while_it_is_not_complete(bench, commit: bool) -> None:
-    producer = at_epoch(bench, 32766, separate_delivery=True)
+    producer = at_epoch(bench, 32766, writes_elsewhere=True)
     old_id = producer.identity.producer_id
     producer.send(bench.partition_ids[0], b"a")
     producer.decide(commit=commit)
@@ -179,7 +179,7 @@ def test_an_empty_abort_at_the_last_epoch_replaces_the_producer_id(bench) -> Non
 
 
 def test_a_decided_transaction_at_the_last_epoch_is_completed_by_a_start(bench) -> None:
-    producer = at_epoch(bench, 32766, separate_delivery=True)
+    producer = at_epoch(bench, 32766, writes_elsewhere=True)
     producer.send(bench.partition_ids[0], b"a")
     producer.decide(commit=True)
     next_id = bench.row(producer.transactional_id).next_producer_id

@@ -26,12 +26,12 @@ def ask_thrice(bench, producer, identity: ProducerIdentity) -> Outcome:
     return answers.pop()
 
 
-@pytest.mark.parametrize("separate_delivery", [False, True], ids=["one transaction", "separate delivery"])
+@pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_a_transaction_that_has_ended_is_answered_and_nothing_is_changed(
-    bench, separate_delivery: bool, commit: bool
+    bench, writes_elsewhere: bool, commit: bool
 ) -> None:
-    producer = bench.started(separate_delivery=separate_delivery)
+    producer = bench.started(writes_elsewhere=writes_elsewhere)
     identity = producer.identity
     producer.send(bench.partition_ids[0], b"a")
     producer.end(commit=commit)
@@ -42,7 +42,7 @@ def test_a_transaction_that_has_ended_is_answered_and_nothing_is_changed(
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_a_decided_transaction_is_completed_and_answered(bench, commit: bool) -> None:
-    producer = bench.started(separate_delivery=True)
+    producer = bench.started(writes_elsewhere=True)
     producer.send(bench.partition_ids[0], b"a")
     producer.decide(commit=commit)
     assert ask_thrice(bench, producer, producer.identity) is (Outcome.COMMITTED if commit else Outcome.ABORTED)
@@ -174,13 +174,11 @@ def expire(bench, late) -> None:
     assert late.transactional_id in expire_transactional_ids(bench.store)
 
 
-@pytest.mark.parametrize("separate_delivery", [False, True], ids=["one transaction", "separate delivery"])
+@pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 @pytest.mark.parametrize("since", ["a start", "a successor", "a new producer id", "an expiry"])
-def test_a_commit_that_stands_is_answered_whoever_has_come_since(
-    own_bench, separate_delivery: bool, since: str
-) -> None:
+def test_a_commit_that_stands_is_answered_whoever_has_come_since(own_bench, writes_elsewhere: bool, since: str) -> None:
     own_bench.set_store({"transactional.id.expiration.ms": "1000"})
-    producer = own_bench.started(separate_delivery=separate_delivery)
+    producer = own_bench.started(writes_elsewhere=writes_elsewhere)
     if since == "a new producer id":
         own_bench.set_row(producer.transactional_id, producer_epoch=32766)
         producer.become(ProducerIdentity(producer.identity.producer_id, 32766))
@@ -264,7 +262,7 @@ def test_a_transaction_that_was_open_for_longer_than_the_journal_goes_back_is_an
 
 
 def test_who_may_begin_after_a_decision_that_is_not_complete_is_fenced_by_the_question(bench) -> None:
-    producer = bench.started(separate_delivery=True)
+    producer = bench.started(writes_elsewhere=True)
     producer.send(bench.partition_ids[0], b"a")
     producer.decide(commit=True)
     late = producer.twin()

@@ -379,7 +379,7 @@ def test_a_silent_producer_is_forgotten_exactly_after_its_time_but_never_with_an
 
 def test_the_journal_is_trimmed_but_for_transactions_that_are_not_complete(own_bench) -> None:
     bench = own_bench
-    done, still_open, decided = bench.started(), bench.started(), bench.started(separate_delivery=True)
+    done, still_open, decided = bench.started(), bench.started(), bench.started(writes_elsewhere=True)
     for producer in (done, still_open, decided):
         producer.send(bench.partition_ids[0], b"a")
     done.commit()

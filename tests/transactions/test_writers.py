@@ -110,7 +110,7 @@ def separate(request):
 
 def test_writers_that_reported_count_and_the_others_do_not(bench, separate) -> None:
     first, second = bench.partition_ids
-    producer = begun(bench, separate_delivery=separate)
+    producer = begun(bench, writes_elsewhere=separate)
     good, silent, empty = (join(bench, producer) for _ in range(3))
     assert good.joined.identity.producer_id not in {silent.id, producer.identity.producer_id}
     producer.send(first, b"own")
@@ -134,7 +134,7 @@ def test_writers_that_reported_count_and_the_others_do_not(bench, separate) -> N
 
 def test_named_writers_count_and_no_other_even_if_it_has_reported(bench, separate) -> None:
     first, _ = bench.partition_ids
-    producer = begun(bench, separate_delivery=separate)
+    producer = begun(bench, writes_elsewhere=separate)
     named, other = join(bench, producer), join(bench, producer)
     named.send(first, b"named", report=True)
     other.send(first, b"other", report=True)
@@ -171,7 +171,7 @@ def test_a_commit_that_names_a_writer_that_cannot_count_changes_nothing(bench, n
 
 def test_an_abort_aborts_every_writer_and_takes_no_names(bench, separate) -> None:
     first, second = bench.partition_ids
-    producer = begun(bench, separate_delivery=separate)
+    producer = begun(bench, writes_elsewhere=separate)
     writer = join(bench, producer)
     writer.send(first, b"a", report=True)
     writer_of_nothing = join(bench, producer)
@@ -258,7 +258,7 @@ def test_the_transaction_of_writers_that_died_is_aborted_in_time_and_its_produce
 
 def test_a_decision_that_was_not_carried_out_is_carried_out_by_anybody(bench) -> None:
     first, second = bench.partition_ids
-    producer = begun(bench, separate_delivery=True)
+    producer = begun(bench, writes_elsewhere=True)
     good, silent = join(bench, producer), join(bench, producer)
     good.send(first, b"good", report=True)
     silent.send(first, b"silent 1")
@@ -278,7 +278,7 @@ def test_a_decision_that_was_not_carried_out_is_carried_out_by_anybody(bench) ->
 
 def test_a_repeated_commit_is_recognised(bench, separate) -> None:
     first, _ = bench.partition_ids
-    producer = begun(bench, separate_delivery=separate)
+    producer = begun(bench, writes_elsewhere=separate)
     writer = join(bench, producer)
     writer.send(first, b"a", report=True)
     repeating = producer.twin()

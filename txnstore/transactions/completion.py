@@ -25,13 +25,12 @@ from txnstore.errors import (
     TxnStoreError,
     UnknownTopicOrPartition,
 )
-from txnstore.groups.offsets import finish_offsets_from_elsewhere, finish_pending_offsets
-from txnstore.log.append import Appended, Marker, write_markers
+from txnstore.groups.offsets import finish_offsets_from_elsewhere
+from txnstore.log.append import Marker, write_markers
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.locked import LockedTransaction, PendingDelivery
-from txnstore.transactions.protocol import DECIDED, TransactionMetadata, TransactionState
-from txnstore.transactions.rows import markers_of
+from txnstore.transactions.protocol import DECIDED, TransactionMetadata
 
 #: How long one database is tried: the others, and whoever waits for the answer, are not to wait for it.
 DELIVERY_TIMEOUT_MS: Final = 500
@@ -123,18 +122,6 @@ def _still_there(cluster: Cluster, partition_ids: Collection[int]) -> Collection
     return cluster.controller.read(lambda connection: cluster.read_leaders(partition_ids, connection)).keys()
 
 
-def decide_separately(work: LockedTransaction, reason: str) -> list[Appended]:
-    """Write a decision that `work` has taken, with its markers in the outbox instead of the partitions."""
-    decided = work.known
-    appended = work.save(reason)
-    if decided.state in DECIDED:
-        # Read after the save: it may have written to further partitions.
-        participants = rows.participants_of(work.connection, decided.transactional_id)
-        markers = markers_of(decided, participants, work.counted)
-        rows.queue_markers(work.connection, decided.transactional_id, markers)
-    return appended
-
-
 def complete_decided(store: Store, transactional_id: str, cluster: Cluster | None = None) -> ProducerIdentity:
     """Deliver the markers of a decided transaction and complete it; return who its producer is then.
 
@@ -152,15 +139,13 @@ def complete_decided(store: Store, transactional_id: str, cluster: Cluster | Non
         return left
 
     def complete(connection: Connection) -> ProducerIdentity:
-        # Whatever is missing by now, others may have been here too: the row's lock decides.
+        # Others may have been here too: the row's lock decides.
         work = LockedTransaction.lock(connection, transactional_id)
         work.finish()
         work.save("completion")
         return work.known.identity
 
     try:
-        while store.write(partial(_deliver_one, transactional_id), wakes_readers=True):
-            pass
         return store.write(complete, wakes_readers=True)
     except (UnknownTopicOrPartition, NotCoordinator):
         if several(cluster) is None:
@@ -233,22 +218,3 @@ def _strike_off(
     work.finish()
     work.save("completion")
     return None if work.undelivered is not None else work.known.identity
-
-
-def _deliver_one(transactional_id: str, connection: Connection) -> bool:
-    """Write the markers of one partition, or finish one group, and strike it off; False if nothing is left to do."""
-    decided = rows.lock_row(connection, transactional_id).row
-    if decided is None or decided.state not in DECIDED:
-        return False
-    markers = rows.queued_markers(connection, transactional_id)
-    if markers:
-        partition_id = markers[0].partition_id
-        write_markers(connection, [marker for marker in markers if marker.partition_id == partition_id])
-        rows.strike_off_markers(connection, transactional_id, [partition_id])
-        return True
-    for group_id in rows.groups_of(connection, transactional_id):
-        commit = decided.state is TransactionState.PREPARE_COMMIT
-        finish_pending_offsets(connection, [group_id], decided.producer_id, commit=commit)
-        rows.forget_group(connection, transactional_id, group_id)
-        return True
-    return False

@@ -6,7 +6,7 @@ one transactional id follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -22,7 +22,7 @@ from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ProducerIdentity, is_storable_text
 from txnstore.transactions import initialization, rows
-from txnstore.transactions.completion import complete_decided, complete_delivered, decide_separately
+from txnstore.transactions.completion import complete_delivered
 from txnstore.transactions.distributed import RemoteTransaction
 from txnstore.transactions.initialization import InitAction, InitRequest
 from txnstore.transactions.locked import LockedTransaction, PendingDelivery, SentOffsets
@@ -60,15 +60,10 @@ class TransactionCoordinator:
     `retry_timeout_ms` of each request is how long it is tried while the database is busy or away (`Store.write`).
     """
 
-    def __init__(self, store: Store, cluster: Cluster | None = None, *, separate_delivery: bool = False) -> None:
-        """Coordinate in `store`, which belongs to `cluster`; None: it is by itself.
-
-        With `separate_delivery` the decision, each marker and the completion are database transactions of their own,
-        as they are when partitions live in other databases; without, they are one.
-        """
+    def __init__(self, store: Store, cluster: Cluster | None = None) -> None:
+        """Coordinate in `store`, which belongs to `cluster`; None: it is by itself."""
         self.store = store
         self.cluster = cluster
-        self.separate_delivery = separate_delivery
 
     def init_producer_id(
         self,
@@ -263,7 +258,7 @@ class TransactionCoordinator:
         check_transactional_id(transactional_id)
         if not commit and (appends or offsets or writers):
             raise InvalidRequest("records, offsets and writers of a transaction that is aborted are not sent at all")
-        request = _EndRequest(transactional_id, producer, commit, appends, offsets, writers, self.separate_delivery)
+        request = _EndRequest(transactional_id, producer, commit, appends, offsets, writers)
         try:
             return self._end(request, retry_timeout_ms)
         except TxnStoreError as error:
@@ -283,13 +278,19 @@ class TransactionCoordinator:
             return ended
 
     def _end(self, request: _EndRequest, retry_timeout_ms: int | None) -> Ended:
-        sent_elsewhere: list[Appended] = []
         cluster = several(self.cluster)
-        if cluster is not None and (request.appends or request.offsets):
-            transactional_id, producer = request.transactional_id, request.producer
-            remote = RemoteTransaction(self.store, cluster, transactional_id, producer, retry_timeout_ms)
-            sent_elsewhere, appends, offsets = remote.send_rest(request.appends, request.offsets)
-            request = replace(request, appends=appends, offsets=offsets)
+        if cluster is None or not (request.appends or request.offsets):
+            return self._end_here(request, retry_timeout_ms)
+        transactional_id, producer = request.transactional_id, request.producer
+        remote = RemoteTransaction(self.store, cluster, transactional_id, producer, retry_timeout_ms)
+        sent_elsewhere, appends, offsets = remote.send_rest(request.appends, request.offsets)
+        ended = self._end_here(replace(request, appends=appends, offsets=offsets), retry_timeout_ms)
+        if sent_elsewhere is None:
+            # By their markers, which may have been delivered only just now.
+            sent_elsewhere = remote.find(request.appends)
+        return replace(ended, appended=[*sent_elsewhere, *ended.appended])
+
+    def _end_here(self, request: _EndRequest, retry_timeout_ms: int | None) -> Ended:
         ended, left = write_in_time(
             self.store,
             self.cluster,
@@ -298,15 +299,10 @@ class TransactionCoordinator:
             wakes_readers=True,
             retry_timeout_ms=retry_timeout_ms,
         )
-        if self.separate_delivery:
-            self._complete(
-                request.transactional_id, complete_decided, self.store, request.transactional_id, self.cluster
-            )
-        elif left is not None:
-            # Also one that the database has heard of only just now.
-            self._complete(request.transactional_id, complete_delivered, self.store, self.cluster, left)
+        if left is not None:
+            self._complete(left)
         # Not who the producer is by now: a newer one may have come since.
-        return replace(ended, appended=[*sent_elsewhere, *ended.appended]) if sent_elsewhere else ended
+        return ended
 
     def _complete_before_init(self, left: PendingDelivery) -> None:
         assert self.cluster is not None, "nothing can be left to other databases where there are no others"
@@ -318,14 +314,15 @@ class TransactionCoordinator:
                 f" are written ({error}); try again"
             ) from error
 
-    def _complete(self, transactional_id: str, step: Callable[..., object], *arguments: object) -> None:
+    def _complete(self, left: PendingDelivery) -> None:
+        assert self.cluster is not None, "nothing is left to other databases where there are no others"
         try:
-            step(*arguments)
+            complete_delivered(self.store, self.cluster, left)
         except TxnStoreError as error:
             # The decision is durable: "nothing was changed" would not be true any more.
             raise OutcomeUnknown(
-                f"the transaction of {transactional_id[:80]!r} is decided, but not all of its markers are written"
-                f" ({error}); repeat the call, or leave the rest to recovery"
+                f"the transaction of {left.decided.transactional_id[:80]!r} is decided, but not all of its markers are"
+                f" written ({error}); repeat the call, or leave the rest to recovery"
             ) from error
 
 
@@ -357,7 +354,6 @@ class _EndRequest:
     appends: Sequence[Append]
     offsets: Sequence[SentOffsets]
     writers: Collection[int] | None
-    separate_delivery: bool
 
 
 def _end(
@@ -381,12 +377,8 @@ def _end(
         transaction.append(request.producer, request.appends)
     for sent in request.offsets:
         transaction.send_offsets(request.producer, sent)
-    if request.separate_delivery:
-        transaction.decide(request.producer, commit=request.commit, writers=request.writers)
-        appended = decide_separately(transaction, "EndTxn")
-    else:
-        transaction.end(request.producer, commit=request.commit, writers=request.writers)
-        appended = transaction.save("EndTxn")
+    transaction.end(request.producer, commit=request.commit, writers=request.writers)
+    appended = transaction.save("EndTxn")
     return Ended(transaction.known.next_identity, appended), transaction.undelivered
 
 

@@ -168,10 +168,10 @@ class RemoteTransaction:
 
     def send_rest(
         self, appends: Sequence[Append], offsets: Sequence[SentOffsets]
-    ) -> tuple[list[Appended], Sequence[Append], Sequence[SentOffsets]]:
+    ) -> tuple[list[Appended] | None, Sequence[Append], Sequence[SentOffsets]]:
         """Send what belongs to other databases; return where its batches stand, and what belongs to this one.
 
-        What was sent and decided before, and whose answer was lost, is not sent again.
+        What was sent and decided before, and whose answer was lost, is not sent again: None, see `find`.
 
         Raises:
             TxnStoreError: see `append` and `send_offsets`; some of it may have been sent.
@@ -191,7 +191,7 @@ class RemoteTransaction:
         if write_in_time(
             self.coordinator, self.cluster, self.transactional_id, work, retry_timeout_ms=self.retry_timeout_ms
         ):
-            return self._find(leaders), own_appends, own_offsets
+            return None, own_appends, own_offsets
         outcomes = self.cluster.each(
             {database_id: partial(self._append, database_id, items) for database_id, items in leaders.items()}
         )
@@ -232,9 +232,16 @@ class RemoteTransaction:
             self._explain()
             raise
 
-    def _find(self, leaders: dict[int, list[Append]]) -> list[Appended]:
+    def find(self, appends: Sequence[Append]) -> list[Appended]:
+        """Return where those of the batches stand that belong to other databases, once they have their markers.
+
+        Raises:
+            TxnStoreError: see `Cluster.own` and `Store.read`.
+        """
         found: list[Appended] = []
-        for database_id, items in leaders.items():
+        for database_id, items in self.cluster.by_leader(appends).items():
+            if database_id == self.coordinator.database_id:
+                continue
             store = self.cluster.own(database_id)
             found += store.read(
                 lambda connection, items=items: find_appended(connection, items),  # type: ignore[misc]

@@ -165,35 +165,22 @@ class LockedTransaction:
         self._added_partitions.update(partition_ids)
         self._added_groups.update(group_ids)
 
-    def decide(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> EndAction:
-        """Decide the transaction, if that is what the request does; a decided one is completed by `finish`.
+    def end(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> None:
+        """Decide and complete the transaction; `known.identity` is then who the producer is for its next one.
 
         `writers` are the further writers whose records count if it commits, by default all that have reported.
+        A transaction that is decided already is completed first.
 
         Raises:
             InvalidRequest: see `protocol.counted_writers`.
             TxnStoreError: see `protocol.end_transaction`.
         """
-        action, row = protocol.end_transaction(
-            self.row, producer, commit=commit, now_ms=self.now_ms, allocate=self.allocate
-        )
-        if action is EndAction.DECIDE and commit:
-            self._counted = counted_writers(self.participants.has_reported, writers)
-        self.step(row)
-        return action
-
-    def end(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> None:
-        """Decide and complete the transaction; `known.identity` is then who the producer is for its next one.
-
-        Raises:
-            InvalidRequest, TxnStoreError: see `decide`, but that what is decided is completed first.
-        """
         try:
-            self.decide(producer, commit=commit, writers=writers)
+            self._decide(producer, commit=commit, writers=writers)
         except ConcurrentTransactions:
             # Somebody decided the same and went away before it was complete.
             self.finish()
-            self.decide(producer, commit=commit, writers=writers)
+            self._decide(producer, commit=commit, writers=writers)
         self.finish()
 
     @cached_property
@@ -202,11 +189,6 @@ class LockedTransaction:
         if self.before is None or self.before.state is not TransactionState.ONGOING:
             return NO_PARTICIPANTS
         return rows.participants_of(self.connection, self.before.transactional_id)
-
-    @property
-    def counted(self) -> Collection[int]:
-        """The further writers whose records the decision of this database transaction counts."""
-        return self._counted
 
     def fence_and_abort(self, reason: FenceReason, detail: str) -> None:
         """Abort the open transaction against the will of its producer, who is fenced."""
@@ -257,6 +239,14 @@ class LockedTransaction:
         self._save_groups([name for name in self._stored_groups if left is None or name not in left.group_ids])
         self._save_row(appended, reason)
         return appended
+
+    def _decide(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None) -> None:
+        action, row = protocol.end_transaction(
+            self.row, producer, commit=commit, now_ms=self.now_ms, allocate=self.allocate
+        )
+        if action is EndAction.DECIDE and commit:
+            self._counted = counted_writers(self.participants.has_reported, writers)
+        self.step(row)
 
     def _add(self, producer: ProducerIdentity) -> None:
         self.step(protocol.add_to_transaction(self.row, producer, now_ms=self.now_ms, holds_all=True))

@@ -6,6 +6,7 @@ import pytest
 
 from tests.clients.admin.help import HOSTILE_TEXTS, UNUSUAL_TEXTS, error_of, result
 from tests.clients.consumer.log_writer import LogWriter
+from tests.tools.elsewhere import Elsewhere
 from txnstore import KafkaError, TopicPartition
 from txnstore.admin import (
     AbortTransactionSpec,
@@ -186,7 +187,7 @@ def test_a_transaction_that_is_over_has_no_start_and_no_partitions(admin, log):
 
 def test_a_decided_transaction_that_is_not_complete_shows_what_it_has(admin, log, monkeypatch):
     transaction = begun(log)
-    separate = TransactionCoordinator(log.store, separate_delivery=True)
+    separate = TransactionCoordinator(log.store, Elsewhere(log.store))
     # It goes away before the markers are written.
     monkeypatch.setattr(separate, "_complete", lambda *_: None)
     separate.end_transaction(transaction.transactional_id, transaction.identity, commit=True)
@@ -292,7 +293,7 @@ def test_a_known_transaction_is_aborted_as_a_whole(admin, log):
 def test_an_abort_that_was_decided_is_completed(admin, log, monkeypatch):
     transaction = begun(log)
     transaction.write("t", 1, b"y")
-    separate = TransactionCoordinator(log.store, separate_delivery=True)
+    separate = TransactionCoordinator(log.store, Elsewhere(log.store))
     # It goes away before the markers are written.
     monkeypatch.setattr(separate, "_complete", lambda *_: None)
     separate.end_transaction(transaction.transactional_id, transaction.identity, commit=False)

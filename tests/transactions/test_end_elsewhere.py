@@ -1,23 +1,24 @@
-"""The answer to an end whose markers are delivered one by one: who the producer is, and what is known for certain."""
+"""The answer to an end whose markers go to other databases: who the producer is, and what is known for certain."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.tools.elsewhere import Elsewhere
 from txnstore.errors import OutcomeUnknown, StoreBusy
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
 from txnstore.model import ProducerIdentity, Record
 from txnstore.transactions import coordinator as coordinating
-from txnstore.transactions.completion import complete_decided
+from txnstore.transactions.completion import complete_delivered
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 
 
 @pytest.fixture
 def coordinator(store):
-    return TransactionCoordinator(store, separate_delivery=True)
+    return TransactionCoordinator(store, Elsewhere(store))
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_an_end_that_is_decided_but_not_delivered_is_not_said_to_have_changed_no
         def busy(*_):
             raise StoreBusy
 
-        patch.setattr(coordinating, "complete_decided", busy)
+        patch.setattr(coordinating, "complete_delivered", busy)
         with pytest.raises(OutcomeUnknown, match="is decided"):
             coordinator.end_transaction("payments", identity, commit=True)
     # The same call again is answered, and so is who has only the identity left.
@@ -56,11 +57,12 @@ def test_an_end_never_tells_its_producer_that_it_is_a_newer_one(coordinator, beg
     identity = begin("payments")
     newer = []
 
-    def be_replaced_and_complete(store, transactional_id, cluster):
-        newer.append(coordinator.init_producer_id(transactional_id).identity)
-        return complete_decided(store, transactional_id, cluster)
+    def be_replaced_and_complete(store, cluster, left):
+        monkeypatch.setattr(coordinating, "complete_delivered", complete_delivered)
+        newer.append(coordinator.init_producer_id("payments").identity)
+        return complete_delivered(store, cluster, left)
 
-    monkeypatch.setattr(coordinating, "complete_decided", be_replaced_and_complete)
+    monkeypatch.setattr(coordinating, "complete_delivered", be_replaced_and_complete)
     ended = coordinator.end_transaction("payments", identity, commit=True)
     # It was given up to the newer one in the meantime, and will find that out.
     assert ended.identity == ProducerIdentity(identity.producer_id, identity.epoch + 1)
