@@ -41,7 +41,7 @@ class MaintenanceDuty:
 
 DUTIES: Final = (
     # First: what others wait for.
-    MaintenanceDuty("rows of the outbox made records", ABORT_INTERVAL, lambda store, _: drain_outbox(store)),
+    MaintenanceDuty("rows of the outbox moved into topics", ABORT_INTERVAL, lambda store, _: drain_outbox(store)),
     MaintenanceDuty(
         "decided transactions completed",
         ABORT_INTERVAL,

@@ -94,7 +94,7 @@ class Maintenance:
         try:
             count = duty.do(self._store, self._cluster)
         except TxnStoreError as error:
-            _log.warning("maintenance of %s: not done now (%s): %s", self._store.url, duty.name, error)
+            _log.warning("maintenance of %s: could not be done now (%s): %s", self._store.url, duty.name, error)
             return None
         except Exception:  # noqa: BLE001 - a bug in one duty is no reason to let the others go undone
             _log.exception("maintenance of %s: failed (%s)", self._store.url, duty.name)

@@ -118,7 +118,8 @@ def _check_complete(found: Sequence[_Standing]) -> None:
     known = {database_id for standing in found for database_id in standing.members}
     if known != {standing.database_id for standing in found}:
         raise WrongCluster(
-            f"the cluster has the databases {', '.join(sorted(wanted))}: restore all of them, and give all their URLs,"
+            f"the cluster consists of the databases {', '.join(sorted(wanted))}: restore all of them, and give all"
+            " their URLs,"
             " the controller's first. If only one of them has moved, and its original is gone for good, adopt it with"
             " --same"
         )

@@ -214,7 +214,9 @@ def whole_number(values: Mapping[str, str], name: str, *, at_least: int) -> int 
         return None
     # int() would take "1_000" and " 1 " as well.
     if not text.strip().removeprefix("-").isdecimal() or int(text) < at_least:
-        raise InvalidConfiguration(f"{name} is a whole number from {at_least} on, not {text[:_SHOWN_LENGTH_MAX]!r}")
+        raise InvalidConfiguration(
+            f"{name} must be a whole number of at least {at_least}, not {text[:_SHOWN_LENGTH_MAX]!r}"
+        )
     return int(text)
 
 

@@ -220,7 +220,7 @@ def _selection(values: Mapping[str, str]) -> Selection:
     if "subscribe" in values:
         names = tuple(dict.fromkeys(name.strip() for name in values["subscribe"].split(",") if name.strip()))
         if not names:
-            raise InvalidConfiguration("subscribe names no topic")
+            raise InvalidConfiguration("subscribe does not name a topic")
         for name in names:
             _check_topic(name, "subscribe")
         return Selection(topics=names)

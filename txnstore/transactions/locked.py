@@ -380,6 +380,6 @@ def check_batches(producer: ProducerIdentity, appends: Iterable[Append]) -> None
     for item in appends:
         batch = item.batch
         if not batch.is_transactional:
-            raise InvalidRequest("a batch of a transaction is marked as transactional")
+            raise InvalidRequest("a batch of a transaction must be marked as transactional")
         if (batch.producer_id, batch.producer_epoch) != (producer.producer_id, producer.epoch):
-            raise InvalidRequest("a batch of a transaction carries the producer id and epoch of its producer")
+            raise InvalidRequest("a batch of a transaction must carry the producer id and epoch of its producer")

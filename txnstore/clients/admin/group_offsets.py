@@ -206,7 +206,7 @@ def _offset_of(partition: TopicPartition) -> OffsetAndMetadata:
 
 
 def _unknown(partition: TopicPartition) -> UnknownTopicOrPartition:
-    return UnknownTopicOrPartition(f"there is no partition {partition.partition} of a topic {partition.topic[:80]!r}")
+    return UnknownTopicOrPartition(f"there is no partition {partition.partition} of topic {partition.topic[:80]!r}")
 
 
 def _answer(
