@@ -69,7 +69,7 @@ NO_PRODUCER: Final = ProducerIdentity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class TopicPartition:
+class PartitionName:
     """One partition of a topic, by the topic's name."""
 
     topic: str

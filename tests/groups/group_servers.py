@@ -13,7 +13,7 @@ from txnstore.groups.commit_rules import CommittingMember, GroupView, check_memb
 from txnstore.groups.group import Group
 from txnstore.groups.offsets import commit_offsets
 from txnstore.log.topics import create_topic, find_topics, grow_topic
-from txnstore.model import OffsetAndMetadata, TopicPartition
+from txnstore.model import OffsetAndMetadata, PartitionName
 from txnstore.testing.manual_clock import ManualClock
 
 
@@ -157,7 +157,7 @@ class StoreServer:
     def listed(self):
         return self.store.read(lambda connection: find_group(connection, self.group_id))
 
-    def commit(self, membership, partition: TopicPartition):
+    def commit(self, membership, partition: PartitionName):
         """Commit an offset of the partition; return whether it was accepted."""
 
         def work(connection):

@@ -6,7 +6,7 @@ import itertools
 
 from txnstore.errors import FencedInstance, InconsistentGroupProtocol, UnknownMember
 from txnstore.groups.group import AnswerStatus, MemberDetails, Report
-from txnstore.model import NO_GENERATION, GroupMembership, TopicPartition
+from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
 
 _numbers = itertools.count(1)
 
@@ -26,14 +26,14 @@ class ProtocolMember:
         self.sent: list[Report] = []
         self.memberships: list[GroupMembership] = []
         """All that it has been."""
-        self.had: list[TopicPartition] = []
+        self.had: list[PartitionName] = []
         """All that it was given."""
         self._begin_anew()
 
     def _begin_anew(self):
         self.membership = GroupMembership(self.group_id, NO_GENERATION, f"m{next(_numbers):06}", self.instance_id)
         self.step = 0
-        self.owned: frozenset[TopicPartition] = frozenset()
+        self.owned: frozenset[PartitionName] = frozenset()
         self.pending = None
         self.is_settled = False
         self.has_joined = False

@@ -19,7 +19,7 @@ from txnstore.groups.assignors import (
     in_order,
     subscribed_partitions,
 )
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 
 TOPICS = ("a", "b", "c", "d")
 COUNTS = st.fixed_dictionaries({}, optional=dict.fromkeys(TOPICS, st.integers(0, 7)))
@@ -28,14 +28,14 @@ NAMES = st.sampled_from([f"m{number}" for number in range(7)])
 
 
 def partitions(topic, *numbers):
-    return frozenset(TopicPartition(topic, number) for number in numbers)
+    return frozenset(PartitionName(topic, number) for number in numbers)
 
 
 @st.composite
 def groups(draw):
     """Members with subscriptions of their own, some static, who hold anything: also what is not there or not theirs."""
     names = draw(st.lists(NAMES, unique=True, max_size=6))
-    anything = st.builds(TopicPartition, st.sampled_from([*TOPICS, "gone"]), st.integers(0, 8))
+    anything = st.builds(PartitionName, st.sampled_from([*TOPICS, "gone"]), st.integers(0, 8))
     return [
         Subscriber(name, draw(SUBSCRIPTIONS), draw(st.none() | st.just(f"i-{name}")), draw(st.frozensets(anything)))
         for name in names
@@ -48,7 +48,7 @@ def equal_groups(draw):
     topics = draw(st.frozensets(st.sampled_from(TOPICS), min_size=1))
     counts = {topic: draw(st.integers(0, 7)) for topic in topics}
     members = [Subscriber(name, topics) for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=6))]
-    held: dict[str, set[TopicPartition]] = {member.member_id: set() for member in members}
+    held: dict[str, set[PartitionName]] = {member.member_id: set() for member in members}
     for partition in subscribed_partitions(members, counts):
         owner = draw(st.sampled_from([None, *held]))
         if owner is not None:

@@ -23,7 +23,7 @@ from txnstore.groups import coordinator, rows
 from txnstore.groups.group import AnswerStatus, GroupState, MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, check_committer, commit_offsets
 from txnstore.log.topics import delete_topic, find_topics
-from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity, TopicPartition
+from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, PartitionName, ProducerIdentity
 
 TIMEOUT_MS = 10_000
 ASSIGNORS = pytest.mark.parametrize("assignor", ["range", "roundrobin", "cooperative-sticky"])
@@ -186,7 +186,7 @@ def test_a_member_commits_what_it_keeps_while_others_come_and_go(server, topic, 
     before = first.membership
     second = member()
     second.poll()
-    kept, moved = TopicPartition(topic, 0), TopicPartition(topic, 3)
+    kept, moved = PartitionName(topic, 0), PartitionName(topic, 3)
     for partition in (kept, moved):
         commit(server, before, partition)
     first.send()
@@ -212,22 +212,22 @@ def test_who_was_removed_or_replaced_commits_nothing(server, topic, shared_clock
     back = member(instance_id="one")
     back.poll()
     with pytest.raises(FencedInstance):
-        commit(server, second.membership, TopicPartition(topic, numbers(second)[0]))
-    commit(server, back.membership, TopicPartition(topic, numbers(back)[0]))
+        commit(server, second.membership, PartitionName(topic, numbers(second)[0]))
+    commit(server, back.membership, PartitionName(topic, numbers(back)[0]))
     shared_clock.advance(TIMEOUT_MS)
     back.beat()
     with pytest.raises(UnknownMember):
-        commit(server, first.membership, TopicPartition(topic, numbers(first)[0]))
+        commit(server, first.membership, PartitionName(topic, numbers(first)[0]))
 
 
 def test_a_simple_consumer_commits_only_while_the_group_has_no_members(server, topic, member):
     simple = GroupMembership(server.group_id)
-    assert server.commit(simple, TopicPartition(topic, 0))
+    assert server.commit(simple, PartitionName(topic, 0))
     (alone,) = settled(member())
     with pytest.raises(UnknownMember):
-        server.commit(simple, TopicPartition(topic, 0))
+        server.commit(simple, PartitionName(topic, 0))
     alone.leave()
-    assert server.commit(simple, TopicPartition(topic, 0))
+    assert server.commit(simple, PartitionName(topic, 0))
 
 
 def test_an_empty_commit_is_checked_all_the_same(server, member):
@@ -259,7 +259,7 @@ def test_a_topic_that_is_not_there_yet_and_one_that_is_gone(server, topic, membe
     server.store.write(lambda connection: delete_topic(connection, topic))
     alone.send()
     settled(alone)
-    assert alone.owned == {TopicPartition(later, 0)}
+    assert alone.owned == {PartitionName(later, 0)}
 
 
 # --- what it costs ---------------------------------------------------------------------------------------------------

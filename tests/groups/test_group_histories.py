@@ -14,7 +14,7 @@ from tests.groups.protocol_member import ProtocolMember
 from txnstore.errors import FencedInstance, IllegalGeneration, UnknownMember
 from txnstore.groups.group import GroupState, Report
 from txnstore.groups.rebalance_rules import state_of
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 
 TIMEOUT_MS = 10_000
 NAMES = st.sampled_from(["anna", "bert", "carl", "dora"])
@@ -262,7 +262,7 @@ class GroupHistory(RuleBasedStateMachine):
             return
         assert state_of(group) is (GroupState.STABLE if alive else GroupState.EMPTY)
         wanted = {topic for member in alive for topic in member.details.topics}
-        everything = [TopicPartition(topic, n) for topic in sorted(wanted) for n in range(self.counts[topic])]
+        everything = [PartitionName(topic, n) for topic in sorted(wanted) for n in range(self.counts[topic])]
         assert sorted(p for member in alive for p in member.believed()) == everything
         for member in alive:
             assert {p.topic for p in member.owned} <= member.details.topics

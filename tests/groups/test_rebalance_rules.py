@@ -19,15 +19,15 @@ from txnstore.groups.group import (
     check_move,
 )
 from txnstore.groups.rebalance_rules import choose_assignor, heartbeat, join, remove, state_of
-from txnstore.model import NO_GENERATION, GroupMembership, TopicPartition
+from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
 
 COUNTS = {"t": 4}
-ALL = frozenset(TopicPartition("t", number) for number in range(4))
+ALL = frozenset(PartitionName("t", number) for number in range(4))
 OWN, REVOKE, WAIT = AnswerStatus.OWN, AnswerStatus.REVOKE, AnswerStatus.WAIT
 
 
 def some(*numbers):
-    return frozenset(TopicPartition("t", number) for number in numbers)
+    return frozenset(PartitionName("t", number) for number in numbers)
 
 
 def details(*assignors, topics=("t",)):
@@ -116,7 +116,7 @@ def test_what_is_free_does_not_wait_for_the_rest():
     group, _ = group_of("a", assignors=("cooperative-sticky",), counts=counts)
     wants_both = details("cooperative-sticky", topics=("t", "u"))
     reply = join(group, report("b"), wants_both, counts, members_expired=False)
-    assert told(reply.answer) == (WAIT, frozenset({TopicPartition("u", 0)}), frozenset())
+    assert told(reply.answer) == (WAIT, frozenset({PartitionName("u", 0)}), frozenset())
 
 
 def test_who_leaves_frees_what_it_had():
@@ -263,7 +263,7 @@ def test_a_static_member_that_is_back_with_another_subscription_makes_the_group_
         {**COUNTS, "u": 1},
         members_expired=False,
     )
-    assert (reply.group.generation, told(reply.answer)[1]) == (2, frozenset({TopicPartition("u", 0)}))
+    assert (reply.group.generation, told(reply.answer)[1]) == (2, frozenset({PartitionName("u", 0)}))
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ from pyspark.sql.types import StructType
 from txnstore.errors import CorruptBatch
 from txnstore.log.codec import checksum, decode, encode
 from txnstore.log.columns import Codec, DamagedColumn, pack_integers
-from txnstore.model import Record, TopicPartition
+from txnstore.model import PartitionName, Record
 from txnstore.spark import source_batches
 from txnstore.spark.source_batches import TIMESTAMP_MS_MAX, ArrowReader, byte_strings, integers, source_schema
 
 SCHEMA = source_schema(include_headers=True)
-PARTITION = TopicPartition("settlements", 3)
+PARTITION = PartitionName("settlements", 3)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 cells = st.none() | st.binary(max_size=6)

@@ -10,13 +10,13 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from txnstore.errors import InvalidConfiguration
-from txnstore.model import IsolationLevel, TopicPartition
+from txnstore.model import IsolationLevel, PartitionName
 from txnstore.spark.options import Side, read_options, store_address
 from txnstore.spark.source_batches import COLUMNS, HEADERS, check_schema, source_schema
 from txnstore.spark.source_options import AtOffsets, AtTime, AtTimes, Edge, read_source_options
 
 URL = "postgresql://reader:pa55word@db.example/shop"
-T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+T0, T1 = PartitionName("t", 0), PartitionName("t", 1)
 
 
 def options(*, streaming=False, **given):

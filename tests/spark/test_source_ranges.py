@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnstore.errors import InvalidConfiguration
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 from txnstore.spark.source_ranges import OffsetRange, admit, split
 from txnstore.spark.source_readers import INITIAL, begins_of, ends_of, stream_offset
 
-PARTITIONS = [TopicPartition("t", number) for number in range(6)]
+PARTITIONS = [PartitionName("t", number) for number in range(6)]
 ranges = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1_000)), min_size=1, max_size=6).map(
     lambda sizes: [
         OffsetRange(partition, number, start, start + size)

@@ -29,7 +29,7 @@ from txnstore.groups.administration import (
 from txnstore.groups.commit_rules import check_group_id
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.topics import Topic, find_topics, get_topic
-from txnstore.model import ControlType, IsolationLevel, OffsetAndMetadata, TopicPartition
+from txnstore.model import ControlType, IsolationLevel, OffsetAndMetadata, PartitionName
 
 # An offset may be a marker, aborted, or of an open transaction: then there is nothing to read.  The lag therefore
 # counts records, not offsets, and those of open transactions by themselves.  Of a batch that the group stands in the
@@ -367,7 +367,7 @@ def _plan(
     committed = list_offsets(connection, group_id).offsets
     if chosen:
         partitions = [
-            TopicPartition(name, number)
+            PartitionName(name, number)
             for name, numbers in chosen.items()
             for number in numbers or range(len(get_topic(connection, name).partition_ids))
         ]

@@ -23,7 +23,7 @@ from txnstore.groups.offsets import commit_offsets
 from txnstore.groups.rebalance_rules import state_among
 from txnstore.groups.rows import lock_group, read_member, remove_expired
 from txnstore.log.topics import names_of_partitions
-from txnstore.model import GroupMembership, OffsetAndMetadata, TopicPartition
+from txnstore.model import GroupMembership, OffsetAndMetadata, PartitionName
 
 _GROUPS: Final = select(groups).order_by(groups.c.group_id)
 _MEMBERS: Final = select(group_members, (group_members.c.deadline_ms <= server_now_ms()).label("is_expired")).order_by(
@@ -65,10 +65,10 @@ class ListedMember:
     topics: frozenset[str]
     """The topics that these match."""
 
-    assignment: frozenset[TopicPartition]
+    assignment: frozenset[PartitionName]
     """What it is to own."""
 
-    owned: frozenset[TopicPartition]
+    owned: frozenset[PartitionName]
     """What it owns: no other member works on any of it."""
 
     def is_subscribed_to(self, topic: str) -> bool:
@@ -109,8 +109,8 @@ class ListedGroup:
 class ListedOffsets:
     """What a group has committed, by topic and partition."""
 
-    offsets: Mapping[TopicPartition, OffsetAndMetadata]
-    unstable: frozenset[TopicPartition]
+    offsets: Mapping[PartitionName, OffsetAndMetadata]
+    unstable: frozenset[PartitionName]
     """The partitions whose offsets an open transaction may still change."""
 
 

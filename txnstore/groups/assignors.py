@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 
 #: The partitions of each member, by its id; members without any are there too.
-Assignment = Mapping[str, frozenset[TopicPartition]]
+Assignment = Mapping[str, frozenset[PartitionName]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Subscriber:
     group_instance_id: str | None = None
     """The group.instance.id of a static member (KIP-345); its position in the order survives a restart."""
 
-    held: frozenset[TopicPartition] = frozenset()
+    held: frozenset[PartitionName] = frozenset()
     """What it owns now, or is about to get: a sticky assignor leaves it there if it can."""
 
 
@@ -44,11 +44,11 @@ def in_order(subscribers: Iterable[Subscriber]) -> list[Subscriber]:
     )
 
 
-def subscribed_partitions(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> list[TopicPartition]:
+def subscribed_partitions(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> list[PartitionName]:
     """Return all partitions that a member subscribed to, by topic and number."""
     subscribed: frozenset[str] = frozenset().union(*(member.topics for member in members))
     return [
-        TopicPartition(topic, number)
+        PartitionName(topic, number)
         for topic in sorted(subscribed & partition_counts.keys())
         for number in range(partition_counts[topic])
     ]
@@ -72,7 +72,7 @@ class StickyAssignment:
         self._numbers: list[dict[str, set[int]]] = [{} for _ in members]
         self._loads = [0] * len(members)
         #: Who held a partition to begin with.
-        self._former: dict[TopicPartition, int] = {}
+        self._former: dict[PartitionName, int] = {}
         existing = set(everything)
         for position, member in enumerate(members):
             for partition in member.held:
@@ -103,12 +103,12 @@ class StickyAssignment:
         """Return what each member has now."""
         return {
             member.member_id: frozenset(
-                TopicPartition(topic, number) for topic, numbers in mine.items() for number in numbers
+                PartitionName(topic, number) for topic, numbers in mine.items() for number in numbers
             )
             for member, mine in zip(self._members, self._numbers, strict=True)
         }
 
-    def _give(self, partition: TopicPartition, position: int) -> None:
+    def _give(self, partition: PartitionName, position: int) -> None:
         self._numbers[position].setdefault(partition.topic, set()).add(partition.partition)
         self._loads[position] += 1
 
@@ -156,10 +156,10 @@ class StickyAssignment:
             {taker for topic, numbers in self._numbers[position].items() if numbers for taker in self._takers[topic]}
         )
 
-    def _movable(self, giver: int, taker: int) -> TopicPartition:
+    def _movable(self, giver: int, taker: int) -> PartitionName:
         """Return the partition to move: preferably one that returns to its holder, or is new to the giver."""
         candidates = (
-            TopicPartition(topic, number)
+            PartitionName(topic, number)
             for topic, numbers in self._numbers[giver].items()
             if topic in self._members[taker].topics
             for number in numbers
@@ -195,7 +195,7 @@ def assign_range(subscribers: Sequence[Subscriber], partition_counts: Mapping[st
     assigned alike, so that records with the same key in both go to the same member.
     """
     members = in_order(subscribers)
-    assigned: dict[str, set[TopicPartition]] = {member.member_id: set() for member in members}
+    assigned: dict[str, set[PartitionName]] = {member.member_id: set() for member in members}
     for topic, partition_count in partition_counts.items():
         takers = [member for member in members if topic in member.topics]
         if not takers:
@@ -204,7 +204,7 @@ def assign_range(subscribers: Sequence[Subscriber], partition_counts: Mapping[st
         first = 0
         for position, taker in enumerate(takers):
             end = first + share + (position < left_over)
-            assigned[taker.member_id].update(TopicPartition(topic, number) for number in range(first, end))
+            assigned[taker.member_id].update(PartitionName(topic, number) for number in range(first, end))
             first = end
     return {member_id: frozenset(partitions) for member_id, partitions in assigned.items()}
 
@@ -215,7 +215,7 @@ def assign_round_robin(subscribers: Sequence[Subscriber], partition_counts: Mapp
     With equal subscriptions no member has two partitions more than another.
     """
     members = in_order(subscribers)
-    assigned: dict[str, set[TopicPartition]] = {member.member_id: set() for member in members}
+    assigned: dict[str, set[PartitionName]] = {member.member_id: set() for member in members}
     turn = itertools.cycle(members)
     for partition in subscribed_partitions(members, partition_counts):
         taker = next(member for member in turn if partition.topic in member.topics)

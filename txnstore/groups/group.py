@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from txnstore.model import NO_GENERATION, GroupMembership, TopicPartition
+from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
 
-Partitions = frozenset[TopicPartition]
+Partitions = frozenset[PartitionName]
 
 NO_PARTITIONS: Partitions = frozenset()
 
@@ -115,10 +115,10 @@ class MemberAnswer:
     step: int
     """The step of the report that this answers."""
 
-    partitions: tuple[TopicPartition, ...]
+    partitions: tuple[PartitionName, ...]
     """All that the member may work on, in order; with REVOKE, what remains once it has given back the rest."""
 
-    revoke: tuple[TopicPartition, ...]
+    revoke: tuple[PartitionName, ...]
     """What it has to give back now, in order."""
 
     assignor: str

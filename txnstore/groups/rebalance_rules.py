@@ -28,7 +28,7 @@ from txnstore.groups.group import (
     Report,
     check_move,
 )
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 
 #: How many characters of a group id, for example, an error's text repeats.
 _SHOWN: Final = 80
@@ -214,7 +214,7 @@ def choose_assignor(members: Collection[MemberState]) -> str:
 
 def is_covered(group: Group, partition_counts: Mapping[str, int]) -> bool:
     """Return whether exactly the existing partitions are assigned: False once a topic has grown, is new, or is gone."""
-    assigned = frozenset[TopicPartition]().union(*(member.assignment for member in group.members.values()))
+    assigned = frozenset[PartitionName]().union(*(member.assignment for member in group.members.values()))
     return assigned == frozenset(subscribed_partitions(_subscribers(group), partition_counts))
 
 
@@ -254,7 +254,7 @@ def _with(group: Group, others: Iterable[MemberState], member: MemberState) -> G
 
 def _subscribers(group: Group) -> list[Subscriber]:
     members = group.members.values()
-    owned_by_all = frozenset[TopicPartition]().union(*(member.owned for member in members))
+    owned_by_all = frozenset[PartitionName]().union(*(member.owned for member in members))
     return [
         Subscriber(
             member.member_id,
@@ -274,7 +274,7 @@ def _reply(group: Group, report: Report) -> Reply:
     before = state_of(group)
     member = group.members[report.membership.member_id]
     others = [other for other in group.members.values() if other is not member]
-    owned_by_others = frozenset[TopicPartition]().union(*(other.owned for other in others))
+    owned_by_others = frozenset[PartitionName]().union(*(other.owned for other in others))
     decide = _answer_cooperative if _is_cooperative(group.assignor) else _answer_eager
     status, partitions, revoke = decide(group, member, report, owned_by_others)
     # A member that owns nothing begins afresh in this generation; others confirm it with their next report.

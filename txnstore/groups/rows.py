@@ -14,7 +14,7 @@ from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.schema import group_members, groups, partitions, topics
 from txnstore.db.store import must_hit, must_hit_each, server_now_ms
 from txnstore.groups.group import Group, MemberDetails, MemberState, Partitions
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 
 _OF_GROUP: Final = group_members.c.group_id == bindparam("of_group_id")
 _OF_MEMBER: Final = group_members.c.member_id == bindparam("of_member_id")
@@ -179,7 +179,7 @@ def read_member(row: Any) -> MemberState:
 
 
 def _partitions(by_topic: Mapping[str, list[int]]) -> Partitions:
-    return frozenset(TopicPartition(topic, number) for topic, numbers in by_topic.items() for number in numbers)
+    return frozenset(PartitionName(topic, number) for topic, numbers in by_topic.items() for number in numbers)
 
 
 def _by_topic(some: Partitions) -> dict[str, list[int]]:

@@ -40,7 +40,7 @@ from txnstore.errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 
 #: The setting of a store, and of a topic.
 PLACEMENT: Final = "txnstore.placement"
@@ -424,11 +424,11 @@ def change_topic_configs(connection: Connection, topic: Topic, changes: Mapping[
             connection.execute(_SET_CONFIG, {"topic_id": topic.topic_id, "name": name, "value": text})
 
 
-def names_of_partitions(connection: Connection, partition_ids: Iterable[int]) -> dict[int, TopicPartition]:
+def names_of_partitions(connection: Connection, partition_ids: Iterable[int]) -> dict[int, PartitionName]:
     """Return topic and number of these partitions by id; one that is not there any more is left out."""
     wanted = sorted(set(partition_ids))
-    found: dict[int, TopicPartition] = {}
+    found: dict[int, PartitionName] = {}
     for start in range(0, len(wanted), _IDS_MAX):
         rows = connection.execute(_NAMES, {"partition_ids": wanted[start : start + _IDS_MAX]})
-        found.update({row.partition_id: TopicPartition(row.name, row.partition_number) for row in rows})
+        found.update({row.partition_id: PartitionName(row.name, row.partition_number) for row in rows})
     return found

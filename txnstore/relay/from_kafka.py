@@ -20,7 +20,7 @@ from txnstore.db.store import Store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import EncodedBatch, RecordColumns, encode_columns
 from txnstore.log.topics import Topic, ensure_topic
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, may_pass
 from txnstore.relay.kafka_cluster import ANSWER_SECONDS, KafkaCluster, KafkaTopic
 from txnstore.relay.options import (
@@ -54,7 +54,7 @@ class Arrived:
 
 
 def copy_into_store(
-    store: Store, relay_id: str, topics: Mapping[str, Topic], arrived: Mapping[TopicPartition, Arrived]
+    store: Store, relay_id: str, topics: Mapping[str, Topic], arrived: Mapping[PartitionName, Arrived]
 ) -> None:
     """Append what has arrived, in at least one partition, and move the positions behind it.
 
@@ -130,9 +130,9 @@ class FromKafka:
         self._relay_id = ""
         self._found: Mapping[str, KafkaTopic] = {}
         self._topics: dict[str, Topic] = {}
-        self._positions: dict[TopicPartition, int] = {}
+        self._positions: dict[PartitionName, int] = {}
         #: With `once`: where each partition ends.
-        self._ends: dict[TopicPartition, int] = {}
+        self._ends: dict[PartitionName, int] = {}
         self._looked_at = 0.0
         self._heard_at = time.monotonic()
         self.copied_count = 0
@@ -229,7 +229,7 @@ class FromKafka:
     def _is_earliest(self) -> bool:
         return self._options.start is RelayStart.EARLIEST
 
-    def _bounds(self, consumer: Any, found: Mapping[str, KafkaTopic]) -> dict[TopicPartition, tuple[int, int]]:
+    def _bounds(self, consumer: Any, found: Mapping[str, KafkaTopic]) -> dict[PartitionName, tuple[int, int]]:
         """Return the first offset of each partition, and the one behind the last that a reader may see."""
         kafka = self._cluster.library.TopicPartition
         bounds = {}
@@ -239,10 +239,10 @@ class FromKafka:
                     low_and_high = consumer.get_watermark_offsets(kafka(name, number), timeout=ANSWER_SECONDS)
                 if low_and_high is None:
                     raise KafkaUnavailable(f"the bounds of {name}-{number} in Kafka: no answer")
-                bounds[TopicPartition(name, number)] = low_and_high
+                bounds[PartitionName(name, number)] = low_and_high
         return bounds
 
-    def _check_identities(self, found: Mapping[str, KafkaTopic], known: Mapping[TopicPartition, RelayPosition]) -> None:
+    def _check_identities(self, found: Mapping[str, KafkaTopic], known: Mapping[PartitionName, RelayPosition]) -> None:
         for partition, position in known.items():
             topic = found.get(partition.topic)
             if topic is not None and topic.topic_uuid != position.topic_uuid:
@@ -251,7 +251,7 @@ class FromKafka:
                     " a relay with another --name starts from scratch"
                 )
 
-    def _close_gaps(self, lows: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, tuple[int, int]]) -> None:
+    def _close_gaps(self, lows: Mapping[PartitionName, int], bounds: Mapping[PartitionName, tuple[int, int]]) -> None:
         """Refuse, or skip, what is no longer in Kafka."""
         moves = {}
         for partition, position in self._positions.items():
@@ -295,19 +295,19 @@ class FromKafka:
         if self._options.once and time.monotonic() - self._heard_at > self._options.patience_seconds:
             raise RelayFailed("copying from Kafka: neither records nor the end of a partition arrive", may_pass=True)
 
-    def _arrived(self, messages: Sequence[Any]) -> dict[TopicPartition, Arrived]:
+    def _arrived(self, messages: Sequence[Any]) -> dict[PartitionName, Arrived]:
         kinds = self._cluster.library.KafkaError
-        records: dict[TopicPartition, list[Any]] = {}
-        ends: dict[TopicPartition, int] = {}
+        records: dict[PartitionName, list[Any]] = {}
+        ends: dict[PartitionName, int] = {}
         for message in messages:
             error = message.error()
             if error is None:
-                partition = TopicPartition(message.topic(), message.partition())
+                partition = PartitionName(message.topic(), message.partition())
                 records.setdefault(partition, []).append(message)
                 ends[partition] = message.offset() + 1
             elif error.code() == kinds._PARTITION_EOF:
                 # Behind the last record come markers: what is read is read up to here.
-                partition = TopicPartition(message.topic(), message.partition())
+                partition = PartitionName(message.topic(), message.partition())
                 ends[partition] = max(message.offset(), ends.get(partition, 0))
             elif error.code() in (kinds._AUTO_OFFSET_RESET, kinds.OFFSET_OUT_OF_RANGE):
                 # What the position is missing is found, and said, where positions are assigned.
@@ -323,7 +323,7 @@ class FromKafka:
     def _has_reached(self) -> bool:
         return all(map(self._is_at_end, self._ends))
 
-    def _is_at_end(self, partition: TopicPartition) -> bool:
+    def _is_at_end(self, partition: PartitionName) -> bool:
         end = self._ends.get(partition)
         return end is not None and self._positions[partition] >= end
 

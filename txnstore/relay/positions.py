@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.schema import relay_positions
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 
 _ALL: Final = select(relay_positions).where(relay_positions.c.relay_id == bindparam("of_relay_id"))
 # Two relays of one name copy one after the other: the second one finds that the position has moved on.
@@ -46,16 +46,16 @@ class PositionMoved(Exception):
     """The records from there on were copied already: by another relay of this name, or by this one, unheard."""
 
 
-def read_relay_positions(connection: Connection, relay_id: str) -> dict[TopicPartition, RelayPosition]:
+def read_relay_positions(connection: Connection, relay_id: str) -> dict[PartitionName, RelayPosition]:
     """Return the positions of a relay."""
     rows = connection.execute(_ALL, {"of_relay_id": relay_id})
     return {
-        TopicPartition(row.topic, row.partition_number): RelayPosition(row.topic_uuid, row.next_offset) for row in rows
+        PartitionName(row.topic, row.partition_number): RelayPosition(row.topic_uuid, row.next_offset) for row in rows
     }
 
 
 def begin_relay_positions(
-    connection: Connection, relay_id: str, positions: Mapping[TopicPartition, RelayPosition]
+    connection: Connection, relay_id: str, positions: Mapping[PartitionName, RelayPosition]
 ) -> None:
     """Write where a relay begins in partitions, at least one, in which it has no position yet."""
     connection.execute(
@@ -73,9 +73,7 @@ def begin_relay_positions(
     )
 
 
-def move_relay_positions(
-    connection: Connection, relay_id: str, moves: Mapping[TopicPartition, tuple[int, int]]
-) -> None:
+def move_relay_positions(connection: Connection, relay_id: str, moves: Mapping[PartitionName, tuple[int, int]]) -> None:
     """Lock positions and move each, at least one, from the first offset to the second.
 
     Raises:
@@ -83,7 +81,7 @@ def move_relay_positions(
     """
     topics: Sequence[str] = list(dict.fromkeys(partition.topic for partition in moves))
     rows = connection.execute(_LOCK, {"of_relay_id": relay_id, "topics": topics})
-    there = {TopicPartition(row.topic, row.partition_number): row.next_offset for row in rows}
+    there = {PartitionName(row.topic, row.partition_number): row.next_offset for row in rows}
     for partition, (from_offset, _) in moves.items():
         if there.get(partition) != from_offset:
             raise PositionMoved(f"{partition}: the relay's position is {there.get(partition)}, not at {from_offset}")

@@ -23,7 +23,7 @@ from txnstore.errors import OffsetOutOfRange
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.fetch import Page, fetch
 from txnstore.log.topics import Topic, find_topics, list_topics
-from txnstore.model import IsolationLevel, TopicPartition
+from txnstore.model import IsolationLevel, PartitionName
 from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, may_pass
 from txnstore.relay.kafka_cluster import ANSWER_SECONDS, TRANSACTION_TIMEOUT_MS, KafkaCluster
 from txnstore.relay.options import (
@@ -59,7 +59,7 @@ class ShippedPartition:
         self,
         store: Store,
         cluster: KafkaCluster,
-        partition: TopicPartition,
+        partition: PartitionName,
         *,
         partition_id: int,
         topic_uuid: str,
@@ -272,7 +272,7 @@ class ShippedPartition:
             self._refused = error
 
 
-def _pair(partition: TopicPartition) -> tuple[str, int]:
+def _pair(partition: PartitionName) -> tuple[str, int]:
     return partition.topic, partition.partition
 
 
@@ -298,8 +298,8 @@ class ToKafka:
         self._options = options
         self._name = check_relay_name(options.name or store.store_uuid)
         self._relay_id = ""
-        self._shipped: dict[TopicPartition, ShippedPartition] = {}
-        self._trouble: dict[TopicPartition, Patience] = {}
+        self._shipped: dict[PartitionName, ShippedPartition] = {}
+        self._trouble: dict[PartitionName, Patience] = {}
         self._looked_at: float | None = None
         self._overdue = OverdueHelp(lambda: store)
         self._stop = threading.Event()
@@ -424,9 +424,7 @@ class ToKafka:
         return self._store.read(lambda connection: find_topics(connection, names or list_topics(connection)))
 
     def _is_new(self, topic: Topic) -> bool:
-        return any(
-            TopicPartition(topic.name, number) not in self._shipped for number in range(len(topic.partition_ids))
-        )
+        return any(PartitionName(topic.name, number) not in self._shipped for number in range(len(topic.partition_ids)))
 
     def _have_in_kafka(self, topics: Sequence[Topic]) -> None:
         """Create what is missing in Kafka, and refuse what would not fit there."""
@@ -445,7 +443,7 @@ class ToKafka:
     def _add(self, topic: Topic) -> None:
         patience_seconds = self._options.patience_seconds if self._options.once else None
         for number, partition_id in enumerate(topic.partition_ids):
-            partition = TopicPartition(topic.name, number)
+            partition = PartitionName(topic.name, number)
             if partition in self._shipped:
                 continue
             self._trouble[partition] = Patience(str(partition), patience_seconds)

@@ -36,7 +36,7 @@ from txnstore.log.columns import (
     decompress,
     unpack_integers,
 )
-from txnstore.model import Header, TopicPartition
+from txnstore.model import Header, PartitionName
 
 HEADERS: Final = StructField(
     "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -176,7 +176,7 @@ def _validity(nulls: Sequence[int], count: int, what: str) -> Any:
 class ArrowReader:
     """Makes Arrow record batches of one partition's stored batches, with the columns that `schema` names."""
 
-    def __init__(self, schema: StructType, partition: TopicPartition) -> None:
+    def __init__(self, schema: StructType, partition: PartitionName) -> None:
         """Make the schema once; it is what Spark compares the first batch with."""
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._partition = partition

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from txnstore.errors import InvalidConfiguration, InvalidTopic
 from txnstore.log.topics import check_topic_name
-from txnstore.model import OFFSET_MAX, IsolationLevel, TopicPartition
+from txnstore.model import OFFSET_MAX, IsolationLevel, PartitionName
 from txnstore.spark.options import Side, StoreAddress, boolean, one_of, read_options, store_address, whole_number
 
 #: In place of an offset; Kafka's numbers.
@@ -28,7 +28,7 @@ _ISOLATION: Final = {
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 
-def read_offsets(text: str, option: str) -> dict[TopicPartition, int]:
+def read_offsets(text: str, option: str) -> dict[PartitionName, int]:
     """Return the offsets of {"topic": {"0": 23, "1": -2}}; -2 stands for the earliest, -1 for the latest one.
 
     Raises:
@@ -38,7 +38,7 @@ def read_offsets(text: str, option: str) -> dict[TopicPartition, int]:
     return _numbers_by_partition(text, option, example, at_least=EARLIEST)
 
 
-def read_timestamps(text: str, option: str) -> dict[TopicPartition, int]:
+def read_timestamps(text: str, option: str) -> dict[PartitionName, int]:
     """Return the times, in milliseconds, of {"topic": {"0": 1700000000000}}.
 
     Raises:
@@ -48,7 +48,7 @@ def read_timestamps(text: str, option: str) -> dict[TopicPartition, int]:
     return _numbers_by_partition(text, option, example, at_least=0)
 
 
-def read_partitions(text: str, option: str) -> frozenset[TopicPartition]:
+def read_partitions(text: str, option: str) -> frozenset[PartitionName]:
     """Return the partitions of {"topic": [0, 1]}.
 
     Raises:
@@ -62,12 +62,12 @@ def read_partitions(text: str, option: str) -> frozenset[TopicPartition]:
         for number in numbers:
             if type(number) is not int or not 0 <= number <= _PARTITION_MAX:
                 raise InvalidConfiguration(f"{example}; topic {topic[:80]!r} has a partition that is not a number")
-            found.add(TopicPartition(topic, number))
+            found.add(PartitionName(topic, number))
     return frozenset(found)
 
 
-def _numbers_by_partition(text: str, option: str, example: str, *, at_least: int) -> dict[TopicPartition, int]:
-    found: dict[TopicPartition, int] = {}
+def _numbers_by_partition(text: str, option: str, example: str, *, at_least: int) -> dict[PartitionName, int]:
+    found: dict[PartitionName, int] = {}
     for topic, by_partition in _topics(text, option, example).items():
         if type(by_partition) is not dict or not by_partition:
             raise InvalidConfiguration(f"{example}; topic {topic[:80]!r} has no partitions")
@@ -78,7 +78,7 @@ def _numbers_by_partition(text: str, option: str, example: str, *, at_least: int
                 raise InvalidConfiguration(
                     f"{example}; partition {key} of topic {topic[:80]!r} has {str(number)[:20]!r}"
                 )
-            found[TopicPartition(topic, int(key))] = number
+            found[PartitionName(topic, int(key))] = number
     return found
 
 
@@ -123,7 +123,7 @@ class AtTimes:
     """As `AtTime`, with a timestamp for each partition."""
 
     option: str
-    timestamps_ms: Mapping[TopicPartition, int]
+    timestamps_ms: Mapping[PartitionName, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class AtOffsets:
     """An offset for each partition; EARLIEST and LATEST stand for what they are called."""
 
     option: str
-    offsets: Mapping[TopicPartition, int]
+    offsets: Mapping[PartitionName, int]
 
 
 Limit = Edge | AtTime | AtTimes | AtOffsets
@@ -143,7 +143,7 @@ class Selection:
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
-    partitions: frozenset[TopicPartition] | None = None
+    partitions: frozenset[PartitionName] | None = None
 
 
 @dataclass(frozen=True, slots=True)

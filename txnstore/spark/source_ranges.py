@@ -21,7 +21,7 @@ from txnstore.db.store import Store
 from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.fetch import Page, fetch
-from txnstore.model import IsolationLevel, TopicPartition
+from txnstore.model import IsolationLevel, PartitionName
 from txnstore.spark.source_batches import ArrowReader
 
 _logger: Final = logging.getLogger("txnstore")
@@ -34,7 +34,7 @@ PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 class OffsetRange:
     """The offsets of one partition from `start_offset` up to, and without, `end_offset`."""
 
-    partition: TopicPartition
+    partition: PartitionName
     partition_id: int
     start_offset: int
     end_offset: int
@@ -79,8 +79,8 @@ def _split_evenly(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
 
 
 def admit(
-    starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], max_offsets: int | None
-) -> dict[TopicPartition, int]:
+    starts: Mapping[PartitionName, int], ends: Mapping[PartitionName, int], max_offsets: int | None
+) -> dict[PartitionName, int]:
     """Return how far each partition may be read so that about `max_offsets` offsets are read of all of them.
 
     Each gets its share of what is there, and at least one offset, so that a busy partition starves no other: only
@@ -131,7 +131,7 @@ class DataLoss:
             raise OffsetOutOfRange(f"{what}. With failOnDataLoss=false the query {instead}, and loses what is gone")
         _logger.warning("%s; the query %s (failOnDataLoss=false)", what, instead)
 
-    def begin_within(self, partition: TopicPartition, offset: int, bounds: Bounds) -> int:
+    def begin_within(self, partition: PartitionName, offset: int, bounds: Bounds) -> int:
         """Return where reading from `offset` on can begin: there, or where the log starts.
 
         Raises:

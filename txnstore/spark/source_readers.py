@@ -38,7 +38,7 @@ from sqlalchemy import Connection
 from txnstore.errors import InvalidConfiguration
 from txnstore.log.bounds import offset_for_time
 from txnstore.log.topics import find_topics
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 from txnstore.spark.options import store_at
 from txnstore.spark.sink_coordination import SinkInput, note_inputs
 from txnstore.spark.source_filters import FilterPush, SourceFilters
@@ -48,7 +48,7 @@ from txnstore.spark.source_snapshot import Snapshot, once_stable, read_snapshot,
 
 #: No topic can be called so.
 FROM: Final = "$from"
-Offsets = Mapping[TopicPartition, int]
+Offsets = Mapping[PartitionName, int]
 #: What goes into the checkpoint; JSON.
 StreamOffset = dict[str, Any]
 #: Before the first batch.  It says nothing, so it is the same whenever Spark asks for it.
@@ -67,12 +67,12 @@ def stream_offset(ends: Offsets, begins: Offsets | None = None) -> StreamOffset:
     return offset
 
 
-def ends_of(offset: StreamOffset) -> dict[TopicPartition, int]:
+def ends_of(offset: StreamOffset) -> dict[PartitionName, int]:
     """Return the end of each partition."""
     return _by_partition({topic: numbers for topic, numbers in offset.items() if topic != FROM}, offset)
 
 
-def begins_of(start: StreamOffset, end: StreamOffset) -> dict[TopicPartition, int]:
+def begins_of(start: StreamOffset, end: StreamOffset) -> dict[PartitionName, int]:
     """Return where the batch between two offsets begins in each partition that is still read at its end."""
     ends = ends_of(end)
     begins = {**ends_of(start), **_by_partition(end.get(FROM, {}), end)}
@@ -89,10 +89,10 @@ def _by_topic(offsets: Offsets) -> dict[str, dict[str, int]]:
     return topics
 
 
-def _by_partition(topics: Mapping[str, Any], whole: StreamOffset) -> dict[TopicPartition, int]:
+def _by_partition(topics: Mapping[str, Any], whole: StreamOffset) -> dict[PartitionName, int]:
     try:
         found = {
-            TopicPartition(topic, int(number)): offset
+            PartitionName(topic, int(number)): offset
             for topic, numbers in topics.items()
             for number, offset in numbers.items()
         }
@@ -163,7 +163,7 @@ class TxnStoreReader(DataSourceReader):
         return [found for found in ranges if found is not None]
 
     def _within_log(
-        self, connection: Connection, snapshot: Snapshot, partition: TopicPartition, start: int, end: int
+        self, connection: Connection, snapshot: Snapshot, partition: PartitionName, start: int, end: int
     ) -> OffsetRange | None:
         """Return what is read of a partition, or None if nothing is; its log has all of it, or it is said what not."""
         loss = DataLoss(fails=self._options.fail_on_data_loss)
@@ -189,7 +189,7 @@ class TxnStoreReader(DataSourceReader):
         return OffsetRange(partition, bounds.partition_id, start, end) if start < end else None
 
 
-def _check_order(options: SourceOptions, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
+def _check_order(options: SourceOptions, starts: dict[PartitionName, int], ends: dict[PartitionName, int]) -> None:
     """Refuse offsets that were written down the wrong way round; times may well come to that."""
     if not (isinstance(options.start, AtOffsets) and isinstance(options.end, AtOffsets)):
         return
@@ -205,11 +205,11 @@ def _check_order(options: SourceOptions, starts: dict[TopicPartition, int], ends
 class _Positions:
     """Where the next batch begins, and how far it could go."""
 
-    starts: Mapping[TopicPartition, int]
-    begins: Mapping[TopicPartition, int]
+    starts: Mapping[PartitionName, int]
+    begins: Mapping[PartitionName, int]
     """Those of `starts` that are not the end of the batch before."""
 
-    ends: Mapping[TopicPartition, int]
+    ends: Mapping[PartitionName, int]
 
 
 class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -226,7 +226,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: When a batch was last given out, for minOffsetsPerTrigger; None before the first one.
         self._last_batch_seconds: float | None = None
         #: How far an available-now query goes.
-        self._final_ends: Mapping[TopicPartition, int] | None = None
+        self._final_ends: Mapping[PartitionName, int] | None = None
         self._latest: StreamOffset | None = None
 
     def initialOffset(self) -> StreamOffset:  # noqa: N802 - the name is Spark's
@@ -328,7 +328,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     begins[partition] = begin
         return _Positions(starts, begins, self._ends(snapshot, starts))
 
-    def _report_gone(self, known: Mapping[TopicPartition, int], snapshot: Snapshot) -> None:
+    def _report_gone(self, known: Mapping[PartitionName, int], snapshot: Snapshot) -> None:
         gone = sorted(known.keys() - snapshot.bounds.keys())
         if gone:
             names = ", ".join(map(str, gone[:5]))
@@ -338,7 +338,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "goes on without it",
             )
 
-    def _ends(self, snapshot: Snapshot, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _ends(self, snapshot: Snapshot, starts: Mapping[PartitionName, int]) -> dict[PartitionName, int]:
         ends = {}
         for partition, start in starts.items():
             end = snapshot.ends[partition]
@@ -363,10 +363,10 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waited_ms < self._options.max_trigger_delay_ms
 
 
-def _partition_ids(connection: Connection, partitions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def _partition_ids(connection: Connection, partitions: Mapping[PartitionName, int]) -> dict[PartitionName, int]:
     names = sorted({partition.topic for partition in partitions})
     return {
-        TopicPartition(topic.name, number): partition_id
+        PartitionName(topic.name, number): partition_id
         for topic in find_topics(connection, names)
         for number, partition_id in enumerate(topic.partition_ids)
     }

@@ -20,7 +20,7 @@ from txnstore.errors import InvalidConfiguration, UnknownTopicOrPartition, Unsta
 from txnstore.groups.offsets import read_offsets, read_stable_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.topics import find_topics, list_topics
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 from txnstore.spark.source_options import (
     EARLIEST,
     LATEST,
@@ -44,11 +44,11 @@ _STABLE_PAUSE_SECONDS: Final = 0.5
 class Snapshot:
     """The selected partitions at one moment."""
 
-    bounds: Mapping[TopicPartition, Bounds]
-    ends: Mapping[TopicPartition, int]
+    bounds: Mapping[PartitionName, Bounds]
+    ends: Mapping[PartitionName, int]
     """How far each can be read at the query's isolation level."""
 
-    committed: Mapping[TopicPartition, int]
+    committed: Mapping[PartitionName, int]
     """How far the query's group has come, where it has committed anything."""
 
 
@@ -60,7 +60,7 @@ def read_snapshot(connection: Connection, options: SourceOptions, *, all_present
     """
     bounds = _read_selected(connection, options.selection, all_present=all_present)
     ends = {partition: of.end(options.isolation) for partition, of in bounds.items()}
-    committed: dict[TopicPartition, int] = {}
+    committed: dict[PartitionName, int] = {}
     if options.group_id:
         by_id = read_offsets(connection, options.group_id, [of.partition_id for of in bounds.values()]).offsets
         committed = {
@@ -69,7 +69,7 @@ def read_snapshot(connection: Connection, options: SourceOptions, *, all_present
     return Snapshot(bounds, ends, committed)
 
 
-def resolve_start(connection: Connection, options: SourceOptions, snapshot: Snapshot) -> dict[TopicPartition, int]:
+def resolve_start(connection: Connection, options: SourceOptions, snapshot: Snapshot) -> dict[PartitionName, int]:
     """Return where a query that is new begins in each partition.
 
     Raises:
@@ -87,7 +87,7 @@ def resolve_start(connection: Connection, options: SourceOptions, snapshot: Snap
     return _resolve(connection, options, snapshot, start, otherwise=options.time_not_found)
 
 
-def resolve_end(connection: Connection, options: SourceOptions, snapshot: Snapshot) -> dict[TopicPartition, int]:
+def resolve_end(connection: Connection, options: SourceOptions, snapshot: Snapshot) -> dict[PartitionName, int]:
     """Return where a batch read ends in each partition; at the last record if none is at a time.
 
     Raises:
@@ -114,7 +114,7 @@ def once_stable(store: Store, work: Callable[[Connection], _Result]) -> _Result:
         time.sleep(_STABLE_PAUSE_SECONDS)
 
 
-def _read_selected(connection: Connection, selection: Selection, *, all_present: bool) -> dict[TopicPartition, Bounds]:
+def _read_selected(connection: Connection, selection: Selection, *, all_present: bool) -> dict[PartitionName, Bounds]:
     if selection.partitions is not None:
         names = sorted({partition.topic for partition in selection.partitions})
     elif selection.pattern is not None:
@@ -124,7 +124,7 @@ def _read_selected(connection: Connection, selection: Selection, *, all_present:
     else:
         names = list(selection.topics)
     ids = {
-        TopicPartition(topic.name, number): partition_id
+        PartitionName(topic.name, number): partition_id
         for topic in find_topics(connection, names)
         for number, partition_id in enumerate(topic.partition_ids)
     }
@@ -146,7 +146,7 @@ def _refuse_missing(missing: Iterable[str]) -> None:
 
 def _resolve(
     connection: Connection, options: SourceOptions, snapshot: Snapshot, limit: Limit, *, otherwise: str
-) -> dict[TopicPartition, int]:
+) -> dict[PartitionName, int]:
     if isinstance(limit, AtOffsets):
         _check_complete(limit.option, limit.offsets, snapshot)
         special = {EARLIEST: Edge.EARLIEST, LATEST: Edge.LATEST}
@@ -167,7 +167,7 @@ def _resolve(
     }
 
 
-def _edge(snapshot: Snapshot, partition: TopicPartition, edge: Edge) -> int:
+def _edge(snapshot: Snapshot, partition: PartitionName, edge: Edge) -> int:
     return snapshot.bounds[partition].log_start_offset if edge is Edge.EARLIEST else snapshot.ends[partition]
 
 
@@ -175,7 +175,7 @@ def _at_time(
     connection: Connection,
     options: SourceOptions,
     snapshot: Snapshot,
-    partition: TopicPartition,
+    partition: PartitionName,
     *,
     timestamp_ms: int,
     otherwise: str,
@@ -192,7 +192,7 @@ def _at_time(
     return snapshot.ends[partition]
 
 
-def _check_complete(option: str, given: Mapping[TopicPartition, int], snapshot: Snapshot) -> None:
+def _check_complete(option: str, given: Mapping[PartitionName, int], snapshot: Snapshot) -> None:
     """Refuse offsets for some of the partitions only: nothing would say where to begin in the others."""
     missing, unknown = snapshot.bounds.keys() - given.keys(), given.keys() - snapshot.bounds.keys()
     if missing or unknown:
@@ -202,6 +202,6 @@ def _check_complete(option: str, given: Mapping[TopicPartition, int], snapshot: 
         )
 
 
-def _some(label: str, partitions: Iterable[TopicPartition]) -> str:
+def _some(label: str, partitions: Iterable[PartitionName]) -> str:
     names = sorted(map(str, partitions))
     return f"{label}: {', '.join(names[:5])}{' ...' if names[5:] else ''}" if names else ""

@@ -34,7 +34,7 @@ from txnstore.errors import (
 from txnstore.groups.offsets import add_offsets_from_elsewhere, announce_offset_producer
 from txnstore.log.append import Append, Appended, UnannouncedProducerError, announce, append, check_sizes, find_appended
 from txnstore.log.topics import names_of_partitions
-from txnstore.model import ProducerIdentity, TopicPartition
+from txnstore.model import PartitionName, ProducerIdentity
 from txnstore.transactions import listing, protocol, rows
 from txnstore.transactions.listing import RUNNING, HangingInPartition
 from txnstore.transactions.locked import LockedTransaction, SentOffsets, check_batches
@@ -368,16 +368,16 @@ def hanging_in_cluster(
     return sorted(found, key=lambda one: (one.partition, one.start_offset))
 
 
-def _explained(cluster: Cluster, suspects: Iterable[HangingInPartition]) -> set[tuple[int, TopicPartition]]:
+def _explained(cluster: Cluster, suspects: Iterable[HangingInPartition]) -> set[tuple[int, PartitionName]]:
     """Return producers with the partitions that their coordinators will end, or may, for all that is known."""
     by_coordinator: dict[int, list[HangingInPartition]] = {}
     for one in suspects:
         by_coordinator.setdefault(coordinator_of_producer(one.producer_id), []).append(one)
-    explained: set[tuple[int, TopicPartition]] = set()
+    explained: set[tuple[int, PartitionName]] = set()
     for database_id, those in by_coordinator.items():
         producer_ids = sorted({one.producer_id for one in those})
 
-        def read(connection: Connection, producer_ids: list[int] = producer_ids) -> set[tuple[int, TopicPartition]]:
+        def read(connection: Connection, producer_ids: list[int] = producer_ids) -> set[tuple[int, PartitionName]]:
             rows = connection.execute(_LISTED, {"producer_ids": producer_ids}).all()
             names = names_of_partitions(connection, (row.partition_id for row in rows))
             return {(row.producer_id, names[row.partition_id]) for row in rows if row.partition_id in names}

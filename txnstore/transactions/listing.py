@@ -23,7 +23,7 @@ from txnstore.db.schema import (
 from txnstore.db.store import server_now_ms
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.topics import names_of_partitions
-from txnstore.model import TopicPartition
+from txnstore.model import PartitionName
 from txnstore.transactions import rows
 from txnstore.transactions.protocol import DECIDED, TransactionMetadata, TransactionState
 from txnstore.transactions.rows import participants_of
@@ -106,7 +106,7 @@ class DescribedWriter:
     has_reported: bool
     """Whether it has said that it wrote everything."""
 
-    partitions: tuple[TopicPartition, ...]
+    partitions: tuple[PartitionName, ...]
     """What it has written to; sorted."""
 
 
@@ -118,7 +118,7 @@ class DescribedTransaction:
     now_ms: int
     """The store's clock at the moment of the snapshot."""
 
-    partitions: tuple[TopicPartition, ...]
+    partitions: tuple[PartitionName, ...]
     """What it and its further writers have written to, while it runs; sorted."""
 
     group_ids: tuple[str, ...]
@@ -137,7 +137,7 @@ class DescribedTransaction:
 class HangingInPartition:
     """A transaction that is open in a partition, and that no coordinator will ever end there."""
 
-    partition: TopicPartition
+    partition: PartitionName
     producer_id: int
     producer_epoch: int
     coordinator_epoch: int

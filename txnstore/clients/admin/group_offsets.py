@@ -116,7 +116,7 @@ def find(
         known = {*map(public_partition, committed.offsets), *map(public_partition, committed.unstable)}
     found = []
     for partition in sorted(known if wanted is None else wanted):
-        key = model.TopicPartition(partition.topic, partition.partition)
+        key = model.PartitionName(partition.topic, partition.partition)
         offset = committed.offsets.get(key)
         error: TxnStoreError | None = None
         if partition not in known:

@@ -280,7 +280,7 @@ def _description(member: ListedMember) -> MemberDescription:
     )
 
 
-def _assignment(partitions: Iterable[model.TopicPartition]) -> MemberAssignment:
+def _assignment(partitions: Iterable[model.PartitionName]) -> MemberAssignment:
     return MemberAssignment([public_partition(partition) for partition in sorted(partitions)])
 
 

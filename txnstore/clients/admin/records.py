@@ -178,7 +178,7 @@ def at_leader_of(
     return cluster.at_partition(partition_id, work)
 
 
-def public_partition(partition: model.TopicPartition) -> TopicPartition:
+def public_partition(partition: model.PartitionName) -> TopicPartition:
     """Return the partition as users see it."""
     return TopicPartition(partition.topic, partition.partition)
 

@@ -37,7 +37,7 @@ from txnstore.clients.model.message import error_message
 from txnstore.clients.worker import Worker
 from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
 from txnstore.groups.group import MemberAnswer
-from txnstore.model import NO_GENERATION, GroupMembership, TopicPartition
+from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
 
 #: A request that failed is repeated after a pause, which grows from the first to the second of these.
 PAUSE_FIRST_SECONDS: Final = 0.2
@@ -588,7 +588,7 @@ class ConsumerMember:
 
     # --- what goes to the inbox ---------------------------------------------------------------------------------------
 
-    def _event(self, kind: RebalanceKind, partitions: Iterable[TopicPartition]) -> RebalanceEvent:
+    def _event(self, kind: RebalanceKind, partitions: Iterable[PartitionName]) -> RebalanceEvent:
         keys = tuple((partition.topic, partition.partition) for partition in sorted(partitions))
         is_former = kind is not RebalanceKind.ASSIGN and self._former_listener is not None
         listener = self._former_listener if is_former and self._former_listener else self._listener
@@ -610,5 +610,5 @@ class ConsumerMember:
         )
 
 
-def _partitions(event: RebalanceEvent) -> frozenset[TopicPartition]:
-    return frozenset(TopicPartition(topic, number) for topic, number in event.partitions)
+def _partitions(event: RebalanceEvent) -> frozenset[PartitionName]:
+    return frozenset(PartitionName(topic, number) for topic, number in event.partitions)

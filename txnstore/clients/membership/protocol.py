@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from txnstore.groups.group import NO_PARTITIONS, AnswerStatus, MemberAnswer, Partitions, Report
-from txnstore.model import NO_GENERATION, GroupMembership, TopicPartition
+from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,11 @@ class MemberProtocol:
         self.is_changing = False
         self._changes += 1
 
-    def give_back(self, partitions: Collection[TopicPartition]) -> None:
+    def give_back(self, partitions: Collection[PartitionName]) -> None:
         """Note that the application has given these back; the group does not know it yet."""
         self.revoked |= frozenset(partitions)
 
-    def release(self, partitions: Collection[TopicPartition]) -> None:
+    def release(self, partitions: Collection[PartitionName]) -> None:
         """Let the next report say that these are free."""
         self.owned -= frozenset(partitions)
         self.revoked -= frozenset(partitions)
