@@ -16,10 +16,10 @@ schema = attributes["schema"]
 
 
 def note_version(*, ctx: MigrationContext, step: MigrationInfo, **_: object) -> None:
-    """Write the version that a migration has made into the store's own row, where there is one."""
+    """Write the version that a migration has made into the store's own row, if there is one."""
     made_by: Any = step.up_revision if step.is_upgrade else next(iter(step.down_revisions), None)
     if made_by is None:
-        return  # back before the first one: there is no table any more
+        return  # back before the first migration, the table is gone
     stores = table(
         StoreName("stores"),
         column("schema_version", Integer),
@@ -37,7 +37,7 @@ options: dict[str, Any] = {
     "version_table": attributes["version_table"],
     "version_table_schema": schema,
     "store_schema": schema,
-    # SQLite rolls DDL back like anything else once BEGIN is ours, as it is.
+    # On SQLite too, for we send BEGIN ourselves: then DDL is rolled back like anything else.
     "transactional_ddl": True,
     "on_version_apply": note_version,
 }
@@ -45,7 +45,7 @@ options: dict[str, Any] = {
 if context.is_offline_mode():
     context.configure(
         dialect_name=attributes["dialect_name"],
-        # No driver will read the text: a % stays one.
+        # No driver reads the text, so a % is not doubled.
         dialect_opts={"paramstyle": "named"},
         literal_binds=True,
         **options,
@@ -55,7 +55,7 @@ else:
 
 with context.begin_transaction():
     if context.is_offline_mode() and schema is not None:
-        # Online, the store does both. IF NOT EXISTS would ask for the right to make schemas even where there is one.
+        # Online, the store does both. CREATE SCHEMA IF NOT EXISTS takes the right to create one even where it exists.
         context.execute("SET LOCAL search_path = pg_catalog, pg_temp")
         context.execute(
             "DO $$ BEGIN"
