@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import typer
 
 from txnstore import cli
 
@@ -23,6 +25,14 @@ class Ended(NamedTuple):
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_built_once():
+    """Typer builds all commands anew at each call, which takes longer than most of them; a process calls it once."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ def terminal(tmp_path):
     environment |= {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(TOP),
-        # Many starts of one program: where nothing is to be written beside the sources, each would compile them all.
-        "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"),
     }
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    if environment.pop("PYTHONDONTWRITEBYTECODE", None):
+        # Many starts of one program: where nothing is to be written beside the sources, each would compile them all.
+        environment["PYTHONPYCACHEPREFIX"] = str(tmp_path / "compiled")
     folder = tmp_path / "work"
     folder.mkdir()
 
