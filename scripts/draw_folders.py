@@ -14,7 +14,7 @@ TOP: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = TOP / "txnstore"
 
 #: The files at the top of the package that everything may import; the others there only name what programs import.
-FOUNDATIONS: Final = ("clock", "config", "errors", "model")
+FOUNDATIONS: Final = ("backoff", "clock", "config", "errors", "model")
 
 
 def draw_files(folder: Path) -> Iterator[str]:
