@@ -83,7 +83,7 @@ class Store:
         self.clock = clock
         self.store_uuid = ""
         self.is_original = False
-        """Whether its tables were found to be no copy, see `db.identity`; a new connection may lead elsewhere."""
+        """Whether its tables were found not to be a copy, see `db.identity`; a new connection may lead elsewhere."""
 
         self.identity: str | None = None
         """Which database it is in, once somebody has asked; as long."""

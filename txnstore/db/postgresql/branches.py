@@ -1,6 +1,6 @@
 """The PostgreSQL side of a branch: look at its database, PREPARE TRANSACTION, COMMIT PREPARED.
 
-The connection of a branch is its owner's: no state of it may change but that its database transaction ends.
+The connection of a branch is its owner's: nothing on it may change, except that its database transaction ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Statements sent on the connections of others, several at once, each wait with a deadline.
+"""Statements sent on connections of others, on several at once, and answers waited for until a deadline.
 
 They go past psycopg's own idea of transactions, straight to libpq, and one thread waits for all of the answers:
 

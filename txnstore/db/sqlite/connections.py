@@ -275,11 +275,7 @@ def make_room(path: str, wait_seconds: float, linger_seconds: float, *, stuck_fr
 
 @contextmanager
 def _nobody_writes(path: str) -> Iterator[sqlite3.Connection]:
-    """Give a connection to checkpoint with, while another one keeps the write lock.
-
-    Raises:
-        sqlite3.Error: somebody else has the lock, or SQLite refuses.
-    """
+    """Give a connection to checkpoint with, while another one keeps the write lock; fails if that is taken."""
     # Connections of its own: those of the pool may all be in use. No fork may come between them.
     with FORK_LOCK, closing(connect(path)) as guard:
         guard.execute("BEGIN IMMEDIATE")
