@@ -16,7 +16,7 @@ from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
+from txnstore.transactions.transaction import SentOffsets
 
 
 def bench_append(bench: Bench) -> Iterator[Result]:

@@ -37,9 +37,9 @@ from txnstore.model import (
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.outcome import Ended
 from txnstore.transactions.protocol import TransactionMetadata
+from txnstore.transactions.transaction import SentOffsets
 
 _numbers = itertools.count(1)
 

@@ -23,9 +23,9 @@ from txnstore.log.cluster_topics import create_topic
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 from txnstore.transactions import recovery
-from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out, complete_all_decided, recover
+from txnstore.transactions.transaction import complete_decided
 
 S = TransactionState
 

@@ -13,9 +13,9 @@ from txnstore.groups.offsets import add_offsets_from_elsewhere, finish_offsets_f
 from txnstore.log.cluster_topics import create_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.testing.invariants import assert_cluster_sound
-from txnstore.transactions import completion
-from txnstore.transactions.completion import Delivered, complete_delivered
+from txnstore.transactions import transaction as completion
 from txnstore.transactions.protocol import TransactionState
+from txnstore.transactions.transaction import Delivered, complete_delivered
 
 S = TransactionState
 

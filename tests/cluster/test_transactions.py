@@ -29,7 +29,6 @@ from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import rows
-from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.distributed import hanging_in_cluster
 from txnstore.transactions.listing import HANGING_MARGIN_MS
@@ -39,13 +38,13 @@ from txnstore.transactions.recovery import (
     AGAIN_MS,
     OpenInPartition,
     abort_by_administrator,
-    abort_if_timed_out,
     abort_open_transaction,
     abort_overdue_in,
     abort_timed_out,
     expire_producers,
     recover,
 )
+from txnstore.transactions.transaction import abort_if_timed_out, complete_decided
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
 S = TransactionState

@@ -18,12 +18,7 @@ from txnstore.model import ControlType
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.outcome import resolve_outcome
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import (
-    abort_timed_out,
-    expire_producers,
-    expire_transactional_ids,
-    trim_journal,
-)
+from txnstore.transactions.recovery import abort_timed_out, expire_producers, expire_transactional_ids, trim_journal
 
 pytestmark = pytest.mark.slow_on_postgresql
 

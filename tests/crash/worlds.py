@@ -56,8 +56,8 @@ from txnstore.model import (
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.protocol import TransactionState
+from txnstore.transactions.transaction import SentOffsets
 from txnstore.transactions.writers import TransactionWriter
 
 TIMEOUT_MS: Final = 60_000

@@ -16,7 +16,7 @@ from tests.tools.elsewhere import Elsewhere, decide
 from txnstore.db.store import Store
 from txnstore.model import ControlType
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.recovery import abort_if_timed_out
+from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
 SILENT: Final = "silent"

@@ -17,7 +17,7 @@ from txnstore.log.topics import create_topic, delete_topic, grow_topic
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, Record
 from txnstore.transactions import recovery
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
+from txnstore.transactions.transaction import SentOffsets
 
 TEXT = "naïve 交易 \U0001f600 'quoted' \"double\" back\\slash %s :name $1"
 NUMBERS = itertools.count(1)

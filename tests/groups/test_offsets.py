@@ -37,7 +37,7 @@ from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import create_topic, delete_topic
 from txnstore.model import OFFSET_MAX, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
+from txnstore.transactions.transaction import SentOffsets
 
 ANNA, BERT = ProducerIdentity(10, 0), ProducerIdentity(11, 0)
 

@@ -10,7 +10,7 @@ from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
+from txnstore.transactions.transaction import SentOffsets
 
 pytestmark = pytest.mark.slow_on_postgresql
 

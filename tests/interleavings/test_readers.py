@@ -9,7 +9,7 @@ from txnstore.groups.offsets import read_offsets
 from txnstore.log.fetch import fetch
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
+from txnstore.transactions.transaction import SentOffsets
 
 pytestmark = pytest.mark.slow_on_postgresql
 

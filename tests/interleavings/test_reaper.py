@@ -6,8 +6,9 @@ import pytest
 
 from tests.tools.interleaving import explore, stop_here
 from txnstore.transactions.protocol import FenceReason
-from txnstore.transactions.recovery import abort_if_timed_out, abort_timed_out
+from txnstore.transactions.recovery import abort_timed_out
 from txnstore.transactions.rows import read_row
+from txnstore.transactions.transaction import abort_if_timed_out
 
 pytestmark = pytest.mark.slow_on_postgresql
 

@@ -9,10 +9,10 @@ from tests.tools.elsewhere import decide as end_without_delivery
 from tests.tools.interleaving import explore
 from tests.tools.recording import Caller
 from txnstore.errors import OutcomeUnknown
-from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import complete_all_decided
 from txnstore.transactions.rows import read_row
+from txnstore.transactions.transaction import complete_decided
 
 pytestmark = pytest.mark.slow_on_postgresql
 

@@ -20,7 +20,8 @@ from txnstore.model import Record
 from txnstore.spark.sink_coordination import decide, open_writer, run_of_query
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.recovery import abort_if_timed_out, recover
+from txnstore.transactions.recovery import recover
+from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
 pytestmark = pytest.mark.slow_on_postgresql

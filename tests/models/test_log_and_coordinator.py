@@ -36,7 +36,6 @@ from txnstore.model import (
 from txnstore.testing.invariants import assert_sound
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 from txnstore.transactions.recovery import (
     abort_by_administrator,
@@ -45,6 +44,7 @@ from txnstore.transactions.recovery import (
     expire_producers,
     expire_transactional_ids,
 )
+from txnstore.transactions.transaction import SentOffsets
 
 #: Enough to find every fault that was put into the code on purpose, and about 20 seconds a database.
 EXAMPLES, STEPS = 40, 25

@@ -13,7 +13,7 @@ from tests.tools.recording import LineRecorder, dump, read_to_end
 from tests.tools.workload import Job, TransactionalWriter, read_events, write_late
 from txnstore.log.bounds import read_bounds
 from txnstore.log.topics import create_topic
-from txnstore.transactions.recovery import abort_if_timed_out
+from txnstore.transactions.transaction import abort_if_timed_out
 
 TIMEOUT_MS = 1_000
 PATIENCE_SECONDS = 20

@@ -32,7 +32,8 @@ from txnstore.spark.sink_coordination import (
 )
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids
+from txnstore.transactions.recovery import expire_transactional_ids
+from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import append_as_writer
 
 _numbers = itertools.count()

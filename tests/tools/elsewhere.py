@@ -16,7 +16,7 @@ from txnstore.db.cluster.cluster import Cluster, Locality
 from txnstore.db.store import Store
 from txnstore.model import ProducerIdentity
 from txnstore.testing import invariants
-from txnstore.transactions.locked import LockedTransaction
+from txnstore.transactions.transaction import LockedTransaction
 
 #: What is sent goes to one database; the markers of each partition go to one of their own.
 _OTHER = 2

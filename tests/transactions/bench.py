@@ -32,9 +32,9 @@ from txnstore.model import (
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import Initialized, TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.outcome import Ended
 from txnstore.transactions.protocol import TransactionMetadata, TransactionState
+from txnstore.transactions.transaction import SentOffsets
 
 
 @dataclass

@@ -11,8 +11,8 @@ import pytest
 from tests.transactions.bench import Bench, bench_on, sent_offsets
 from txnstore.db.store import Store
 from txnstore.testing.manual_clock import ManualClock
-from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.protocol import DECIDED, TransactionMetadata, TransactionState
+from txnstore.transactions.transaction import SentOffsets
 
 
 @pytest.fixture

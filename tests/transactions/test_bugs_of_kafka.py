@@ -17,7 +17,8 @@ from txnstore.model import ControlType, IsolationLevel, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.protocol import FenceReason, TransactionState
-from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids
+from txnstore.transactions.recovery import expire_transactional_ids
+from txnstore.transactions.transaction import abort_if_timed_out
 
 S = TransactionState
 WAYS = pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, event, insert
 
 from txnstore.db.schema import group_members
-from txnstore.transactions.locked import SentOffsets
+from txnstore.transactions.transaction import SentOffsets
 
 
 @dataclass

@@ -11,9 +11,9 @@ from tests.tools.elsewhere import Elsewhere
 from txnstore.db.schema import pending_markers
 from txnstore.errors import InvalidProducerIdMapping, UnknownTopicOrPartition
 from txnstore.model import ControlType
-from txnstore.transactions.completion import complete_decided
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import complete_all_decided
+from txnstore.transactions.transaction import complete_decided
 
 S = TransactionState
 

@@ -11,9 +11,9 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
 from txnstore.model import ProducerIdentity, Record
 from txnstore.transactions import coordinator as coordinating
-from txnstore.transactions.completion import complete_delivered
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Outcome, resolve_outcome
+from txnstore.transactions.transaction import complete_delivered
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import abort_by_administrator, abort_if_timed_out
+from txnstore.transactions.recovery import abort_by_administrator
+from txnstore.transactions.transaction import abort_if_timed_out
 
 S = TransactionState
 WAYS = pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])

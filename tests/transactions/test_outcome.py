@@ -14,7 +14,8 @@ from txnstore.errors import (
 from txnstore.model import ProducerIdentity
 from txnstore.transactions.outcome import Outcome, read_outcome, resolve_outcome
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import abort_if_timed_out, expire_transactional_ids, trim_journal
+from txnstore.transactions.recovery import expire_transactional_ids, trim_journal
+from txnstore.transactions.transaction import abort_if_timed_out
 
 S = TransactionState
 

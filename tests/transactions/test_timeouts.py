@@ -28,13 +28,13 @@ from txnstore.transactions.protocol import (
 from txnstore.transactions.recovery import (
     Recovered,
     abort_by_administrator,
-    abort_if_timed_out,
     abort_timed_out,
     expire_producers,
     expire_transactional_ids,
     recover,
     trim_journal,
 )
+from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import append_as_writer, join_transaction, report_writer
 
 S = TransactionState

@@ -11,8 +11,8 @@ from txnstore.errors import (
 )
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions.protocol import TIMEOUT_NEVER_MS, TransactionState
-from txnstore.transactions.recovery import abort_if_timed_out
 from txnstore.transactions.tokens import PreparedTxnState
+from txnstore.transactions.transaction import abort_if_timed_out
 
 S = TransactionState
 TWO_PHASE = {"enable_two_phase_commit": True}

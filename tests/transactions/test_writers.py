@@ -27,13 +27,8 @@ from txnstore.transactions.listing import (
     list_transactions,
 )
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED, TransactionState
-from txnstore.transactions.recovery import (
-    OpenInPartition,
-    abort_by_administrator,
-    abort_if_timed_out,
-    abort_open_transaction,
-    recover,
-)
+from txnstore.transactions.recovery import OpenInPartition, abort_by_administrator, abort_open_transaction, recover
+from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import (
     TransactionWriter,
     append_as_writer,

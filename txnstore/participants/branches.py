@@ -47,8 +47,7 @@ from txnstore.transactions.branch_rows import (
     forget_branches,
     insert_branches,
 )
-from txnstore.transactions.locked import LockedTransaction
-from txnstore.transactions.recovery import write_in_time
+from txnstore.transactions.transaction import LockedTransaction, write_in_time
 
 #: How long the databases may take to prepare: constraints that were deferred are checked now.
 VOTE_TIMEOUT_MS: Final = 30_000

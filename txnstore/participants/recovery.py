@@ -42,7 +42,7 @@ from txnstore.transactions.branch_rows import (
     has_branches,
 )
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import abort_if_timed_out
+from txnstore.transactions.transaction import abort_if_timed_out
 
 #: How many rows of the coordinator one look finds; what is left is found by the next one.
 FOUND_MAX: Final = 500

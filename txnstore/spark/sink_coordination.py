@@ -47,14 +47,14 @@ from txnstore.model import (
 )
 from txnstore.transactions.coordinator import check_transactional_id, initialize, lock_or_insert
 from txnstore.transactions.initialization import InitRequest
-from txnstore.transactions.locked import LockedTransaction, SentOffsets
 from txnstore.transactions.protocol import (
     FenceReason,
     TransactionMetadata,
     TransactionState,
     TransactionWriter,
 )
-from txnstore.transactions.recovery import SINK_OF_JOB, write_in_time
+from txnstore.transactions.recovery import SINK_OF_JOB
+from txnstore.transactions.transaction import LockedTransaction, SentOffsets, write_in_time
 from txnstore.transactions.writers import enter_writer
 
 #: So many runs of a transactional id are remembered.

@@ -22,13 +22,17 @@ from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ProducerIdentity, is_storable_text
 from txnstore.transactions import initialization, rows
-from txnstore.transactions.completion import complete_delivered
 from txnstore.transactions.distributed import RemoteTransaction
 from txnstore.transactions.initialization import InitAction, InitRequest
-from txnstore.transactions.locked import LockedTransaction, PendingDelivery, SentOffsets
 from txnstore.transactions.outcome import Ended, recall_commit
 from txnstore.transactions.protocol import TransactionMetadata
-from txnstore.transactions.recovery import write_in_time
+from txnstore.transactions.transaction import (
+    LockedTransaction,
+    PendingDelivery,
+    SentOffsets,
+    complete_delivered,
+    write_in_time,
+)
 
 #: How often a start waits for the last transaction of its id; each time somebody else has begun another one.
 INIT_TRIES: Final = 5

@@ -37,9 +37,8 @@ from txnstore.log.topics import names_of_partitions
 from txnstore.model import PartitionName, ProducerIdentity
 from txnstore.transactions import listing, protocol, rows
 from txnstore.transactions.listing import RUNNING, HangingInPartition
-from txnstore.transactions.locked import LockedTransaction, SentOffsets, check_batches
 from txnstore.transactions.protocol import TransactionWriter, check_open, check_unreported
-from txnstore.transactions.recovery import write_in_time
+from txnstore.transactions.transaction import LockedTransaction, SentOffsets, check_batches, write_in_time
 
 Result = TypeVar("Result")
 #: How often a producer is made known where it writes to; each time it was forgotten in between.

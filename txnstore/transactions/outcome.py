@@ -34,14 +34,13 @@ from txnstore.errors import (
 from txnstore.log.append import Append, Appended, find_appended
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
-from txnstore.transactions.completion import complete_if_possible
-from txnstore.transactions.locked import LockedTransaction, SentOffsets
 from txnstore.transactions.protocol import (
     DECIDED,
     FenceReason,
     TransactionMetadata,
     TransactionState,
 )
+from txnstore.transactions.transaction import LockedTransaction, SentOffsets, complete_if_possible
 
 _ONGOING: Final = TransactionState.ONGOING
 _OF_PRODUCER: Final = and_(

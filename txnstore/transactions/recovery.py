@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from sqlalchemy import BindParameter, Connection, bindparam, delete, select, union_all
 
@@ -38,7 +38,6 @@ from txnstore.db.store import ROWS_AT_ONCE, Store, chunks, server_now_ms, write_
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
-    TransactionAbortable,
     TransactionCoordinatorFenced,
     TxnStoreError,
 )
@@ -47,16 +46,19 @@ from txnstore.log.append import Marker, write_markers
 from txnstore.log.partition_rows import forget_producers, lock_heads, read_producer_states
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions import protocol, rows
-from txnstore.transactions.completion import complete_decided, complete_if_possible
-from txnstore.transactions.locked import LockedTransaction
 from txnstore.transactions.protocol import (
     DECIDED,
     EXPIRABLE,
     FenceReason,
     TransactionState,
 )
+from txnstore.transactions.transaction import (
+    LockedTransaction,
+    abort_if_timed_out,
+    complete_decided,
+    complete_if_possible,
+)
 
-Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 #: How many transactions one look aborts; what is left is found by the next one.
 ABORTED_MAX: Final = 20
@@ -64,7 +66,6 @@ ABORTED_MAX: Final = 20
 AGAIN_MS: Final = 1_000
 #: What the sink id of a job begins with; of a query it begins with something else.
 SINK_OF_JOB: Final = "job:"
-
 _IDS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
 # At least zero, as every deadline is: SQLite takes the partial index for that, though not for IS NOT NULL.
 _NEXT_DEADLINES: Final = (
@@ -149,60 +150,6 @@ _OLDEST: Final = (
 #: None: the transactional id has gone on, or is gone.
 _COMPLETE: Final = {None, *map(int, EXPIRABLE)}
 _TRIM: Final = delete(transaction_log).where(transaction_log.c.entry_id.in_(bindparam("entry_ids", expanding=True)))
-
-
-def abort_if_timed_out(
-    store: Store,
-    transactional_id: str,
-    cluster: Cluster | None = None,
-    *,
-    waits: bool = True,
-    retry_timeout_ms: int | None = None,
-) -> bool:
-    """Abort the open transaction if its time is up; its producer is told so and may begin a new one.
-
-    Returns False if its time is not up or, unless it `waits`, if somebody else is at work on it.
-    """
-
-    def work(connection: Connection) -> bool:
-        if not waits and not rows.try_lock(connection, transactional_id):
-            return False
-        transaction = LockedTransaction.lock(connection, transactional_id, Locality.of(store, cluster))
-        row = transaction.row
-        if row is None or not protocol.has_timed_out(row, transaction.now_ms):
-            return False
-        transaction.fence_and_abort(FenceReason.TIMEOUT, protocol.timeout_detail(row, transaction.now_ms))
-        transaction.save("timeout")
-        return True
-
-    aborted = store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
-    if aborted:
-        complete_if_possible(store, cluster, transactional_id)
-    return aborted
-
-
-def write_in_time(
-    store: Store,
-    cluster: Cluster | None,
-    transactional_id: str,
-    work: Callable[[Connection], Result],
-    *,
-    wakes_readers: bool = False,
-    retry_timeout_ms: int | None = None,
-) -> Result:
-    """Run a request of the transactional id, as `Store.write`; if its transaction's time is up, abort that first.
-
-    What comes after the deadline is refused, and its database transaction rolled back: so the abort is one of its
-    own.  The request is then made again, and told what is true, as if somebody else had been here before.
-
-    Raises:
-        TxnStoreError: see `Store.write` and the request; or the transaction could not be aborted.
-    """
-    try:
-        return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
-    except TransactionAbortable:
-        abort_if_timed_out(store, transactional_id, cluster, retry_timeout_ms=retry_timeout_ms)
-    return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
 
 
 def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:

@@ -23,9 +23,8 @@ from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.distributed import RemoteWriter
-from txnstore.transactions.locked import LockedTransaction, check_batches
 from txnstore.transactions.protocol import TransactionWriter, check_open, check_unreported
-from txnstore.transactions.recovery import write_in_time
+from txnstore.transactions.transaction import LockedTransaction, check_batches, write_in_time
 
 __all__ = [
     "TransactionWriter",

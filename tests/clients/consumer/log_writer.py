@@ -15,7 +15,7 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import Topic, create_topic, get_topic, grow_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
+from txnstore.transactions.transaction import SentOffsets
 
 _numbers = itertools.count(1)
 

@@ -31,8 +31,8 @@ from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import check_committer
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.locked import SentOffsets
 from txnstore.transactions.tokens import PreparedTxnState
+from txnstore.transactions.transaction import SentOffsets
 
 if TYPE_CHECKING:
     from txnstore.clients.producer.sender import Sender
