@@ -1,4 +1,4 @@
-"""A client's way to its store: when it is opened, by whom, and when it no longer is."""
+"""A client's way to its store: when it is opened, by which thread, and when no longer."""
 
 from __future__ import annotations
 

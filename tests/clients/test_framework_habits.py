@@ -237,7 +237,7 @@ class TestObjects:
 
 class TestConfiguration:
     def test_the_configuration_of_a_cloud_cluster_is_taken_whole(self, url):
-        """Deployed programs carry settings for brokers; those without a meaning here are no obstacle."""
+        """Deployed programs carry settings for brokers; those without a meaning here do no harm."""
         common = {
             "bootstrap.servers": url,
             "client.id": "service-1",
@@ -319,7 +319,7 @@ class TestConfiguration:
             assert caught.value.args[0].str() == f'No such configuration property: "{key}"'
 
     def test_a_logger_like_object_takes_part(self, url):
-        """Structured loggers are no subclass of logging.Logger."""
+        """Structured loggers are not subclasses of logging.Logger."""
         logger = mock.Mock(spec=["log", "debug", "info", "warning", "error", "isEnabledFor"])
         with Producer({"bootstrap.servers": url}, logger=logger) as producer:
             assert producer.poll(0) == 0
@@ -332,7 +332,7 @@ REFUSED_BY_A_PRODUCER = {
     "a header that is a number": (TypeError, lambda producer: producer.produce("t", "v", headers={"number": 1})),
     "a header without value": (TypeError, lambda producer: producer.produce("t", "v", headers=["malformed"])),
     "an unknown argument": (TypeError, lambda producer: producer.produce("t", "v", no_such_argument=1)),
-    "a batch that is no list": (TypeError, lambda producer: producer.produce_batch("t", "not a list")),
+    "a batch that is not a list": (TypeError, lambda producer: producer.produce_batch("t", "not a list")),
     "too large": (KafkaException, lambda producer: producer.produce("t", b"x" * 2_000_000)),
     "not transactional": (KafkaException, lambda producer: producer.begin_transaction()),
 }

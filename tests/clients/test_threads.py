@@ -153,7 +153,7 @@ def test_threads_that_begin_commit_and_abort_at_will_never_break_a_transaction(m
         number = 0
         while not over.wait(0.0001):
             value = b"%s-%d" % (name, number)
-            # Between two transactions there is none to produce into.
+            # Between two transactions nothing is open to produce into.
             if heard_of_others(producer.produce, topic, value, name, -1, accounts):
                 accounts.accept(value)
                 number += 1

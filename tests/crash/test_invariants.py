@@ -193,7 +193,7 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
         _I.COMMITTED_VISIBLE,
         remove(finished_transactions, in_partition(finished_transactions, "over")),
     ),
-    "the journal has a move that there is none": (
+    "the journal has a move that the table does not have": (
         _I.MOVES_LEGAL,
         change(
             transaction_log,

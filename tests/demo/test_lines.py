@@ -177,7 +177,7 @@ def test_columns_may_stand_in_another_order_with_others_between():
     assert read(b",".join(fields), header=",".join(names).encode()) == read(GOOD)
 
 
-# --- files that are none ----------------------------------------------------------------------------------------------
+# --- files that are not CSV ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

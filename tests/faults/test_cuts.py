@@ -45,7 +45,7 @@ def each_cut(
         untouched = 0 if cut.fired else untouched + 1
         if untouched:
             assert error is None
-            assert number > 10, "an operation of so few messages is none"
+            assert number > 10, "an operation takes more messages than that"
             proxy.heal()
         yield prepared, error
         if untouched == UNTOUCHED_AT_THE_END:

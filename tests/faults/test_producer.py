@@ -89,7 +89,7 @@ def test_records_are_there_once_whichever_message_is_cut(make_producer, proxy, d
             proxy.heal()
         if untouched == UNTOUCHED_AT_THE_END:
             break
-    assert number > 6, "a request of so few messages is none"
+    assert number > 6, "a request takes more messages than that"
 
 
 @SIDES
@@ -131,7 +131,7 @@ def test_a_transaction_ends_as_asked_whichever_message_is_cut(make_producer, pro
             proxy.heal()
         if untouched == UNTOUCHED_AT_THE_END:
             break
-    assert number > 12, "a transaction of so few messages is none"
+    assert number > 12, "a transaction takes more messages than that"
 
 
 def test_a_commit_that_times_out_is_taken_up_again(make_producer, proxy, direct, topic):

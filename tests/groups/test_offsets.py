@@ -151,7 +151,7 @@ BAD_OFFSETS: dict[str, tuple[OffsetAndMetadata, type[TxnStoreError]]] = {
     "a leader epoch below -1": (OffsetAndMetadata(1, leader_epoch=-2), InvalidRequest),
     "metadata with NUL": (OffsetAndMetadata(1, metadata="a\0b"), InvalidRequest),
     "metadata with half a surrogate pair": (OffsetAndMetadata(1, metadata="\ud800"), InvalidRequest),
-    "metadata that is no text": (OffsetAndMetadata(1, metadata=b"a"), InvalidRequest),  # type: ignore[arg-type]
+    "metadata that is not text": (OffsetAndMetadata(1, metadata=b"a"), InvalidRequest),  # type: ignore[arg-type]
     "metadata of 4097 bytes": (OffsetAndMetadata(1, metadata="x" * 4097), OffsetMetadataTooLarge),
 }
 

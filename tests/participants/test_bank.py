@@ -39,7 +39,7 @@ SOAK_SECONDS = float(os.environ.get("TXNSTORE_BANK_SECONDS", "0"))
 RUN_SECONDS = 6.0
 SEED = int(os.environ.get("TXNSTORE_BANK_SEED") or random.randrange(2**32))
 TELLERS = 3
-#: What befalls whom, how often; and how long nothing does.
+#: What happens to which process, how often; and how long nothing happens.
 FAULTS = {"teller killed": 8, "recovery killed": 2, "first server killed": 1, "second server killed": 1, "stopped": 1}
 PAUSE_SECONDS = (0.1, 0.5)
 SLOWER = 10

@@ -157,7 +157,7 @@ class RemoteMember:
     # --- the producer
 
     def begin(self, transactional_id: str, timeout_ms: int) -> None:
-        """Become a producer, if it is none yet, and begin a transaction."""
+        """Become a producer, if it is not one yet, and begin a transaction."""
         if not hasattr(self, "_producer"):
             self._producer = confluent_kafka.Producer(
                 {

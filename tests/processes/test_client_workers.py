@@ -93,7 +93,7 @@ class Writer:
 
 
 class Workers:
-    """Worker processes by name; of each name the newest is the one that shall do the work."""
+    """Worker processes by name; of each name the newest is the one that is to do the work."""
 
     def __init__(self, processes, lives, jobs, plans):
         self._processes = processes

@@ -14,7 +14,7 @@ PARTITIONS, RECORDS = 4, 25
 ALL = tuple(range(PARTITIONS))
 SESSION_TIMEOUT_MS, HEARTBEAT_INTERVAL_MS = 2_000, 300
 TRANSACTION_TIMEOUT_MS = 3_000
-#: Whose answer says that a member is none any more.
+#: Whose answer says that a member is no longer one.
 REFUSALS = {"ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID"}
 ASSIGNORS = pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 

@@ -14,7 +14,7 @@ SECONDS = 4
 #: A slow machine gets so many times as long until everything was seen.
 LONGER_MAX = 30
 TIMES = Times(producer_ms=400, transactional_id_ms=1_500, journal_ms=500, transaction_timeout_ms=1_500)
-#: What comes quickly, whatever befalls whom.
+#: What comes quickly, whatever happens to any process.
 MUST_BE_SEEN = ("committed", "batches", RECOGNISED, "silent producers forgotten", "journal entries deleted")
 
 

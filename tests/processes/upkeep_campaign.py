@@ -546,7 +546,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak-maintenance", description=__doc__)
     parser.add_argument("seconds", type=float, help="for how long, on each database")
     parser.add_argument("--database", choices=("sqlite", "postgresql"), action="append")
-    parser.add_argument("--seed", type=int, default=None, help="repeats what befalls whom, not at which instruction")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="repeats what happens to which process, not at which instruction"
+    )
     parser.add_argument("--spark", action="store_true", help="with a small Spark on the same store")
     arguments = parser.parse_args()
     failed = False

@@ -445,7 +445,7 @@ def _epoch_reused(history: History) -> Iterator[str]:
 
 
 def _epoch_exhausted(history: History) -> Iterator[str]:
-    """An epoch that is none, or a new producer id that does not begin at 0."""
+    """A number that is not an epoch, or a new producer id that does not begin at 0."""
     for operation in _by_answer(history.of_function("init", "end")):
         producer_id, epoch = _given_by(operation)
         if not 0 <= epoch <= EPOCH_EXHAUSTED:

@@ -62,7 +62,7 @@ AtStep = Callable[[Connection, CrashPoint], None]
 def at_each_step(call: AtStep) -> Iterator[None]:
     """Call `call` before and after each statement that this thread runs on any engine.
 
-    What `call` itself does on a database is no step. A statement that fails has no side after.
+    What `call` itself does on a database is not a step. A statement that fails has no side after.
     """
     thread = threading.get_ident()
     step = 0

@@ -65,7 +65,7 @@ class Event:
         """Return the event of a line.
 
         Raises:
-            ValueError: it is none, as the last line of a killed process may be.
+            ValueError: it is not one, as the last line of a killed process may be.
         """
         time_ns, process, kind, function, details = json.loads(line)
         return cls(time_ns, process, Kind(kind), function, details)

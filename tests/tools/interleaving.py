@@ -345,7 +345,7 @@ class _Order:
         """Follow the prescribed choices, then always the first one."""
         try:
             for actor in self._actors:
-                # One after the other: what an actor does before its first step is no matter of order.
+                # One after the other: what an actor does before its first step does not depend on the order.
                 actor.start()
                 self._settle()
             while options := self._options():

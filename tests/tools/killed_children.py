@@ -72,7 +72,7 @@ def every_kill(
     """Yield what is left by a process that is killed in `action`, at each side of each of its steps, in order.
 
     `make` returns an argument for each child, which stands for fresh state. In the child `prepare` turns it into what
-    the action works on; what it does are no steps. Argument and functions go to another process, so they can be
+    the action works on; what it does is not a step. Argument and functions go to another process, so they can be
     pickled: functions are those of a module. It ends once a child has come to its end untouched.
 
     Raises:

@@ -104,7 +104,7 @@ class FailingDisk:
 
     def _open(self, vfs: int, name: int, file: int, flags: int, flags_out: int) -> int:
         code: int = self._original_open(vfs, name, file, flags, flags_out)
-        # A file begins with the address of its methods; SQLite puts none there if the file could not be opened.
+        # A file begins with the address of its methods; SQLite puts no address there if the file could not be opened.
         methods = ctypes.c_void_p.from_address(file)
         if code == _OK and methods.value:
             methods.value = ctypes.addressof(self._failing(_Methods.from_address(methods.value)))

@@ -28,7 +28,7 @@ def test_without_a_transactional_id_every_producer_gets_an_id_of_its_own_with_ep
     ("transactional_id", "options", "error"),
     [
         pytest.param("", {}, InvalidRequest, id="empty id"),
-        pytest.param(7, {}, InvalidRequest, id="id that is no text"),
+        pytest.param(7, {}, InvalidRequest, id="id that is not text"),
         pytest.param("a\0b", {}, InvalidRequest, id="id with NUL"),
         pytest.param("a\ud800", {}, InvalidRequest, id="id with half a surrogate pair"),
         pytest.param("x" * 1001, {}, InvalidRequest, id="id of 1001 characters"),

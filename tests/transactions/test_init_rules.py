@@ -53,7 +53,7 @@ def init(
 
 REFUSED: dict[str, tuple[dict[str, Any], type[TxnStoreError]]] = {
     "an empty transactional id": ({"transactional_id": ""}, InvalidRequest),
-    "a transactional id that is no text": ({"transactional_id": 7}, InvalidRequest),
+    "a transactional id that is not text": ({"transactional_id": 7}, InvalidRequest),
     "an expected epoch without its producer id": ({"expected": ProducerIdentity(-1, 5)}, InvalidRequest),
     "an expected producer id without its epoch": ({"expected": ProducerIdentity(7, -1)}, InvalidRequest),
     "a timeout of 0": ({"timeout_ms": 0}, InvalidTransactionTimeout),

@@ -107,7 +107,7 @@ def test_offsets_of_a_group_with_members_stay_as_they_are(admin, log, clock):
     ]
     assert "stop them first" in found.topic_partitions[1].error.str()
     assert log.committed("g") == {0: 7}
-    # Those that have died are no members any more, and stay so.
+    # Those that have died are not members any more, and stay out.
     clock.advance(SESSION_TIMEOUT_MS)
     found = result(admin.alter_consumer_group_offsets([partitions("g", at(0, 1))])["g"])
     assert found.topic_partitions[0].error is None

@@ -1,4 +1,4 @@
-"""A topic that is deleted and made anew under its name while clients know it: nobody takes the one for the other."""
+"""A topic that is deleted and created again under its name while clients know it: nobody confuses the two."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_with_block_commits(producer, url, topic):
 
 
 class Interrupted(BaseException):
-    """Something from outside that is no Exception."""
+    """Something from outside that is not an Exception."""
 
 
 @pytest.mark.parametrize(
