@@ -12,8 +12,8 @@ from sqlalchemy import Engine
 
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
 from txnstore.clients.connection import StoreConnection
+from txnstore.clients.deadline import check_timeout
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
-from txnstore.clients.producer.arguments import timeout_seconds_of
 from txnstore.db.callers.connections import session_of
 from txnstore.db.callers.outbox_insert import OutboxRow, outbox_connection
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -206,7 +206,7 @@ class Outbox:
 
         `timeout` is how many seconds that may take.  Rows that are committed later wait for somebody else.
         """
-        timeout_seconds = timeout_seconds_of(timeout)
+        timeout_seconds = check_timeout(timeout)
         if self._closed:
             return
         self._closed = True

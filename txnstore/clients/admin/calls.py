@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from sqlalchemy import Connection
 
 from txnstore.clients.connection import RECENT_SECONDS, StoreConnection, unreachable
+from txnstore.clients.deadline import Deadline
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
@@ -34,20 +35,15 @@ _READS: Final = ("cluster_id", "describe_", "find_", "list_")
 TIMEOUT_SECONDS_MAX: Final = 3600
 
 
-def check_timeout(name: str, seconds: float | None, *, low_seconds: int = 0) -> None:
+def check_call_timeout(name: str, seconds: float | None, *, low_seconds: int = 0) -> None:
     """Refuse what cannot be a timeout; None is the default."""
     if seconds is None:
         return
-    check_wait(seconds)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"must be real number, not {type(seconds).__name__}")
     if not low_seconds <= seconds <= TIMEOUT_SECONDS_MAX:
         limits = f"{low_seconds}..{TIMEOUT_SECONDS_MAX * 1000}"
         raise ValueError(f'Invalid value type for "{name}": expecting integer in range {limits}')
-
-
-def check_wait(seconds: object) -> None:
-    """Refuse what cannot be the timeout of a call that waits; a negative one waits for ever."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"must be real number, not {type(seconds).__name__}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -93,6 +89,7 @@ class Call(Generic[Item, Answer]):
         self.name = name
         self.timeout_seconds = timeout_seconds
         self._began_seconds = time.monotonic()
+        self._deadline = Deadline(-1 if timeout_seconds is None else timeout_seconds)
         self.futures: dict[Item, Future[Answer]] = {}
         for item in items:
             future: Future[Answer] = Future()
@@ -102,11 +99,7 @@ class Call(Generic[Item, Answer]):
 
     def retry_ms(self, store: Store) -> int:
         """Return how long a unit of work may be tried again: within the time that is left."""
-        longest_ms = store.limits.retry_timeout_ms
-        if self.timeout_seconds is None:
-            return longest_ms
-        left_seconds = self.timeout_seconds - (time.monotonic() - self._began_seconds)
-        return min(longest_ms, max(0, int(left_seconds * 1000)))
+        return min(store.limits.retry_timeout_ms, int(self._deadline.left_seconds() * 1000))
 
     def settle(self, item: Item, work: Callable[[], Answer]) -> None:
         """Give the item's future what `work` returns or raises; nothing is done if it is settled already."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection
@@ -24,11 +23,10 @@ from txnstore.clients.admin import topics as admin_topics
 from txnstore.clients.admin import transactions as admin_transactions
 from txnstore.clients.admin.calls import (
     AdminCalls,
+    check_call_timeout,
     check_flag,
     check_number,
     check_partitions,
-    check_timeout,
-    check_wait,
     each_once,
 )
 from txnstore.clients.admin.configs import ConfigEntry, ConfigResource
@@ -49,6 +47,7 @@ from txnstore.clients.admin.unsupported import AclBinding, AclBindingFilter, Use
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection
+from txnstore.clients.deadline import Deadline, check_timeout
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaException, kafka_error_of
 from txnstore.clients.model.metadata import (
     ClusterMetadata,
@@ -141,15 +140,13 @@ class AdminClient:
         A negative timeout waits until something goes wrong.  Calls need no polling to be carried out.
         """
         self._refuse_if_closed()
-        check_wait(timeout)
-        deadline = None if timeout < 0 else time.monotonic() + timeout
+        deadline = Deadline(check_timeout(timeout))
         if self._look is not None:
             self._look.polled()
         served = 0
         while True:
             try:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                event = self._events.get_nowait() if served else self._events.get(timeout=left)
+                event = self._events.get_nowait() if served else self._events.get(timeout=deadline.left_seconds())
             except queue.Empty:
                 return served
             served += 1
@@ -159,8 +156,8 @@ class AdminClient:
         self, request_timeout: float | None, operation_timeout: float | None = None, **flags: object
     ) -> None:
         self._refuse_if_closed()
-        check_timeout("operation_timeout", operation_timeout, low_seconds=-1)
-        check_timeout("request_timeout", request_timeout)
+        check_call_timeout("operation_timeout", operation_timeout, low_seconds=-1)
+        check_call_timeout("request_timeout", request_timeout)
         for name, value in flags.items():
             check_flag(name, value)
 
@@ -248,7 +245,7 @@ class AdminClient:
         self._refuse_if_closed(HANDLE_CLOSED_TEXT)
         if topic is not None and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str or None, not {type(topic).__name__}")
-        check_wait(timeout)
+        timeout = check_timeout(timeout)
         return self._calls.run(self, "list_topics", lambda _: self._directory.cluster_metadata(topic or None), timeout)
 
     # --- the cluster --------------------------------------------------------------------------------------------------
@@ -267,7 +264,7 @@ class AdminClient:
             KafkaException: `_TIMED_OUT`, or the database cannot be reached or refuses.
         """
         self._refuse_if_closed(HANDLE_CLOSED_TEXT)
-        check_wait(timeout)
+        timeout = check_timeout(timeout)
         return self._calls.run(self, "cluster_id", lambda cluster: cluster.controller.store_uuid, timeout)
 
     # --- configurations -----------------------------------------------------------------------------------------------
@@ -424,7 +421,7 @@ class AdminClient:
         self._refuse_if_closed(HANDLE_CLOSED_TEXT)
         if group is not None and not isinstance(group, str):
             raise TypeError(f"argument 1 must be str or None, not {type(group).__name__}")
-        check_wait(timeout)
+        timeout = check_timeout(timeout)
         return self._calls.run(self, "list_groups", lambda cluster: admin_groups.list_metadata(cluster, group), timeout)
 
     # --- offsets of groups --------------------------------------------------------------------------------------------

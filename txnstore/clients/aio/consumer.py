@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
 from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.deadline import Deadline, check_timeout
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.serializers import (
@@ -225,15 +226,14 @@ class AIOConsumer:
 
     async def _read(self, count: int, timeout: float) -> list[Message]:
         """Return up to `count` messages within the timeout, asked for in pieces of it."""
-        deadline = None if timeout < 0 else self._calls.loop.time() + timeout
+        deadline = Deadline(check_timeout(timeout))
         read: list[Message] = []
         try:
             while True:
-                left = None if deadline is None else max(0.0, deadline - self._calls.loop.time())
-                slice_seconds = _SLICE_SECONDS if left is None else min(left, _SLICE_SECONDS)
-                await self._call(self._read_some, count - len(read), slice_seconds)
+                left_seconds = deadline.left_seconds()
+                await self._call(self._read_some, count - len(read), min(left_seconds, _SLICE_SECONDS))
                 read += self._take()
-                if len(read) == count or (left is not None and left <= _SLICE_SECONDS):
+                if len(read) == count or left_seconds <= _SLICE_SECONDS:
                     return read
         except asyncio.CancelledError:
             # What the thread still reads comes behind.

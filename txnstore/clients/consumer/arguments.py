@@ -5,13 +5,10 @@ The checks raise the exceptions that confluent-kafka raises.
 
 from __future__ import annotations
 
-import math
 import re
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, SupportsFloat
+from typing import TYPE_CHECKING, Any, Final
 
 from txnstore.clients.consumer.events import prefixed
 from txnstore.clients.model.errors import KafkaError, KafkaException
@@ -108,31 +105,6 @@ MESSAGES_MAX: Final = 1_000_000
 def failure(code: int, prefix: str) -> KafkaException:
     """Return the exception with this code, and with what failed in front of the code's own text."""
     return KafkaException(prefixed(prefix, KafkaError(code)))
-
-
-def check_timeout(timeout: float) -> float:
-    """Return the timeout in seconds.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is NaN.
-    """
-    if type(timeout) is not float and type(timeout) is not int and not isinstance(timeout, SupportsFloat):
-        raise TypeError(f"must be real number, not {_type_name(timeout)}")
-    seconds = float(timeout)
-    if seconds != seconds:  # noqa: PLR0124 - this is what NaN is
-        raise ValueError("a timeout is a number of seconds, not NaN")
-    return seconds
-
-
-def deadline_of(timeout_seconds: float) -> float:
-    """Return when the time is up, on the monotonic clock; with a negative timeout, never."""
-    return math.inf if timeout_seconds < 0 else time.monotonic() + timeout_seconds
-
-
-def seconds_left(deadline: float) -> float:
-    """Return how long there is left to wait, but not more than a lock can be waited for."""
-    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def check_partition(partition: object) -> TopicPartition:
@@ -244,7 +216,3 @@ def chosen_offsets(message: object, offsets: object, verb: str) -> list[TopicPar
         text = f"Cannot {verb} offsets for a message without topic, partition and offset"
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
     return [TopicPartition(topic, partition, offset + 1, None, message.leader_epoch())]
-
-
-def _type_name(value: object) -> str:
-    return "NoneType" if value is None else type(value).__name__

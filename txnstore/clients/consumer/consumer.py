@@ -17,12 +17,9 @@ from txnstore.clients.consumer.arguments import (
     check_distinct,
     check_partition,
     check_partitions,
-    check_timeout,
     check_topics,
     chosen_offsets,
-    deadline_of,
     failure,
-    seconds_left,
 )
 from txnstore.clients.consumer.core import ConsumerCore
 from txnstore.clients.consumer.events import (
@@ -37,6 +34,7 @@ from txnstore.clients.consumer.events import (
     prefixed,
 )
 from txnstore.clients.consumer.subscription import AssignedPartition
+from txnstore.clients.deadline import Deadline, check_timeout
 from txnstore.clients.membership.metadata import format_group_metadata
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.message import Message
@@ -135,7 +133,7 @@ class Consumer:
                     return message
         messages: list[Message] = []
         core.look_for_database()
-        self._gather(messages, 1, deadline_of(wanted_seconds))
+        self._gather(messages, 1, Deadline(wanted_seconds))
         return messages[0] if messages else None
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
@@ -149,7 +147,7 @@ class Consumer:
         """
         self._check()
         count = check_count(num_messages)
-        deadline = deadline_of(check_timeout(timeout))
+        deadline = Deadline(check_timeout(timeout))
         messages: list[Message] = []
         with self._core.arrived:
             self._core.group.polled()
@@ -185,7 +183,7 @@ class Consumer:
                 raise KafkaException(error)
             yield message
 
-    def _gather(self, messages: list[Message], count: int, deadline: float) -> None:
+    def _gather(self, messages: list[Message], count: int, deadline: Deadline) -> None:
         """Add messages until there are enough or the time is up; wait for them and serve the callbacks."""
         core = self._core
         while len(messages) < count:
@@ -198,7 +196,7 @@ class Consumer:
             elif not self._take_or_wait(messages, count, deadline):
                 return
 
-    def _take_or_wait(self, messages: list[Message], count: int, deadline: float) -> bool:
+    def _take_or_wait(self, messages: list[Message], count: int, deadline: Deadline) -> bool:
         """Add what is at hand, or wait for more; return False once the time is up."""
         core = self._core
         with core.arrived:
@@ -210,7 +208,7 @@ class Consumer:
             core.read_on()
             if len(messages) > before or core.inbox.events:
                 return True
-            left_seconds = seconds_left(deadline)
+            left_seconds = deadline.left_seconds()
             if left_seconds <= 0:
                 return False
             core.group.waiting += 1
@@ -520,7 +518,7 @@ class Consumer:
         if asynchronous:
             core.submit_commit(chosen)
             return None
-        deadline = time.monotonic() + core.options.request_timeout_seconds
+        deadline = Deadline(core.options.request_timeout_seconds)
         result = core.answer(lambda: core.commits.submit(chosen), deadline, "Commit failed")
         if result.error is not None:
             raise KafkaException(prefixed("Commit failed", result.error))
@@ -551,7 +549,7 @@ class Consumer:
         """
         self._check()
         chosen = check_partitions(partitions)
-        deadline = deadline_of(check_timeout(timeout))
+        deadline = Deadline(check_timeout(timeout))
         prefix = "Failed to get committed offsets"
         if not chosen:
             return []
@@ -562,7 +560,7 @@ class Consumer:
                 )
             except UnstableOffsetCommit:
                 self._core.note_held_back()
-                left_seconds = seconds_left(deadline)
+                left_seconds = deadline.left_seconds()
                 if left_seconds <= 0:
                     raise failure(KafkaError._TIMED_OUT, prefix) from None
             time.sleep(min(UNSTABLE_PAUSE_SECONDS, left_seconds))
@@ -583,7 +581,7 @@ class Consumer:
         """
         self._check()
         wanted = check_partition(partition)
-        deadline = deadline_of(check_timeout(timeout))
+        deadline = Deadline(check_timeout(timeout))
         if cached:
             with self._core.arrived:
                 assigned = self._core.find(wanted)
@@ -605,7 +603,7 @@ class Consumer:
         """
         self._check()
         chosen = check_partitions(partitions)
-        deadline = deadline_of(check_timeout(timeout))
+        deadline = Deadline(check_timeout(timeout))
         if not chosen:
             raise failure(KafkaError._INVALID_ARG, "Failed to get offsets")
         lookups = self._core.lookups
@@ -624,7 +622,7 @@ class Consumer:
         directory = self._core.directory
         return self._core.ask(
             lambda: directory.cluster_metadata(topic),
-            deadline_of(check_timeout(timeout)),
+            Deadline(check_timeout(timeout)),
             "Failed to get metadata",
             late_code=KafkaError._TRANSPORT,
         )
@@ -638,7 +636,7 @@ class Consumer:
         self._check(HANDLE_CLOSED_TEXT)
         connection = self._core.connection
         return self._core.ask(
-            lambda: connection.store().store_uuid, deadline_of(check_timeout(timeout)), "Failed to retrieve cluster id"
+            lambda: connection.store().store_uuid, Deadline(check_timeout(timeout)), "Failed to retrieve cluster id"
         )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
@@ -666,7 +664,7 @@ class Consumer:
             self._closed = True
             core.connection.close()
             return
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = Deadline(CLOSE_SECONDS)
         try:
             self._give_everything_back()
         except BaseException as error:
@@ -688,7 +686,7 @@ class Consumer:
             if isinstance(event, RebalanceEvent):
                 self._rebalance(event)
 
-    def _finish(self, deadline: float) -> None:
+    def _finish(self, deadline: Deadline) -> None:
         core = self._core
         with core.arrived:
             if self._closed:
@@ -713,6 +711,6 @@ class Consumer:
                 self._call_back("on_commit", event.error, list(event.partitions))
 
 
-def _after(error: BaseException, deadline: float) -> float:
+def _after(error: BaseException, deadline: Deadline) -> Deadline:
     """Return until when to go on after an error: not for long after Ctrl-C."""
-    return deadline if isinstance(error, Exception) else min(deadline, time.monotonic() + INTERRUPTED_SECONDS)
+    return deadline if isinstance(error, Exception) else deadline.at_most(INTERRUPTED_SECONDS)

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
-from txnstore.clients.consumer.arguments import consumer_options, failure, seconds_left
+from txnstore.clients.consumer.arguments import consumer_options, failure
 from txnstore.clients.consumer.commits import CommitResult, OffsetCommits
 from txnstore.clients.consumer.events import (
     CommitEvent,
@@ -32,6 +32,7 @@ from txnstore.clients.consumer.events import (
 from txnstore.clients.consumer.fetcher import Fetcher
 from txnstore.clients.consumer.reader import PartitionLookups
 from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
+from txnstore.clients.deadline import Deadline
 from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
@@ -138,7 +139,7 @@ class ConsumerCore:
     # --- the worker's answers ----------------------------------------------------------------------------------------
 
     def ask(
-        self, work: Callable[[], Result], deadline: float, prefix: str, *, late_code: int = KafkaError._TIMED_OUT
+        self, work: Callable[[], Result], deadline: Deadline, prefix: str, *, late_code: int = KafkaError._TIMED_OUT
     ) -> Result:
         """Let the worker do this, and return its result as `answer` does."""
         return self.answer(lambda: self.worker.submit(work), deadline, prefix, late_code=late_code)
@@ -146,7 +147,7 @@ class ConsumerCore:
     def answer(
         self,
         submit: Callable[[], Future[Result]],
-        deadline: float,
+        deadline: Deadline,
         prefix: str,
         *,
         unless: type[TxnStoreError] | tuple[()] = (),
@@ -160,7 +161,7 @@ class ConsumerCore:
             # Closed by another thread since the call began.
             raise RuntimeError("Consumer closed") from None
         try:
-            return future.result(seconds_left(deadline))
+            return future.result(deadline.left_seconds())
         except FutureTimeoutError:
             # The result is no longer needed.
             future.cancel()
@@ -359,31 +360,31 @@ class ConsumerCore:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def finish_work(self, deadline: float) -> None:
+    def finish_work(self, deadline: Deadline) -> None:
         """Wait until the worker has done everything it was given: it works in that order."""
         last = self.worker.submit(_nothing)
         try:
-            last.exception(seconds_left(deadline))
+            last.exception(deadline.left_seconds())
         except (FutureTimeoutError, CancelledError):
             last.cancel()
 
-    def close(self, deadline: float) -> bool:
+    def close(self, deadline: Deadline) -> bool:
         """End the threads and the connection until `deadline`; return whether they have ended."""
         try:
             self.group.stop()
-            fetcher_ended = self.fetcher.close(deadline - time.monotonic())
-            group_ended = self.group.close(deadline - time.monotonic())
+            fetcher_ended = self.fetcher.close(deadline.left_seconds())
+            group_ended = self.group.close(deadline.left_seconds())
         finally:
             try:
-                worker_ended = self.worker.close(deadline - time.monotonic())
+                worker_ended = self.worker.close(deadline.left_seconds())
             finally:
-                self.connection.close(deadline - time.monotonic())
+                self.connection.close(deadline.left_seconds())
         return fetcher_ended and group_ended and worker_ended
 
     def abandon(self) -> None:
         """End without waiting, because the consumer was dropped. Nothing is committed, as after a crash."""
         if self.connection.process_id == os.getpid():
-            self.close(time.monotonic())
+            self.close(Deadline(0))
 
 
 def _nothing() -> None:

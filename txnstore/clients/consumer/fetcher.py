@@ -28,6 +28,7 @@ from txnstore.clients.consumer.reader import (
     StartResolved,
 )
 from txnstore.clients.consumer.subscription import FetchPosition, Subscription, Wanted
+from txnstore.clients.deadline import Deadline
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties
 from txnstore.db.backend import Waiter
@@ -138,8 +139,8 @@ class Fetcher:
     def close(self, timeout_seconds: float) -> bool:
         """Let the threads end, and wait for them; return whether they have ended."""
         self.stop()
-        deadline = time.monotonic() + timeout_seconds
-        ended = [thread.close(deadline - time.monotonic()) for thread in self._threads()]
+        deadline = Deadline(timeout_seconds)
+        ended = [thread.close(deadline.left_seconds()) for thread in self._threads()]
         return all(ended)
 
     def _add_threads(self) -> None:
@@ -429,9 +430,9 @@ class FetchThread:
             self._fetcher.logger.error("reading in the background failed", exc_info=error)
         self._fetcher.on_error(error)
         with self._wanted:
-            deadline = time.monotonic() + self._backoff.back_off()
-            while not self._closing and (left := deadline - time.monotonic()) > 0:
-                self._wanted.wait(left)
+            pause = Deadline(self._backoff.back_off())
+            while not self._closing and (left_seconds := pause.left_seconds()) > 0:
+                self._wanted.wait(left_seconds)
 
     def _close_waiter(self) -> None:
         waiter, self._waiter = self._waiter, None

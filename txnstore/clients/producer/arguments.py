@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -150,25 +148,3 @@ def prepared_state_of(state: object) -> PreparedTxnState:
         return PreparedTxnState.parse(state)
     except InvalidRequest as error:
         raise ValueError(str(error)) from None
-
-
-def timeout_seconds_of(timeout: Any) -> float:
-    """Return a timeout as the public calls take it: seconds, or below zero if the caller sets none.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is not a number that could be waited for.
-    """
-    if isinstance(timeout, (bool, str, bytes, bytearray)) or not (
-        isinstance(timeout, int) or hasattr(timeout, "__float__")
-    ):
-        raise TypeError(f"must be real number, not {type(timeout).__name__}")
-    try:
-        seconds = float(timeout)
-    except OverflowError:
-        # A whole number beyond what a float holds.
-        seconds = -math.inf if timeout < 0 else math.inf
-    if math.isnan(seconds):
-        raise ValueError("a timeout is a number of seconds, not NaN")
-    # No lock can be waited for any longer: for ever, nearly.
-    return min(seconds, threading.TIMEOUT_MAX)

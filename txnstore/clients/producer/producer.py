@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import producer_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
+from txnstore.clients.deadline import check_timeout
 from txnstore.clients.model.errors import (
     HANDLE_CLOSED_TEXT,
     KafkaError,
@@ -32,7 +33,6 @@ from txnstore.clients.producer.arguments import (
     check_topic_text,
     packed_headers,
     prepared_state_of,
-    timeout_seconds_of,
     whole_number,
     writer_ids_of,
 )
@@ -300,7 +300,7 @@ class Producer:
             RuntimeError: the producer has been closed.
         """
         self._check_open()
-        timeout_seconds = timeout_seconds_of(timeout)
+        timeout_seconds = check_timeout(timeout)
         if self._look is not None and self._thread.is_idle:
             with suppress(SenderStopped):  # closed by another thread since the call began
                 self._look.polled()
@@ -319,7 +319,7 @@ class Producer:
             RuntimeError: the producer has been closed.
         """
         self._check_open()
-        return self._flush(timeout_seconds_of(timeout))
+        return self._flush(check_timeout(timeout))
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """Give up records that are not delivered: their reports say `_PURGE_QUEUE` or `_PURGE_INFLIGHT`.
@@ -348,7 +348,7 @@ class Producer:
                 INVALID_REQUEST: `keep_prepared_txn` without `transaction.two.phase.commit.enable`, which the store
                 has to allow too (a setting of the same name), else TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
         """
-        self._transactional().init(timeout_seconds_of(timeout), keep_prepared=bool(keep_prepared_txn))
+        self._transactional().init(check_timeout(timeout), keep_prepared=bool(keep_prepared_txn))
 
     def begin_transaction(self) -> None:
         """Begin a transaction: all records until its end become visible together, or never.
@@ -383,7 +383,7 @@ class Producer:
                 raise TypeError(f"expected list of TopicPartition, it holds {type(position).__name__}")
         if not isinstance(group_metadata, (bytes, bytearray, memoryview)):
             raise TypeError(f"expected bytes, {type(group_metadata).__name__} found")
-        transactions.send_offsets(positions, bytes(group_metadata), timeout_seconds_of(timeout))
+        transactions.send_offsets(positions, bytes(group_metadata), check_timeout(timeout))
 
     def commit_transaction(self, timeout: float = -1, *, writers: Collection[int] | None = None) -> None:
         """Send what is queued and commit; when it returns, every reader of committed records sees all of it.
@@ -402,7 +402,7 @@ class Producer:
                 the transaction or has not reported), or a fatal one.
         """
         transactions = self._transactional()
-        transactions.commit(timeout_seconds_of(timeout), None if writers is None else writer_ids_of(writers))
+        transactions.commit(check_timeout(timeout), None if writers is None else writer_ids_of(writers))
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort: records that wait are given up (`_PURGE_QUEUE`), and nobody sees the others as committed.
@@ -410,7 +410,7 @@ class Producer:
         Raises:
             KafkaException: `_TIMED_OUT` (retriable: call again to resume), or fatal.
         """
-        self._transactional().abort(timeout_seconds_of(timeout))
+        self._transactional().abort(check_timeout(timeout))
 
     def prepare_transaction(self, timeout: float = -1) -> PreparedTxnState:
         """Send what is queued and prepare: from now on the transaction can only be committed or aborted (KIP-939).
@@ -433,7 +433,7 @@ class Producer:
             KafkaException: `_NOT_CONFIGURED`, INVALID_TXN_STATE without `transaction.two.phase.commit.enable`,
                 `_STATE` outside of a transaction, `_TIMED_OUT` (retriable), or an error that takes an abort.
         """
-        return self._transactional().prepare(timeout_seconds_of(timeout))
+        return self._transactional().prepare(check_timeout(timeout))
 
     def complete_transaction(self, state: PreparedTxnState | str, timeout: float = -1) -> None:
         """Commit the prepared transaction if it is the one that is remembered as `state`, else abort it (KIP-939).
@@ -443,7 +443,7 @@ class Producer:
             KafkaException: INVALID_TXN_STATE: nothing is prepared; and as `commit_transaction`, `abort_transaction`.
         """
         transactions = self._transactional()
-        transactions.complete(prepared_state_of(state), timeout_seconds_of(timeout))
+        transactions.complete(prepared_state_of(state), check_timeout(timeout))
 
     def enlist(self, connection: object, timeout: float = -1) -> None:
         """Let the transaction and the database transaction on `connection` be one: all of both, or nothing.
@@ -477,7 +477,7 @@ class Producer:
                 failed, INVALID_REQUEST: the connection is closed, in autocommit mode, on a database that cannot vote,
                 or not the first to this one; `_TIMED_OUT`: SQLite: others write.  The transaction goes on without it.
         """
-        self._transactional().enlist(connection, timeout_seconds_of(timeout))
+        self._transactional().enlist(connection, check_timeout(timeout))
 
     def transaction_token(self, timeout: float = -1) -> bytes:
         """Open the transaction in the database, and return a token by which other processes can join it as writers.
@@ -501,7 +501,7 @@ class Producer:
             KafkaException: `_NOT_CONFIGURED`, `_STATE` outside of a transaction, `_TIMED_OUT` (retriable), or an
                 error that takes an abort.
         """
-        return self._transactional().token(timeout_seconds_of(timeout))
+        return self._transactional().token(check_timeout(timeout))
 
     def report_writer(self, timeout: float = -1) -> int:
         """Send what is queued, and report durably that this writer wrote everything; return its id for the commit.
@@ -522,7 +522,7 @@ class Producer:
             reason = "report_writer() is for a producer that joined a transaction by txnstore.transaction.token"
             raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, reason))
         longest_seconds = self._configuration["message.timeout.ms"] / 1000
-        return self._writer.report(timeout_seconds_of(timeout), longest_seconds or REPORT_TIMEOUT_SECONDS)
+        return self._writer.report(check_timeout(timeout), longest_seconds or REPORT_TIMEOUT_SECONDS)
 
     @contextmanager
     def transaction(self, timeout: float = -1) -> Iterator[Self]:
@@ -539,7 +539,7 @@ class Producer:
             KafkaException: see `begin_transaction` and `commit_transaction`.
         """
         transactions = self._transactional()
-        timeout_seconds = timeout_seconds_of(timeout)
+        timeout_seconds = check_timeout(timeout)
         if timeout_seconds < 0:
             timeout_seconds = self._configuration["transaction.timeout.ms"] / 1000
         transactions.begin()
@@ -579,7 +579,7 @@ class Producer:
             raise TypeError(f"argument 1 must be str, not {type(topic).__name__}")
         check_topic_text(topic or "")
         return self._ask(
-            lambda: self._directory.cluster_metadata(topic), timeout_seconds_of(timeout), "Failed to get metadata"
+            lambda: self._directory.cluster_metadata(topic), check_timeout(timeout), "Failed to get metadata"
         )
 
     def cluster_id(self, timeout: float = -1) -> str:
@@ -591,7 +591,7 @@ class Producer:
         self._check_open(HANDLE_CLOSED_TEXT)
         return self._ask(
             lambda: self._connection.store().store_uuid,
-            timeout_seconds_of(timeout),
+            check_timeout(timeout),
             "Failed to retrieve cluster id",
             code=KafkaError._TIMED_OUT,
         )
