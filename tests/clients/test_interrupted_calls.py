@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import txnstore
 from tests.clients.callers import calling, ledger_of, make_ledger
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
 from txnstore import KafkaError, Producer
@@ -20,13 +21,17 @@ TOPIC = "orders"
 #: Whose moments are tried: what lies below is tried as one.
 FILES = {
     "callers/enlisted.py",
-    "producer/branches.py",
     "producer/enlistment.py",
     "producer/producer.py",
     "producer/progress.py",
     "producer/thread.py",
     "producer/transactions.py",
 }
+
+
+def test_the_files_whose_moments_are_tried_are_there():
+    present = {"/".join(path.parts[-2:]) for path in Path(txnstore.__file__).parent.rglob("*.py")}
+    assert present >= FILES
 
 
 class Interrupt:
