@@ -177,7 +177,3 @@ def test_a_scenario_that_does_something_else_when_it_is_run_again_is_refused():
 
     with pytest.raises(AssertionError, match="does not do the same"):
         explore(lambda: Scenario({"a": steps, "b": steps}))
-
-
-def test_a_stop_outside_of_an_exploration_stops_nobody():
-    stop_here("nobody is here")

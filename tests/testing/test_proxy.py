@@ -253,27 +253,6 @@ def test_a_paused_answer_leaves_the_client_waiting_for_what_is_done(cluster, pro
     assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_every_message_can_be_paused(proxy, connect, where):
-    connection = connect(autocommit=True)
-
-    def select_one():
-        assert connection.execute("SELECT %s::int", [1], prepare=False).fetchone() == (1,)
-
-    before = proxy.request_count
-    select_one()
-    messages = proxy.request_count - before
-    assert messages == 5, "Parse, Bind, Describe, Execute, Sync"
-    for number in range(1, messages + 1):
-        requests = proxy.request_count
-        pause = proxy.pause(**{where: number})
-        join = in_background(select_one)
-        assert pause.wait(WAIT_SECONDS)
-        assert proxy.request_count == requests + number
-        pause.resume()
-        assert join() is None
-
-
 def test_a_black_hole_keeps_the_session_open_until_it_is_healed(cluster, proxy, connect):
     connection = connect()
     transaction_id = insert_order(connection)
@@ -356,55 +335,11 @@ def test_all_open_connections_can_be_cut_at_once(cluster, proxy, connect):
             connection.commit()
 
 
-def test_a_proxy_can_lead_to_a_unix_socket(cluster):
-    with Proxy(cluster.socket_path) as proxy:
-        url = proxy.url(cluster.url("postgres"))
-        with psycopg.connect(connection_string(url)) as connection:
-            assert connection.execute("SELECT inet_client_addr()").fetchone() == (None,)
-
-
 def test_the_upstream_of_a_url_may_be_a_unix_socket(cluster):
     url = f"postgresql+psycopg://postgres@/postgres?host={cluster.folder}&port={cluster.port}"
     assert upstream_of(url) == cluster.socket_path
     with Proxy(upstream_of(url)) as proxy, psycopg.connect(connection_string(proxy.url(url))) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
-
-
-def test_new_connections_go_where_the_upstream_points_now(proxy, connect):
-    with PrivateCluster(fsync=False) as other:
-        old = connect()
-        proxy.upstream = other.socket_path
-        (port,) = connect().execute("SHOW port").fetchone()
-        assert int(port) == other.port
-        assert old.execute("SHOW port").fetchone() != (port,)
-
-
-def test_a_client_sees_the_end_of_a_killed_server_and_comes_back_after_its_start(cluster, proxy, connect):
-    connection = connect()
-    try:
-        cluster.kill()
-        with pytest.raises(psycopg.OperationalError):
-            connection.execute("SELECT 1")
-        with pytest.raises(psycopg.OperationalError):
-            connect()
-    finally:
-        cluster.start()
-    assert connect().execute("SELECT 1").fetchone() == (1,)
-
-
-def test_large_messages_pass_in_both_directions(connect):
-    text = "a" * 5_000_000
-    assert connect().execute("SELECT %s || 'b'", [text]).fetchone() == (text + "b",)
-
-
-def test_rows_copied_in_and_out_pass(connect):
-    connection = connect()
-    connection.execute("CREATE TEMPORARY TABLE numbers (number int)")
-    with connection.cursor().copy("COPY numbers FROM STDIN") as copy:
-        for number in range(1_000):
-            copy.write_row([number])
-    with connection.cursor().copy("COPY numbers TO STDOUT") as copy:
-        assert len(list(copy.rows())) == 1_000
 
 
 def test_a_running_statement_can_be_cancelled_through_the_proxy(connect):

@@ -1,4 +1,4 @@
-"""Tests of how the proxy reads PostgreSQL's protocol."""
+"""The proxy's reading of PostgreSQL's protocol: a statement is found where it is executed, and nowhere else."""
 
 from __future__ import annotations
 
@@ -81,15 +81,6 @@ def test_messages_are_cut_the_same_however_their_bytes_arrive():
 def test_a_cancel_request_is_known_from_a_startup():
     assert [message.kind for message in MessageReader(from_client=True).feed(CANCEL_REQUEST)] == [CANCEL]
     assert [message.kind for message in MessageReader(from_client=True).feed(STARTUP_3_0)] == [STARTUP]
-
-
-def test_a_server_has_typed_messages_from_the_start():
-    ready = typed("Z", b"I")
-    assert MessageReader(from_client=False).feed(ready.raw) == [ready]
-
-
-def test_a_simple_query_is_executed_by_itself():
-    assert StatementTracker().executed_by(typed("Q", b"COMMIT\0")) == "COMMIT"
 
 
 def test_a_prepared_statement_is_executed_whenever_its_portal_is():
