@@ -114,6 +114,13 @@ def test_the_guarantees_are_worded_alike_where_they_are_given_and_where_they_are
     assert worded(TOP / "tests/README.md") == given
 
 
+def test_a_function_that_the_first_one_leads_to_is_in_the_file_that_it_names() -> None:
+    named = re.findall(r"`(?:\w+\.)?(\w+)\(\)` in \[[^\]]*\]\(([^)]+)\)", TEXTS[TOP / "README.md"])
+    assert len(named) >= 6
+    missing = [name for name, path in named if f"def {name}(" not in (TOP / path).read_text(encoding="utf-8")]
+    assert missing == []
+
+
 @functools.cache
 def links_of(readme: Path) -> list[tuple[Path, str]]:
     """Return where the links of a README lead: a file or folder, and an anchor."""
