@@ -291,13 +291,9 @@ class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):
 
     @classmethod
     async def _make(cls, conf: dict[str, Any], keywords: dict[str, Any]) -> Self:
-        taken = await take_converters_async(conf, "key.deserializer", "value.deserializer")
         self = object.__new__(cls)
-        try:
+        async with take_converters_async(conf, "key.deserializer", "value.deserializer") as taken:
             AIOConsumer.__init__(self, taken.rest, **keywords)
-        except BaseException:
-            await close_converters_async(taken.owned)
-            raise
         self._deserializers = taken.converters
         self._owned_deserializers = taken.owned
         offer_cluster_id_async(self.cluster_id, *taken.converters)

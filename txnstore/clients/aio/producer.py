@@ -286,13 +286,9 @@ class AsyncSerializingProducer(AIOProducer, Generic[Key, Value]):
 
     @classmethod
     async def _make(cls, conf: dict[str, Any], keywords: dict[str, Any]) -> Self:
-        taken = await take_converters_async(conf, "key.serializer", "value.serializer")
         self = object.__new__(cls)
-        try:
+        async with take_converters_async(conf, "key.serializer", "value.serializer") as taken:
             AIOProducer.__init__(self, taken.rest, **keywords)
-        except BaseException:
-            await close_converters_async(taken.owned)
-            raise
         self._serializers = taken.converters
         self._owned_serializers = taken.owned
         offer_cluster_id_async(self.cluster_id, *taken.converters)

@@ -37,13 +37,9 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
     """
 
     def __init__(self, conf: Mapping[str, Any]) -> None:
-        taken = take_converters(conf, "key.deserializer", "value.deserializer")
-        self._deserializers = taken.converters
-        try:
+        with take_converters(conf, "key.deserializer", "value.deserializer") as taken:
+            self._deserializers = taken.converters
             super().__init__(taken.rest)
-        except BaseException:
-            close_converters(taken.owned)
-            raise
         self._owned_deserializers = taken.owned
         offer_cluster_id(self.cluster_id, *taken.converters)
 

@@ -6,12 +6,13 @@ own keys out of that.  What a builder has made belongs to the client, which clos
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import enum
 import inspect
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
@@ -261,8 +262,11 @@ class TakenConverters(NamedTuple):
     """Those that builders have made."""
 
 
-def take_converters(configuration: Mapping[str, Any], *names: str) -> TakenConverters:
-    """Return the configuration without these keys, and what they hold; the mapping given is left as it is.
+@contextlib.contextmanager
+def take_converters(configuration: Mapping[str, Any], *names: str) -> Iterator[TakenConverters]:
+    """Give the block the configuration without these keys, and what they hold; the mapping given is left as it is.
+
+    If the block fails, what builders have made for it is closed.
 
     Raises:
         TypeError: the configuration is not a mapping, or a value is neither callable nor None.
@@ -270,13 +274,14 @@ def take_converters(configuration: Mapping[str, Any], *names: str) -> TakenConve
     """
     owned: list[Converter] = []
     try:
-        return finished(_building(configuration, names, owned))
+        yield finished(_building(configuration, names, owned))
     except BaseException:
         close_converters(owned)
         raise
 
 
-async def take_converters_async(configuration: Mapping[str, Any], *names: str) -> TakenConverters:
+@contextlib.asynccontextmanager
+async def take_converters_async(configuration: Mapping[str, Any], *names: str) -> AsyncIterator[TakenConverters]:
     """Do the same as `take_converters`; builders may be asynchronous.
 
     Raises:
@@ -284,7 +289,7 @@ async def take_converters_async(configuration: Mapping[str, Any], *names: str) -
     """
     owned: list[Converter] = []
     try:
-        return await finished_async(_building(configuration, names, owned))
+        yield await finished_async(_building(configuration, names, owned))
     except BaseException:
         await close_converters_async(owned)
         raise

@@ -35,13 +35,9 @@ class SerializingProducer(Producer, Generic[Key, Value]):
     """
 
     def __init__(self, conf: Mapping[str, Any]) -> None:
-        taken = take_converters(conf, "key.serializer", "value.serializer")
-        self._serializers = taken.converters
-        try:
+        with take_converters(conf, "key.serializer", "value.serializer") as taken:
+            self._serializers = taken.converters
             super().__init__(taken.rest)
-        except BaseException:
-            close_converters(taken.owned)
-            raise
         self._owned_serializers = taken.owned
         offer_cluster_id(self.cluster_id, *taken.converters)
 
