@@ -180,7 +180,7 @@ def test_in_a_forked_child_it_is_refused_and_its_close_leaves_the_parents_alone(
 
 
 def test_every_error_of_opening_is_ours(tmp_path):
-    (tmp_path / "text.db").write_text("this is no database, however long one looks at it" * 100)
+    (tmp_path / "text.db").write_text("this is not a database, however long one looks at it" * 100)
     connection = connection_to(f"sqlite:///{tmp_path}/text.db")
     with pytest.raises(TxnStoreError):
         connection.store()

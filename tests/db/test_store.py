@@ -126,7 +126,7 @@ def test_work_that_fails_for_good_is_not_run_again(orders):
 
     def work(connection):
         tries.append(1)
-        connection.exec_driver_sql("this is no SQL")
+        connection.exec_driver_sql("this is not SQL")
 
     with pytest.raises(StatementFailed):
         orders.store.write(work)

@@ -286,7 +286,7 @@ def test_an_empty_batch_is_one(producer, topic):
 
 @pytest.mark.parametrize(
     ("partitioner", "placed"),
-    # reference/kafka.md 5: (murmur2, consistent, fnv1a) of three partitions [run].
+    # (murmur2, consistent, fnv1a) of three partitions, as confluent-kafka 2.16.1 was seen to choose them.
     [
         ("consistent", {b"a": 0, b"abc": 0, b"hello": 1, b"kafka-key-123": 1, b"\xff\x00": 0}),
         ("consistent_random", {b"a": 0, b"abc": 0, b"hello": 1, b"kafka-key-123": 1, b"\xff\x00": 0}),

@@ -71,7 +71,7 @@ def test_closing_the_fenced_one_harms_the_newer_one_nothing(make_transactional, 
     assert newer.flush(PATIENCE_SECONDS) == 0
 
     with warnings.catch_warnings():
-        # confluent-kafka warns of the abort that failed [run]; whether and how is not what this is about.
+        # confluent-kafka warns of the abort that failed; whether and how is not tried here.
         warnings.simplefilter("ignore", RuntimeWarning)
         assert older.close() is True
 

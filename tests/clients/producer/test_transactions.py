@@ -120,7 +120,7 @@ def test_the_end_of_the_log_is_the_last_stable_offset_for_readers_of_committed_r
 
 
 def test_the_position_of_a_reader_moves_over_markers(producer, make_consumer, topic):
-    """reference/kafka.md 4 #7: whoever has read everything has no lag."""
+    """Whoever has read everything has no lag."""
     producer.begin_transaction()
     producer.produce(topic, b"v", partition=0)
     producer.commit_transaction(PATIENCE_SECONDS)
@@ -241,7 +241,7 @@ def test_metadata_beside_an_offset_is_kept_and_what_is_no_offset_left_out(produc
 
 
 def test_a_reader_of_committed_records_waits_for_offsets_that_are_pending(producer, make_consumer, topic):
-    """KIP-447; reference/kafka.md 3.10: pending offsets are unstable until their transaction ends."""
+    """KIP-447: pending offsets are unstable until their transaction ends."""
     stable = make_consumer({"isolation.level": "read_committed"})
     unstable = make_consumer({"isolation.level": "read_uncommitted"})
     producer.begin_transaction()
