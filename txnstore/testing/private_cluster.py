@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +139,7 @@ class PrivateCluster(PostgresServer):
         try:
             self._programs = programs_for(self._user, programs, self.folder)
             self._make_cluster()
-            self._start_on_free_port()
+            self._start_on(free_port, _PORT_IS_TAKEN)
         except BaseException:
             self.close()
             raise
@@ -191,14 +191,7 @@ class PrivateCluster(PostgresServer):
         Raises:
             ServerStartError: it did not start; what may pass by itself was retried for 30 s.
         """
-        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-        while self._process is None:
-            try:
-                self._process = self._start()
-            except ServerStartError as error:
-                if time.monotonic() > deadline or not _MAY_PASS.search(str(error)):
-                    raise
-                time.sleep(_RETRY_SECONDS)
+        self._start_on(lambda: self._port, _MAY_PASS)
 
     def close(self) -> None:
         """End the server at once and remove its folder; may be called again."""
@@ -213,35 +206,33 @@ class PrivateCluster(PostgresServer):
         password_file.write_text(self._password)
         if user is not None:
             os.chown(password_file, user.user_id, user.group_id)
-        command: list[str | Path] = [self._programs / "bin" / "initdb", "-D", self.folder / "data", "-U", _SUPERUSER]
+        command = [str(self._programs / "bin" / "initdb"), "-D", str(self.folder / "data"), "-U", _SUPERUSER]
         command += ["--auth-host=scram-sha-256", "--auth-local=trust", f"--pwfile={password_file}"]
         command += ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"]
         done = subprocess.run(
-            command,
+            _launch_command(command, user),
             cwd=self.folder,
             env=clean_environment(),
             capture_output=True,
             text=True,
             check=False,
             timeout=_START_TIMEOUT_SECONDS,
-            user=None if user is None else user.user_id,
-            group=None if user is None else user.group_id,
-            extra_groups=None if user is None else [],
         )
         password_file.unlink()
         if done.returncode != 0:
             raise ServerStartError(f"initdb failed:\n{done.stderr}")
         (self.folder / "data" / "pg_hba.conf").write_text(_HOST_BASED_AUTHENTICATION)
 
-    def _start_on_free_port(self) -> None:
+    def _start_on(self, next_port: Callable[[], int], may_pass: re.Pattern[str]) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while self._process is None:
-            self._port = free_port()
+            self._port = next_port()
             try:
                 self._process = self._start()
             except ServerStartError as error:
-                if time.monotonic() > deadline or not _PORT_IS_TAKEN.search(str(error)):
+                if time.monotonic() > deadline or not may_pass.search(str(error)):
                     raise
+                time.sleep(_RETRY_SECONDS)
 
     def _start(self) -> ServerProcess:
         command = [str(self._programs / "bin" / "postgres"), "-D", str(self.folder / "data"), "-p", str(self._port)]
