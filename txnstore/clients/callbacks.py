@@ -6,6 +6,7 @@ held them, they would keep alive who owns the client, and a client that is dropp
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -43,8 +44,25 @@ class Callbacks:
         return call
 
 
-#: The application hears of the same trouble at most this often.
+#: `error_cb` hears of the same trouble at most this often.
 PERIOD_SECONDS: Final = 1.0
+
+
+class RepeatedTrouble:
+    """Knows which trouble was told a moment ago; whoever shares one among threads holds a lock."""
+
+    def __init__(self, period_seconds: float) -> None:
+        """Let the same trouble be told at most once in this time."""
+        self._period_seconds = period_seconds
+        self._told_seconds: dict[int, float] = {}
+
+    def may_be_told(self, error: KafkaError) -> bool:
+        """Return whether an error with this code is to be told; if so, it counts as told."""
+        now_seconds = time.monotonic()
+        if now_seconds - self._told_seconds.get(error.code(), -math.inf) < self._period_seconds:
+            return False
+        self._told_seconds[error.code()] = now_seconds
+        return True
 
 
 class ErrorReporter:
@@ -65,7 +83,7 @@ class ErrorReporter:
         self._callback = callback
         #: Several threads of a client may meet the same trouble at once.
         self._lock = threading.Lock()
-        self._said_seconds: dict[int, float] = {}
+        self._repeated = RepeatedTrouble(PERIOD_SECONDS)
 
     def report(self, error: KafkaError) -> None:
         """Tell of an error, unless the same was told a moment ago; a fatal one is raised where it is served."""
@@ -79,13 +97,10 @@ class ErrorReporter:
             self._say(KafkaError(KafkaError._ALL_BROKERS_DOWN, f"1/1 brokers are down: {error.str()}"))
 
     def _say(self, error: KafkaError) -> None:
-        now_seconds = time.monotonic()
         callback = self._callback
         with self._lock:
-            last_seconds = self._said_seconds.get(error.code())
-            if callback is None or (last_seconds is not None and now_seconds - last_seconds < PERIOD_SECONDS):
+            if callback is None or not self._repeated.may_be_told(error):
                 return
-            self._said_seconds[error.code()] = now_seconds
         self._add_event(lambda: callback(error))
 
 

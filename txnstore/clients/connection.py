@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sqlalchemy import Connection, select
 
 from txnstore.backoff import Backoff
+from txnstore.clients.deadline import Deadline
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.db.backend import Durability, Limits
 from txnstore.db.cluster.cluster import Cluster, open_cluster
@@ -248,12 +249,12 @@ def write_repeatable(
         TxnStoreError: the database refused, or could not be reached in time; OutcomeUnknown only if the last try ended
             so.
     """
-    deadline = time.monotonic() + timeout_seconds
+    deadline = Deadline(timeout_seconds)
     backoff = Backoff(_PAUSE_FIRST_SECONDS, _PAUSE_LAST_SECONDS)
     while True:
-        left_seconds = deadline - time.monotonic()
+        left_seconds = deadline.left_seconds()
         try:
-            retry_timeout_ms = int(max(0.0, min(left_seconds, _TRY_SECONDS)) * 1000)
+            retry_timeout_ms = int(min(left_seconds, _TRY_SECONDS) * 1000)
             return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
         except _AGAIN:
             if left_seconds <= _TRY_SECONDS:

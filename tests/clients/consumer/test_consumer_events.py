@@ -8,7 +8,6 @@ import threading
 import pytest
 
 from txnstore.clients import callbacks
-from txnstore.clients.consumer import events as consumer_events
 from txnstore.clients.consumer.events import (
     CallbackEvent,
     CommitEvent,
@@ -36,7 +35,6 @@ def now(monkeypatch):
             return self.seconds
 
     now = Now()
-    monkeypatch.setattr(consumer_events, "time", now)
     monkeypatch.setattr(callbacks, "time", now)
     return now
 

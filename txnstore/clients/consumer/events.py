@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition
 from typing import Any, Final
 
-from txnstore.clients.callbacks import ErrorReporter
+from txnstore.clients.callbacks import ErrorReporter, RepeatedTrouble
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import Message, error_message
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -118,7 +116,7 @@ class Inbox:
         self._arrived = arrived
         self.events: deque[Event] = deque()
         """The events that have not been served yet."""
-        self._reported_at: dict[int, float] = {}
+        self._repeated = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
 
     def put(self, event: Event) -> None:
         """Add an event."""
@@ -137,10 +135,8 @@ class Inbox:
 
     def put_error_message(self, error: KafkaError) -> None:
         """Let poll() return an error that is not about a partition; the same again only after a while."""
-        now = time.monotonic()
         with self._arrived:
-            if now - self._reported_at.get(error.code(), -math.inf) >= MESSAGE_INTERVAL_SECONDS:
-                self._reported_at[error.code()] = now
+            if self._repeated.may_be_told(error):
                 self.put(MessageEvent(error_message(error)))
 
 
