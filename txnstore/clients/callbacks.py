@@ -1,4 +1,4 @@
-"""The application's callbacks as a client keeps them: held by the client alone, and how `error_cb` hears of trouble.
+"""The application's callbacks as a client keeps them, the events that wait to be served, and how trouble is told.
 
 A callback is often a method of the object that holds the client.  The client's threads know callbacks weakly: if they
 held them, they would keep alive who owns the client, and a client that is dropped would never be collected.
@@ -10,13 +10,15 @@ import math
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
 
 Callback = Callable[..., Any]
+Event = TypeVar("Event")
 
 
 class Callbacks:
@@ -42,6 +44,27 @@ class Callbacks:
             return None if function is None else function(*arguments)
 
         return call
+
+
+class EventQueue(Generic[Event]):
+    """The events of one client that wait for the application to serve them, in their order; for all threads."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        """Begin without any; `changed`, whose lock guards them, is notified of each."""
+        self._changed = changed
+        self.events: deque[Event] = deque()
+        """The events that have not been served yet."""
+
+    def put(self, event: Event) -> None:
+        """Add an event; whoever waits is woken."""
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def pop(self) -> Event | None:
+        """Take the first event; None if there is no event."""
+        with self._changed:
+            return self.events.popleft() if self.events else None
 
 
 #: `error_cb` hears of the same trouble at most this often.

@@ -8,10 +8,11 @@ import threading
 import pytest
 
 from txnstore.clients import callbacks
+from txnstore.clients.callbacks import EventQueue, RepeatedTrouble
 from txnstore.clients.consumer.events import (
+    MESSAGE_INTERVAL_SECONDS,
     CallbackEvent,
     CommitEvent,
-    Inbox,
     Listener,
     MessageEvent,
     RebalanceKind,
@@ -40,7 +41,7 @@ def now(monkeypatch):
 
 
 def inbox_of():
-    return Inbox(threading.Condition())
+    return EventQueue(threading.Condition())
 
 
 def reporter_of(inbox, callback, *, is_alone=False):
@@ -72,11 +73,12 @@ def test_an_error_that_comes_again_and_again_is_said_once_a_second(now):
 
 
 def test_a_message_that_is_no_record_comes_once_in_a_while(now):
-    inbox = inbox_of()
+    returned = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
+    told = 0
     for _ in range(100):
-        inbox.put_error_message(AWAY)
+        told += returned.may_be_told(AWAY)
         now.seconds += 0.5
-    assert len(inbox.events) == 2
+    assert told == 2
 
 
 def test_without_a_callback_errors_are_logged(now, caplog):

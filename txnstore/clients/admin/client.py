@@ -6,7 +6,6 @@ The class has every call's arguments and promises; what a call does is in the mo
 from __future__ import annotations
 
 import functools
-import queue
 import threading
 import warnings
 import weakref
@@ -44,7 +43,7 @@ from txnstore.clients.admin.transactions import (
     TransactionListing,
 )
 from txnstore.clients.admin.unsupported import AclBinding, AclBindingFilter, UserScramCredentialAlteration
-from txnstore.clients.callbacks import Callbacks, ErrorReporter
+from txnstore.clients.callbacks import Callbacks, ErrorReporter, EventQueue
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection
 from txnstore.clients.deadline import Deadline, check_timeout
@@ -97,7 +96,8 @@ class AdminClient:
             refresh_ms=self._configuration["topic.metadata.refresh.interval.ms"],
             allow_create=self._configuration["allow.auto.create.topics"],
         )
-        self._events: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._events: EventQueue[Callable[[], object]] = EventQueue(self._changed)
         # What outlives a client that its program has forgotten holds neither it nor its callback.
         connection = self._connection
         self._callbacks = Callbacks(error_cb=self._configuration["error_cb"])
@@ -145,12 +145,15 @@ class AdminClient:
             self._look.polled()
         served = 0
         while True:
-            try:
-                event = self._events.get_nowait() if served else self._events.get(timeout=deadline.left_seconds())
-            except queue.Empty:
-                return served
-            served += 1
-            event()
+            event = self._events.pop()
+            if event is not None:
+                served += 1
+                event()
+                continue
+            with self._changed:
+                # What comes after the first one is served if it is there.
+                if served or not self._changed.wait_for(lambda: self._events.events, deadline.left_seconds()):
+                    return served
 
     def _check_call(
         self, request_timeout: float | None, operation_timeout: float | None = None, **flags: object

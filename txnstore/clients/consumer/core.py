@@ -14,20 +14,24 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from txnstore.clients.callbacks import Callbacks
+from txnstore.clients.callbacks import Callbacks, EventQueue, RepeatedTrouble
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
 from txnstore.clients.consumer.arguments import consumer_options, failure
 from txnstore.clients.consumer.commits import CommitResult, OffsetCommits
 from txnstore.clients.consumer.events import (
+    MESSAGE_INTERVAL_SECONDS,
     CommitEvent,
-    Inbox,
+    Event,
+    MessageEvent,
     RebalanceEvent,
     RebalanceKind,
     error_reporter,
     prefixed,
+    put_call,
 )
 from txnstore.clients.consumer.fetcher import Fetcher
 from txnstore.clients.consumer.reader import PartitionLookups
@@ -36,6 +40,7 @@ from txnstore.clients.deadline import Deadline
 from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
+from txnstore.clients.model.message import error_message
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
 from txnstore.clients.statistics import Statistics
@@ -78,7 +83,9 @@ class ConsumerCore:
             self.connection, refresh_ms=options.metadata_refresh_ms, allow_create=options.creates_topics
         )
         self.worker = Worker(name)
-        self.inbox = Inbox(self.arrived)
+        self.inbox: EventQueue[Event] = EventQueue(self.arrived)
+        #: Which errors poll() has returned a moment ago.
+        self._returned_errors = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
         self._error_reporter = error_reporter(
             self.inbox, callbacks.weakly("error_cb"), self.logger, lambda: self.connection.is_alone
         )
@@ -243,7 +250,9 @@ class ConsumerCore:
         if kafka_error.retriable() or getattr(error, "outcome_unknown", False):
             self._error_reporter.report(kafka_error)
         else:
-            self.inbox.put_error_message(kafka_error)
+            with self.arrived:
+                if self._returned_errors.may_be_told(kafka_error):
+                    self.inbox.put(MessageEvent(error_message(kafka_error)))
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
@@ -293,7 +302,7 @@ class ConsumerCore:
             kind="consumer",
             interval_seconds=interval_seconds,
             callback=callbacks.weakly("stats_cb"),
-            add_event=self.inbox.put_call,
+            add_event=partial(put_call, self.inbox),
             collect=self._facts,
             connection=self.connection,
         )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Condition
+from functools import partial
 from typing import Any, Final
 
-from txnstore.clients.callbacks import ErrorReporter, RepeatedTrouble
+from txnstore.clients.callbacks import ErrorReporter, EventQueue
 from txnstore.clients.model.errors import KafkaError
-from txnstore.clients.model.message import Message, error_message
+from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
 
 
@@ -108,47 +107,20 @@ class MessageEvent:
 Event = RebalanceEvent | AnswerEvent | CommitEvent | CallbackEvent | MessageEvent
 
 
-class Inbox:
-    """The events of one consumer in their order; putting one wakes a poll() that waits."""
-
-    def __init__(self, arrived: Condition) -> None:
-        """Notify `arrived`, whose lock guards the events."""
-        self._arrived = arrived
-        self.events: deque[Event] = deque()
-        """The events that have not been served yet."""
-        self._repeated = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
-
-    def put(self, event: Event) -> None:
-        """Add an event."""
-        with self._arrived:
-            self.events.append(event)
-            self._arrived.notify_all()
-
-    def pop(self) -> Event | None:
-        """Take the first event; None if there is no event."""
-        with self._arrived:
-            return self.events.popleft() if self.events else None
-
-    def put_call(self, call: Callable[[], object]) -> None:
-        """Add an event that is served by this call."""
-        self.put(CallbackEvent(call))
-
-    def put_error_message(self, error: KafkaError) -> None:
-        """Let poll() return an error that is not about a partition; the same again only after a while."""
-        with self._arrived:
-            if self._repeated.may_be_told(error):
-                self.put(MessageEvent(error_message(error)))
+def put_call(inbox: EventQueue[Event], call: Callable[[], object]) -> None:
+    """Add an event that is served by this call."""
+    inbox.put(CallbackEvent(call))
 
 
 def error_reporter(
-    inbox: Inbox,
+    inbox: EventQueue[Event],
     callback: Callable[[KafkaError], object] | None,
     logger: logging.Logger,
     is_alone: Callable[[], bool],
 ) -> ErrorReporter:
     """Return what tells `callback` of passing trouble at the next poll(), or without one the log at once."""
     if callback is not None:
-        return ErrorReporter(callback, inbox.put_call, is_alone)
+        return ErrorReporter(callback, partial(put_call, inbox), is_alone)
 
     def log(error: KafkaError) -> None:
         logger.warning("%s: %s", error.name(), error.str())

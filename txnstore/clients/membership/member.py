@@ -19,10 +19,11 @@ from threading import Condition
 from typing import Final
 
 from txnstore.backoff import Backoff
+from txnstore.clients.callbacks import EventQueue
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.events import (
     AnswerEvent,
-    Inbox,
+    Event,
     Listener,
     MessageEvent,
     RebalanceEvent,
@@ -84,7 +85,7 @@ class ConsumerMember:
         *,
         lock: Condition,
         work_due: Condition,
-        inbox: Inbox,
+        inbox: EventQueue[Event],
         worker: Worker,
         requests: GroupRequests,
         options: ConsumerOptions,

@@ -106,7 +106,7 @@ class Producer:
             allow_create=configuration["allow.auto.create.topics"],
         )
         name = f"producer-{next(_numbers)}"
-        reporter = ErrorReporter(callbacks.weakly("error_cb"), self._reports.add_event, lambda: connection.is_alone)
+        reporter = ErrorReporter(callbacks.weakly("error_cb"), self._reports.events.put, lambda: connection.is_alone)
         self._thread = SenderThread(
             f"txnstore-{name}",
             changed,
@@ -128,7 +128,7 @@ class Producer:
             kind="producer",
             interval_seconds=configuration["statistics.interval.ms"] / 1000,
             callback=callbacks.weakly("stats_cb"),
-            add_event=self._reports.add_event,
+            add_event=self._reports.events.put,
             collect=self._sender.facts,
             connection=connection,
         )

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from txnstore.clients.callbacks import EventQueue
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 from txnstore.clients.model.topic_partition import OFFSET_INVALID
@@ -327,7 +328,8 @@ class DeliveryReports:
         self._only_errors = only_errors
         self._reports: deque[DeliveryReport] = deque()
         self._serving = threading.RLock()
-        self._events: deque[Callable[[], object]] = deque()
+        self.events: EventQueue[Callable[[], object]] = EventQueue(changed)
+        """Other calls of the application that wait to be served."""
 
     def add(self, report: DeliveryReport) -> None:
         """Let a report wait until it is served."""
@@ -338,16 +340,10 @@ class DeliveryReports:
                 self._reports.append(report)
             self._changed.notify_all()
 
-    def add_event(self, event: Callable[[], object]) -> None:
-        """Let a call of another callback wait until it is served."""
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
-
     @property
     def are_waiting(self) -> bool:
         """Whether something can be served; under the lock."""
-        return bool(self._reports or self._events)
+        return bool(self._reports or self.events.events)
 
     def serve(self) -> int:
         """Call the callbacks of everything that waits, in order, and return how many events that were.
@@ -357,8 +353,7 @@ class DeliveryReports:
         """
         served = 0
         while True:
-            with self._changed:
-                event = self._events.popleft() if self._events else None
+            event = self.events.pop()
             if event is not None:
                 served += 1
                 event()
