@@ -29,6 +29,11 @@ def check_timeout(timeout: object) -> float:
     return min(seconds, threading.TIMEOUT_MAX)
 
 
+def bounded(timeout_seconds: float, longest_seconds: float) -> float:
+    """Return how many seconds a call may take: what its caller allows, at most and by default the longest time."""
+    return timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
+
+
 class Deadline:
     """When the time of a call is up, on the monotonic clock."""
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from txnstore.clients.deadline import Deadline
 from txnstore.clients.producer.thread import DelayedJob, SenderStopped, SenderThread
 from txnstore.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 
@@ -128,10 +129,10 @@ def test_a_request_is_given_up_at_its_deadline(thread):
     def request():
         raise StoreUnavailable
 
-    deadline = time.monotonic() + 0.02
+    deadline = Deadline(0.02)
     with pytest.raises(StoreUnavailable):
         thread.submit(lambda: thread.until_answered(request, deadline)).result(PATIENCE_SECONDS)
-    assert time.monotonic() >= deadline
+    assert deadline.left_seconds() == 0
 
 
 def test_stopping_ends_a_pause_and_refuses_what_waits(thread):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any, Final
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from txnstore.clients.deadline import Deadline
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
@@ -144,12 +144,12 @@ class EnlistedBranches:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def finish(self, deadline: float, *, commit: bool) -> None:
+    def finish(self, deadline: Deadline, *, commit: bool) -> None:
         """End the branches by what the coordinator has decided, and give the connections back."""
         with self._ends_branches:
             self._finish_all(deadline, commit=commit)
 
-    def finish_if_ended(self, deadline: float, *, commit: bool) -> bool:
+    def finish_if_ended(self, deadline: Deadline, *, commit: bool) -> bool:
         """End the branches if the transaction has ended, and only a callback or hook of the application's raised."""
         if not self.connections or self._progress.stage is not _S.READY:
             return False
@@ -169,11 +169,11 @@ class EnlistedBranches:
             for known in self.connections:
                 known.guards.remove()
 
-    def _finish_all(self, deadline: float, *, commit: bool) -> None:
+    def _finish_all(self, deadline: Deadline, *, commit: bool) -> None:
         branches = self._branches
         assert branches is not None
         self._notice_losses()
-        timeout_ms = min(FINISH_TIMEOUT_MS, max(FINISH_MS_MIN, int(1000 * (deadline - time.monotonic()))))
+        timeout_ms = min(FINISH_TIMEOUT_MS, max(FINISH_MS_MIN, int(1000 * deadline.left_seconds())))
         try:
             if commit:
                 branches.finish(commit=True, timeout_ms=timeout_ms)
@@ -337,7 +337,7 @@ class Enlistment:
     def commit(self, timeout_seconds: float, writers: Collection[int] | None) -> None:
         """Commit the transaction with the connection, on this thread."""
         self._progress.check_writers(writers)
-        deadline = time.monotonic() + self._progress.bounded(timeout_seconds)
+        deadline = Deadline(self._progress.bounded(timeout_seconds))
         hook_error: Exception | None = None
         with self._progress.in_call(_C.COMMIT):
             is_done = False
@@ -419,7 +419,7 @@ class Enlistment:
 
     # --- committing; on the caller's thread ---------------------------------------------------------------------------
 
-    def _commit_enlisted(self, deadline: float, writers: Collection[int] | None) -> Exception | None:
+    def _commit_enlisted(self, deadline: Deadline, writers: Collection[int] | None) -> Exception | None:
         """Take the commit as far as it goes until the deadline; return what a hook of the application's raised."""
         enlisted = self._enlisted
         ending = self._ending
@@ -435,8 +435,8 @@ class Enlistment:
         self._wait_until(self._progress.work, deadline)
         return ending.hook_error
 
-    def _wait_until(self, work: Any, deadline: float) -> Any:
-        return self._progress.wait(work, max(0.0, deadline - time.monotonic()), resumable=True)
+    def _wait_until(self, work: Any, deadline: Deadline) -> Any:
+        return self._progress.wait(work, deadline.left_seconds(), resumable=True)
 
     def _begin_ending(self, enlisted: _Enlisted, writers: Collection[int] | None) -> _Ending:
         try:
@@ -454,7 +454,7 @@ class Enlistment:
             self._progress.enter(_S.BEGIN_COMMIT)
         return ending
 
-    def _gather(self, ending: _Ending, deadline: float) -> None:
+    def _gather(self, ending: _Ending, deadline: Deadline) -> None:
         if self._progress.work is None:
             self._progress.work = self._progress.submit(partial(self._gather_work, ending))
         gathering = self._progress.work
@@ -502,7 +502,7 @@ class Enlistment:
             with joined_connection(enlisted.store, enlisted.taken.callers) as connection:
                 create(connection)
 
-    def _ask(self, ending: _Ending, deadline: float) -> None:
+    def _ask(self, ending: _Ending, deadline: Deadline) -> None:
         """Commit; return once it was asked for, whether or not the answer is known.
 
         Raises:
@@ -524,7 +524,7 @@ class Enlistment:
             self._progress.is_written = True
             self._progress.enter(_S.COMMITTING)
         taken = enlisted.taken
-        seconds = max(COMMIT_SECONDS_MIN, deadline - time.monotonic())
+        seconds = max(COMMIT_SECONDS_MIN, deadline.left_seconds())
         try:
             taken.commit(partial(end_within, request=ending.request), timeout_seconds=seconds)
         except BaseException as error:  # noqa: BLE001 - whatever it is, what it means is decided there
@@ -535,9 +535,9 @@ class Enlistment:
             enlisted.store.backend.after_commit(enlisted.store.engine)
             enlisted.store.announce()
 
-    def _let_branches_vote(self, enlisted: _Enlisted, ending: _Ending, deadline: float) -> None:
+    def _let_branches_vote(self, enlisted: _Enlisted, ending: _Ending, deadline: Deadline) -> None:
         try:
-            self._branches.vote(timeout_ms=max(TRY_TIMEOUT_MS, int(1000 * (deadline - time.monotonic()))))
+            self._branches.vote(timeout_ms=max(TRY_TIMEOUT_MS, int(1000 * deadline.left_seconds())))
             if enlisted.store.backend.name == "postgresql":
                 enlisted.taken.callers.cursor().execute(_MAKE_DURABLE)
         except Exception as error:  # noqa: BLE001 - the driver's own as well; nothing is decided yet

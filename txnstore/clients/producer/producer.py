@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import producer_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
-from txnstore.clients.deadline import check_timeout
+from txnstore.clients.deadline import Deadline, check_timeout
 from txnstore.clients.model.errors import (
     HANDLE_CLOSED_TEXT,
     KafkaError,
@@ -548,15 +548,15 @@ class Producer:
         except BaseException as error:
             self._abort_after(error, timeout_seconds)
             raise
-        deadline = time.monotonic() + timeout_seconds
+        deadline = Deadline(timeout_seconds)
         while True:
             try:
-                self.commit_transaction(max(0.0, deadline - time.monotonic()))
+                self.commit_transaction(deadline.left_seconds())
             except KafkaException as error:
                 kafka_error: KafkaError = error.args[0]
                 if kafka_error.txn_requires_abort():
                     self._abort_after(error, timeout_seconds)
-                elif kafka_error.retriable() and time.monotonic() < deadline:
+                elif kafka_error.retriable() and deadline.left_seconds() > 0:
                     continue
                 raise
             except BaseException as error:
@@ -617,17 +617,17 @@ class Producer:
             self._is_closed = True
             self._finalizer.detach()
             return True
-        deadline = time.monotonic() + CLOSE_TIMEOUT_SECONDS
+        deadline = Deadline(CLOSE_TIMEOUT_SECONDS)
         stop_seconds = STOP_TIMEOUT_SECONDS
         try:
             if self._transactions is not None and self._transactions.is_open:
                 # Aborted, or a commit or abort comes to its end that its caller has not waited for.
                 try:
-                    self._transactions.finish(max(0.0, deadline - time.monotonic()))
+                    self._transactions.finish(deadline.left_seconds())
                 except (KafkaException, RuntimeError) as error:
                     name = self._transactions.transactional_id[:80]
                     _log.warning("the transaction of %s was left for recovery: %s", name, error)
-            self._flush(max(0.0, deadline - time.monotonic()))
+            self._flush(deadline.left_seconds())
         except BaseException as error:
             if not isinstance(error, Exception):
                 # Ctrl-C, SystemExit, a task that is cancelled: somebody wants an end at once.
@@ -678,15 +678,14 @@ class Producer:
             self._changed.wait_for(is_there, None if timeout_seconds < 0 else timeout_seconds)
 
     def _flush(self, timeout_seconds: float) -> int:
-        deadline = None if timeout_seconds < 0 else time.monotonic() + timeout_seconds
+        deadline = Deadline(timeout_seconds)
         accumulator, reports = self._accumulator, self._reports
         self._sender.begin_flush()
         try:
             while True:
                 reports.serve()
-                left_seconds = -1.0 if deadline is None else deadline - time.monotonic()
-                is_late = deadline is not None and left_seconds <= 0
-                if accumulator.record_count == 0 or is_late or self._sender.holds_everything:
+                left_seconds = deadline.left_seconds()
+                if accumulator.record_count == 0 or left_seconds <= 0 or self._sender.holds_everything:
                     return accumulator.record_count
                 self._wait_for(lambda: reports.are_waiting or accumulator.record_count == 0, left_seconds)
         finally:
@@ -699,7 +698,7 @@ class Producer:
         if timeout_seconds < 0:
             timeout_seconds = self._configuration["socket.timeout.ms"] / 1000
         began = time.monotonic()
-        deadline = began + timeout_seconds
+        deadline = Deadline(timeout_seconds)
         try:
             return self._thread.submit(lambda: self._thread.until_answered(question, deadline)).result(timeout_seconds)
         except TimeoutError:
@@ -725,13 +724,13 @@ class Producer:
 
     def _close_now(self, stop_seconds: float) -> None:
         self._is_closed = True
-        deadline = time.monotonic() + stop_seconds
+        deadline = Deadline(stop_seconds)
         try:
             self._thread.stop(stop_seconds)
         finally:
             self._sender.purge(in_queue=True, in_flight=False)
             self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
-            self._connection.close(deadline - time.monotonic())
+            self._connection.close(deadline.left_seconds())
             self._finalizer.detach()
             with self._changed:
                 self._changed.notify_all()

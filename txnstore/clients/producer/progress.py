@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
+from txnstore.clients.deadline import bounded
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
@@ -166,8 +167,7 @@ class TransactionProgress:
 
     def bounded(self, timeout_seconds: float, *, timeouts_max: int = 1) -> float:
         """Return how many seconds a call may take: what its caller allows, but not above its transaction timeouts."""
-        longest_seconds = timeouts_max * self.timeout_ms / 1000
-        return timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
+        return bounded(timeout_seconds, timeouts_max * self.timeout_ms / 1000)
 
     def wait(self, work: Future[Result], wait_seconds: float, *, resumable: bool) -> Result:
         """Wait for the answer of work for so long."""

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from txnstore.backoff import Backoff
+from txnstore.clients.deadline import Deadline
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.overdue_help import end_overdue
 from txnstore.clients.worker import Worker
@@ -207,14 +208,14 @@ class SenderThread:
             self._is_stopping = True
             self.changed.notify_all()
             thread = self._thread
-        deadline = time.monotonic() + timeout_seconds
+        deadline = Deadline(timeout_seconds)
         try:
             if thread is None or thread is threading.current_thread():
                 return thread is None
             thread.join(max(0.0, timeout_seconds))
         finally:
             for helper in self._helpers:
-                helper.close(deadline - time.monotonic())
+                helper.close(deadline.left_seconds())
         return not thread.is_alive()
 
     def report_fatal(self, error: KafkaError) -> None:
@@ -223,18 +224,18 @@ class SenderThread:
 
     # --- for work on the thread -------------------------------------------------------------------------------------
 
-    def until_answered(self, request: Callable[[], Result], deadline_seconds: float | None = None) -> Result:
+    def until_answered(self, request: Callable[[], Result], deadline: Deadline | None = None) -> Result:
         """Repeat `request` while the database is away or has not said what became of it.
 
         Raises:
             SenderStopped: the producer was closed.
-            TxnStoreError: the database refuses, or the deadline, by the monotonic clock, has passed.
+            TxnStoreError: the database refuses, or the deadline has passed.
         """
         while True:
             try:
                 answer = request()
             except TxnStoreError as error:
-                is_late = deadline_seconds is not None and time.monotonic() >= deadline_seconds
+                is_late = deadline is not None and deadline.left_seconds() <= 0
                 if is_late or not (error.retriable or error.outcome_unknown):
                     raise
                 self.backoff.retry_later(error)

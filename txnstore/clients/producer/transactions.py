@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from txnstore.clients.configuration.configuration import Configuration, admin_configuration
 from txnstore.clients.connection import StoreConnection
+from txnstore.clients.deadline import Deadline
 from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -394,8 +394,8 @@ class ProducerTransactions:
     def _wait(self, work: Future[Result], timeout_seconds: float) -> Result:
         return self._progress.wait(work, self._progress.bounded(timeout_seconds), resumable=False)
 
-    def _deadline(self, timeout_seconds: float) -> float:
-        return time.monotonic() + self._progress.bounded(timeout_seconds)
+    def _deadline(self, timeout_seconds: float) -> Deadline:
+        return Deadline(self._progress.bounded(timeout_seconds))
 
     # --- the work of the calls; on the sender's thread ----------------------------------------------------------------
 

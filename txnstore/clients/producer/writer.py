@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final, NoReturn
 
+from txnstore.clients.deadline import bounded
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.producer.progress import CLOSED_TEXT
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS
@@ -62,8 +63,7 @@ class TransactionWriterClient:
             self.stage = _S.BEGIN_COMMIT
         try:
             work = self._sender.thread.submit(self._report_work)
-            bounded = timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
-            return work.result(bounded)
+            return work.result(bounded(timeout_seconds, longest_seconds))
         except FutureTimeoutError:
             reason = "Timed out waiting for operation to finish, retry call to resume"
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
