@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from sqlalchemy import Connection
 
 from txnstore.db.store import Store
 from txnstore.errors import (
@@ -28,6 +31,7 @@ from txnstore.transactions.listing import (
 )
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED, TransactionState
 from txnstore.transactions.recovery import OpenInPartition, abort_by_administrator, abort_open_transaction, recover
+from txnstore.transactions.rows import participants_of
 from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import (
     TransactionWriter,
@@ -419,3 +423,12 @@ def test_readers_wait_for_the_oldest_writer_only_until_the_decision(bench) -> No
     assert (page.batches, page.next_offset) == ((), 0)
     producer.commit()
     assert bench.read(first) == [b"w", b"o"]
+
+
+def test_writers_come_in_one_order_whatever_plan_the_database_has_chosen() -> None:
+    rows = [
+        SimpleNamespace(writer_id=writer_id, reported=True, partition_id=partition_id, is_branch=False)
+        for writer_id, partition_id in ((9, 2), (4, 3), (9, 1))
+    ]
+    connection = cast(Connection, SimpleNamespace(execute=lambda statement, parameters: rows))
+    assert list(participants_of(connection, "id").writers.items()) == [(4, [3]), (9, [1, 2])]

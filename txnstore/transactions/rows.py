@@ -379,7 +379,8 @@ def participants_of(connection: Connection, transactional_id: str) -> Participan
         partition_ids = writers.setdefault(row.writer_id, [])
         if row.partition_id is not None:
             partition_ids.append(row.partition_id)
-    by_writer = {number: sorted(found) for number, found in writers.items()}
+    # Sorted, whatever plan the database has chosen: the steps of a delivery come in the same order each time.
+    by_writer = {number: sorted(found) for number, found in sorted(writers.items())}
     return Participants(sorted(own), by_writer, reported, has_branches)
 
 
