@@ -22,11 +22,13 @@ def check_timeout(timeout: object) -> float:
         seconds = float(timeout)
     except OverflowError:
         # A whole number beyond what a float holds.
-        seconds = math.inf
-    if seconds != seconds:  # noqa: PLR0124 - this is what NaN is
+        return threading.TIMEOUT_MAX
+    if seconds <= threading.TIMEOUT_MAX:
+        return seconds
+    if math.isnan(seconds):
         raise ValueError("a timeout is a number of seconds, not NaN")
     # No lock can be waited for any longer: for ever, nearly.
-    return min(seconds, threading.TIMEOUT_MAX)
+    return threading.TIMEOUT_MAX
 
 
 def bounded(timeout_seconds: float, longest_seconds: float) -> float:

@@ -125,7 +125,7 @@ class Consumer:
         core = self._core
         # The short way, taken for each record: it creates, calls and asks nothing that can be left out.
         with core.lock:
-            if (not core.group.is_subscribed or core.group.polled()) and not core.inbox.events:
+            if core.group.polled() and not core.inbox.events:
                 message = core.subscription.next_message()
                 if message is not None:
                     if core.subscription.wants_more:

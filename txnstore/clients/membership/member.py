@@ -154,9 +154,12 @@ class ConsumerMember:
         return lease_seconds() < self._lease.ends_at
 
     def polled(self) -> bool:
-        """Note that the application asks for records; return `may_deliver`. The lock is held."""
+        """Note that the application asks for records; return whether it may have some. The lock is held."""
+        stage = self._stage
+        if stage is MemberStage.OUT:
+            return True
         self._polled_at = now = lease_seconds()
-        if self._stage is MemberStage.LAPSED:
+        if stage is MemberStage.LAPSED:
             self._enter()
         return now < self._lease.ends_at
 
