@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from tests.transactions.bench import sent_offsets
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.opening import open_store
 from txnstore.db.schema import databases, pending_markers, record_batches, stores
@@ -28,9 +29,7 @@ from txnstore.log.fetch import fetch
 from txnstore.log.topics import Topic
 from txnstore.model import (
     NO_PRODUCER,
-    GroupMembership,
     IsolationLevel,
-    OffsetAndMetadata,
     ProducerIdentity,
     Record,
 )
@@ -39,7 +38,6 @@ from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Ended
 from txnstore.transactions.protocol import TransactionMetadata
-from txnstore.transactions.transaction import SentOffsets
 
 _numbers = itertools.count(1)
 
@@ -109,18 +107,12 @@ class Producer:
         return self.coordinator.append(self.transactional_id, self.identity, appends, added=self.added)
 
     def send_offsets(self, group_id: str, offsets: Mapping[int, int]) -> None:
-        self.coordinator.send_offsets(self.transactional_id, self.identity, sent(group_id, offsets))
+        self.coordinator.send_offsets(self.transactional_id, self.identity, sent_offsets(group_id, offsets))
 
     def end(self, *, commit: bool, **rest: Any) -> Ended:
         ended = self.coordinator.end_transaction(self.transactional_id, self.identity, commit=commit, **rest)
         self.become(ended.identity)
         return ended
-
-
-def sent(group_id: str, offsets: Mapping[int, int]) -> SentOffsets:
-    return SentOffsets(
-        GroupMembership(group_id), {number: OffsetAndMetadata(offset) for number, offset in offsets.items()}
-    )
 
 
 @dataclass

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import Engine, delete, event, select
 
-from tests.cluster.conftest import Bench, Producer, sent
+from tests.cluster.conftest import Bench, Producer
+from tests.transactions.bench import sent_offsets
 from txnstore.db.schema import offset_producers, transaction_groups, transaction_partitions
 from txnstore.errors import (
     InvalidProducerEpoch,
@@ -137,7 +138,7 @@ def test_what_is_still_buffered_is_sent_with_the_end(bench: Bench):
     group = bench.name_at(1, "group")
     appends = [producer.batch(number, b"a") for number in bench.topic.partition_ids]
     identity = producer.identity
-    offsets = [sent(group, {1: 5}), sent(bench.name_at(2, "group"), {1: 6})]
+    offsets = [sent_offsets(group, {1: 5}), sent_offsets(bench.name_at(2, "group"), {1: 6})]
     first = producer.end(commit=True, appends=appends, offsets=offsets)
     again = producer.coordinator.end_transaction(
         producer.transactional_id, identity, commit=True, appends=appends, offsets=offsets
@@ -402,7 +403,7 @@ def test_offsets_that_were_announced_and_come_after_the_end_are_refused(bench: B
     with monkeypatch.context() as patch:
         patch.setattr("txnstore.transactions.distributed.add_offsets_from_elsewhere", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            work.send_offsets(producer.transactional_id, before, sent(group, {1: 9}))
+            work.send_offsets(producer.transactional_id, before, sent_offsets(group, {1: 9}))
     producer.end(commit=True)
     with pytest.raises(InvalidProducerEpoch):
         bench.cluster.own(2).write(

@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from tests.cluster.conftest import Bench, Producer, sent
+from tests.cluster.conftest import Bench, Producer
+from tests.transactions.bench import sent_offsets
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, StoreUnavailable
 from txnstore.groups.offsets import _forget_producers, announce_offset_producer
 from txnstore.log.append import announce
@@ -37,7 +38,7 @@ def begins_to_append(bench: Bench, producer: Producer) -> Callable[[], object]:
 def begins_to_send_offsets(bench: Bench, producer: Producer) -> Callable[[], object]:
     group_id = bench.name_at(2, "group")
     parts(bench, producer).add((), [group_id])
-    return lambda: parts(bench, producer).send_offsets(sent(group_id, {1: 9}))
+    return lambda: parts(bench, producer).send_offsets(sent_offsets(group_id, {1: 9}))
 
 
 def begins_as_writer(bench: Bench, producer: Producer) -> Callable[[], object]:

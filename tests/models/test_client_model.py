@@ -17,7 +17,9 @@ from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, Kaf
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.store import Store
 from txnstore.testing.manual_clock import ManualClock
+from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
+from txnstore.transactions.rows import read_row
 
 #: About 10 seconds a database.
 EXAMPLES, STEPS = 60, 30
@@ -234,7 +236,12 @@ class Clients(RuleBasedStateMachine):
     def time_out(self) -> None:
         self.clock.advance(TIMEOUT_MS + 1)
         aborted = {found.removeprefix(self.prefix) for found in abort_timed_out(self.store)}
-        assert aborted & set(self.clients) == {name for name in self.clients if self.broker.abort_from_outside(name)}
+        overdue = {name for name in self.clients if self.broker.abort_from_outside(name)}
+        # The readers that wait abort what holds them back, too: either was first.
+        assert aborted & set(self.clients) <= overdue
+        assert {name: self._state_in_store(name) for name in overdue} == dict.fromkeys(
+            overdue, TransactionState.COMPLETE_ABORT
+        )
 
     # What must hold.
 
@@ -318,6 +325,10 @@ class Clients(RuleBasedStateMachine):
         consumer = Consumer(self._configuration(group_id=group, isolation_level=level, enable_auto_commit=False))
         consumer.assign([TopicPartition(self.topic, partition, OFFSET_BEGINNING) for partition in PARTITIONS])
         return consumer
+
+    def _state_in_store(self, name: str) -> TransactionState | None:
+        row = self.store.read(lambda connection: read_row(connection, self.prefix + name)).row
+        return None if row is None else row.state
 
     def _start(self, name: str) -> None:
         configuration = self._configuration(

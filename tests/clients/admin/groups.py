@@ -106,14 +106,6 @@ def admin(url, clock):
         yield admin
 
 
-@pytest.fixture
-def idle_admin(tmp_path):
-    """A client that has no reason to open its database."""
-    with AdminClient({"bootstrap.servers": f"sqlite:///{tmp_path}/log.db"}) as admin:
-        yield admin
-        assert admin._connection.opened is None
-
-
 def partitions(group_id, *partitions):
     return ConsumerGroupTopicPartitions(group_id, list(partitions) or None)
 

@@ -28,14 +28,6 @@ def admin(url):
         yield admin
 
 
-@pytest.fixture
-def idle_admin(tmp_path):
-    """A client that has no reason to open its database."""
-    with AdminClient({"bootstrap.servers": f"sqlite:///{tmp_path}/log.db"}) as admin:
-        yield admin
-        assert admin._connection.opened is None
-
-
 class Gate:
     """Holds up whoever opens the store until it is opened itself."""
 

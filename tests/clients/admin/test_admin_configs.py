@@ -30,14 +30,6 @@ def admin(url):
         yield admin
 
 
-@pytest.fixture
-def idle_admin(tmp_path):
-    """A client that has no reason to open its database."""
-    with AdminClient({"bootstrap.servers": f"sqlite:///{tmp_path}/log.db"}) as admin:
-        yield admin
-        assert admin._connection.opened is None
-
-
 def only(futures: dict):
     (future,) = futures.values()
     return future.result(PATIENCE_SECONDS)

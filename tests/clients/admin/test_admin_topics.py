@@ -30,14 +30,6 @@ def admin(url):
 
 
 @pytest.fixture
-def idle_admin(tmp_path):
-    """A client that has no reason to open its database."""
-    with AdminClient({"bootstrap.servers": f"sqlite:///{tmp_path}/log.db"}) as admin:
-        yield admin
-        assert admin._connection.opened is None
-
-
-@pytest.fixture
 def database(url):
     """The store behind the client's back."""
     with open_store(url) as store:

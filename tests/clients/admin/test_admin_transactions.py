@@ -45,14 +45,6 @@ def admin(url, clock):
         yield admin
 
 
-@pytest.fixture
-def idle_admin(tmp_path):
-    """A client that has no reason to open its database."""
-    with AdminClient({"bootstrap.servers": f"sqlite:///{tmp_path}/log.db"}) as admin:
-        yield admin
-        assert admin._connection.opened is None
-
-
 def begun(log, partition=0, timeout_ms=60_000):
     transaction = log.transaction(timeout_ms)
     transaction.write("t", partition, b"x")

@@ -20,7 +20,7 @@ from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import TransactionalIdNotFound
-from txnstore.log import partition_rows as log_producers
+from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.model import OFFSET_MAX, ProducerIdentity
 from txnstore.transactions import listing, rows
@@ -254,7 +254,7 @@ def describe_producers(
         call,
         partition,
         lambda leader: leader.read(
-            lambda connection: log_producers.producers_of_partition(connection, partition_id_of(connection, partition)),
+            lambda connection: producers_of_partition(connection, partition_id_of(connection, partition)),
             retry_timeout_ms=call.retry_ms(leader),
         ),
     )
