@@ -13,8 +13,9 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from tests.tools.kafka_jars import NoKafkaError, fetch_jars
 from txnstore.spark.local_spark import NoJavaError, find_java
@@ -28,6 +29,8 @@ _LOG_TAIL_BYTES: Final = 2_000
 
 #: A small, quick Java.
 _JAVA_OPTIONS: Final = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+#: What Kafka's own start script gives it, and HotSpot's choice of compilers: for comparisons of speed.
+_JAVA_OPTIONS_OF_USERS: Final = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
 _LOG_OPTIONS: Final = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",)
 #: Everything once, for there is one broker, and nothing waits for more. After a kill the broker comes back only when
 #: its old session has ended. Records of long ago stay.
@@ -70,7 +73,7 @@ class KafkaBroker:
     It ends with the thread that started it, however that ends (on Linux; elsewhere `close` is needed).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, java_options: Sequence[str] = _JAVA_OPTIONS) -> None:
         """Fetch what is missing, make the folder and start.
 
         Raises:
@@ -79,6 +82,7 @@ class KafkaBroker:
         """
         self._folder = Path(tempfile.mkdtemp(prefix="txnstore-kafka-"))
         self._process: subprocess.Popen[bytes] | None = None
+        self._java_options = java_options
         try:
             try:
                 self._java = find_java(self._folder) / "bin" / "java"
@@ -89,6 +93,15 @@ class KafkaBroker:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def as_users_run_it(cls) -> Self:
+        """Start one that is as fast as those of production; it takes more memory, and longer to start.
+
+        Raises:
+            NoKafkaError, KafkaStartError: see the constructor.
+        """
+        return cls(_JAVA_OPTIONS_OF_USERS)
 
     @property
     def bootstrap(self) -> str:
@@ -156,7 +169,7 @@ class KafkaBroker:
             raise KafkaStartError(f"Kafka's storage cannot be formatted:\n{self._log_tail()}")
 
     def _launch(self, main_class: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [str(self._java), *_JAVA_OPTIONS, *_LOG_OPTIONS, "-cp", self._class_path, main_class, *arguments]
+        command = [str(self._java), *self._java_options, *_LOG_OPTIONS, "-cp", self._class_path, main_class, *arguments]
         with (self._folder / "log").open("ab") as log:
             # A session of its own: Ctrl-C goes to the tests, which then close the broker.
             return subprocess.Popen(
