@@ -415,11 +415,14 @@ def _make_transactions() -> None:
         _column(
             "state", Int16, "The state after the change, numbered as in transactions; 6 is Dead: the id has expired."
         ),
+        _column(
+            "first_state", Int16, "The state after the first of the changes that the entry stands for; one: state."
+        ),
         _column("timeout_ms", Int32, "The transaction's timeout."),
         _column("start_ms", Int64, "When the transaction became Ongoing; -1 if it has not."),
         _column("update_ms", Int64, "When the change was made."),
         _column("reason", String, "What made the change: a request, or a task such as recovery or expiry."),
-        comment="The journal: every change of every transaction's state, in order.",
+        comment="The journal: every change of every transaction's state, in order; those made at once are one entry.",
         sqlite_autoincrement=True,
     )
     _index("transaction_log", "transaction_log_producer", "producer_id", "producer_epoch")

@@ -197,8 +197,8 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
         _I.MOVES_LEGAL,
         change(
             transaction_log,
-            entry("over", TransactionState.PREPARE_COMMIT),
-            state=int(TransactionState.COMPLETE_ABORT),
+            entry("over", TransactionState.COMPLETE_COMMIT),
+            first_state=int(TransactionState.PREPARE_COMMIT),
         ),
     ),
     "the journal lacks the last change": (
@@ -211,7 +211,7 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
     ),
     "an epoch began two transactions": (
         _I.IDENTITIES_UNIQUE,
-        change(transaction_log, entry("over", TransactionState.ONGOING, last=True), producer_epoch=0),
+        change(transaction_log, entry("over", TransactionState.COMPLETE_COMMIT, last=True), producer_epoch=1),
     ),
     "a producer id was not given out": (_I.PRODUCER_IDS_GIVEN, change(stores, lambda busy: true(), next_producer_id=1)),
     "two ids have one producer id": (
@@ -226,13 +226,13 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
         _I.DECISION_STANDS,
         change(
             transaction_log,
-            entry("over", TransactionState.PREPARE_COMMIT),
-            state=int(TransactionState.PREPARE_ABORT),
+            entry("over", TransactionState.COMPLETE_COMMIT),
+            state=int(TransactionState.COMPLETE_ABORT),
         ),
     ),
     "a transaction ended before it was decided": (
         _I.DECISION_STANDS,
-        remove(transaction_log, entry("aborted", TransactionState.PREPARE_ABORT)),
+        remove(transaction_log, entry("aborted", TransactionState.COMPLETE_ABORT)),
     ),
     "offsets of an aborted transaction count": (
         _I.DECISION_STANDS,

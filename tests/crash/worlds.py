@@ -71,11 +71,7 @@ RECORDS_PER_FLUSH: Final = 2
 OLD_OFFSET: Final = 1
 NEW_OFFSET: Final = 7
 
-_DECISION: Final = (
-    select(transaction_log.c.state)
-    .where(transaction_log.c.state.in_((int(TransactionState.PREPARE_COMMIT), int(TransactionState.PREPARE_ABORT))))
-    .order_by(transaction_log.c.entry_id)
-)
+_DECISION: Final = select(transaction_log.c.state).where(rows.HOLDS_DECISION).order_by(transaction_log.c.entry_id)
 
 
 @dataclass(frozen=True)
@@ -241,7 +237,9 @@ def _look(world: World, connection: Connection) -> View:
 
 _DECIDED_AS: Final = {
     TransactionState.PREPARE_COMMIT: ControlType.COMMIT,
+    TransactionState.COMPLETE_COMMIT: ControlType.COMMIT,
     TransactionState.PREPARE_ABORT: ControlType.ABORT,
+    TransactionState.COMPLETE_ABORT: ControlType.ABORT,
 }
 
 

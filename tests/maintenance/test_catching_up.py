@@ -67,6 +67,7 @@ def entry(number, update_ms):
         "producer_id": number,
         "producer_epoch": 0,
         "state": 4,
+        "first_state": 1,
         "timeout_ms": 1,
         "start_ms": 1,
         "update_ms": update_ms,

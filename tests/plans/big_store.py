@@ -221,8 +221,13 @@ def _fill_coordinator(connection: Connection, big: BigStore) -> None:
     )
     connection.execute(insert(transaction_partitions), {"transactional_id": "id 0", "partition_id": big.held_back})
     entries = _numbers(JOURNAL_ENTRIES)
-    states = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
-    number = entries.c.n.op("/")(len(states))
+    # What began in one database transaction and was decided in the next.
+    changes = (
+        (TransactionState.ONGOING, TransactionState.ONGOING, 0),
+        (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT, 1),
+    )
+    which = entries.c.n % len(changes)
+    number = entries.c.n.op("/")(len(changes))
     _multiply(
         connection,
         transaction_log,
@@ -231,8 +236,9 @@ def _fill_coordinator(connection: Connection, big: BigStore) -> None:
             "transactional_id": literal("id ", String) + cast(number % TRANSACTIONAL_IDS, String),
             "transaction_number": number,
             "producer_id": number + FORMER_PRODUCER_ID,
-            "producer_epoch": literal(0),
-            "state": case(*((entries.c.n % 3 == rest, int(state)) for rest, state in enumerate(states))),
+            "producer_epoch": case(*((which == rest, epoch) for rest, (_, _, epoch) in enumerate(changes))),
+            "state": case(*((which == rest, int(last)) for rest, (_, last, _) in enumerate(changes))),
+            "first_state": case(*((which == rest, int(first)) for rest, (first, _, _) in enumerate(changes))),
             "timeout_ms": literal(60_000),
             "start_ms": literal(big.first_ms, Int64),
             "update_ms": literal(big.first_ms, Int64) + entries.c.n,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from tests.tools.elsewhere import Elsewhere, decide
 from txnstore.db.cluster.catalogue import change_store_settings
@@ -133,15 +133,22 @@ class Bench:
         statement = update(transactions).where(transactions.c.transactional_id == transactional_id).values(columns)
         assert self.store.write(lambda connection: connection.execute(statement).rowcount) == 1
 
+    def entries(self, transactional_id: str) -> int:
+        """Return how many rows the journal has of the transactional id."""
+        of_id = transaction_log.c.transactional_id == transactional_id
+        statement = select(func.count()).select_from(transaction_log).where(of_id)
+        found: int = self.store.read(lambda connection: connection.execute(statement).scalar_one())
+        return found
+
     def journal(self, transactional_id: str) -> list[tuple[TransactionState, int]]:
         """Return each state change with the epoch after it."""
         statement = (
-            select(transaction_log.c.state, transaction_log.c.producer_epoch)
+            select(transaction_log)
             .where(transaction_log.c.transactional_id == transactional_id)
             .order_by(transaction_log.c.entry_id)
         )
         found = self.store.read(lambda connection: connection.execute(statement).all())
-        return [(TransactionState(state), epoch) for state, epoch in found]
+        return [(change.state, change.producer_epoch) for row in found for change in rows.changes_of(row)]
 
     def participants(self, transactional_id: str) -> tuple[list[int], list[str]]:
         return self.store.read(

@@ -24,7 +24,7 @@ from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.topics import get_topic
 from txnstore.model import NO_PRODUCER_ID, ControlType, StoredRecord
 from txnstore.transactions.coordinator import check_transactional_id
-from txnstore.transactions.protocol import TransactionState
+from txnstore.transactions.rows import JournalEntry, changes_of
 
 app: Final = typer.Typer(
     name="dump", no_args_is_help=True, help="Print what the tables hold, as kafka-dump-log prints it."
@@ -200,23 +200,23 @@ def journal(
     if transactional_id is not None:
         check_transactional_id(transactional_id)
     with opened(url, schema) as cluster:
-        for row in (row for store in cluster.stores() for row in _entries(store, transactional_id)):
+        for entry in (entry for store in cluster.stores() for entry in _entries(store, transactional_id)):
             facts = {
-                "producerId": row.producer_id,
-                "producerEpoch": row.producer_epoch,
-                "state": TransactionState(row.state).kafka_name,
-                "txnStartTimestamp": row.start_ms,
-                "txnLastUpdateTimestamp": row.update_ms,
-                "txnTimeoutMs": row.timeout_ms,
-                "transaction": row.transaction_number,
-                "reason": row.reason,
+                "producerId": entry.producer_id,
+                "producerEpoch": entry.producer_epoch,
+                "state": entry.state.kafka_name,
+                "txnStartTimestamp": entry.start_ms,
+                "txnLastUpdateTimestamp": entry.update_ms,
+                "txnTimeoutMs": entry.timeout_ms,
+                "transaction": entry.transaction_number,
+                "reason": entry.reason,
             }
             if as_json:
-                _print_json({"transactionalId": row.transactional_id, "entry": row.entry_id} | facts)
+                _print_json({"transactionalId": entry.transactional_id, "entry": entry.entry_id} | facts)
                 continue
             payload = ",".join(f"{name}={_shown(value)}" for name, value in facts.items())
             _print(
-                f"| offset: {row.entry_id} key: transaction_metadata::transactionalId={row.transactional_id}"
+                f"| offset: {entry.entry_id} key: transaction_metadata::transactionalId={entry.transactional_id}"
                 f" payload: {payload}"
             )
 
@@ -237,7 +237,7 @@ def _batches(store: Store, partition_id: int, from_offset: int) -> Iterator[Any]
         from_offset = rows[-1].last_offset + 1
 
 
-def _entries(store: Store, transactional_id: str | None) -> Iterator[Any]:
+def _entries(store: Store, transactional_id: str | None) -> Iterator[JournalEntry]:
     after_id = 0
     statement = _JOURNAL if transactional_id is None else _JOURNAL_OF
     while True:
@@ -245,7 +245,8 @@ def _entries(store: Store, transactional_id: str | None) -> Iterator[Any]:
         if transactional_id is not None:
             page["of_transactional_id"] = transactional_id
         rows = store.read(lambda connection, page=page: connection.execute(statement, page).all())  # type: ignore[misc]
-        yield from rows
+        for row in rows:
+            yield from changes_of(row)
         if len(rows) < _PAGE_ENTRIES:
             return
         after_id = rows[-1].entry_id

@@ -50,6 +50,7 @@ from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition, RecentBatch, increment_sequence, last_sequence_of, remember
 from txnstore.model import NO_PRODUCER_ID, ControlType
 from txnstore.transactions.protocol import DECIDED, PREVIOUS_STATES, TransactionState
+from txnstore.transactions.rows import JournalEntry, changes_of
 
 _S = TransactionState
 #: A producer id and an epoch.
@@ -487,7 +488,7 @@ class _Tables:
     """The coordinator's tables, and those that must agree with them, in one snapshot."""
 
     transactions: Mapping[str, Row[Any]]
-    journal: Mapping[str, list[Row[Any]]]
+    journal: Mapping[str, list[JournalEntry]]
     partitions: Mapping[str, set[int]]
     writers: Mapping[str, list[Row[Any]]]
     #: By transactional id, then by writer.
@@ -499,14 +500,17 @@ class _Tables:
     finished: list[Row[Any]]
     committed: list[Row[Any]]
     #: The entry with which each transaction began, and how the journal decided.
-    begun: list[tuple[Row[Any], ControlType | None]]
+    begun: list[tuple[JournalEntry, ControlType | None]]
     #: Whether they are those of several databases: parts are added before they are written to, and markers stay queued
     #: until all that is known to be written is struck off at once.
     of_several: bool = False
 
 
 def _read(connection: Connection) -> _Tables:
-    journal = _grouped(connection.execute(select(transaction_log).order_by(transaction_log.c.entry_id)))
+    entries = connection.execute(select(transaction_log).order_by(transaction_log.c.entry_id))
+    journal: dict[str, list[JournalEntry]] = defaultdict(list)
+    for entry in (change for row in entries for change in changes_of(row)):
+        journal[entry.transactional_id].append(entry)
     added = _grouped(_all(connection, transaction_partitions))
     groups = _grouped(_all(connection, transaction_groups))
     writer_partitions: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -535,12 +539,12 @@ def _grouped(rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
     return dict(by_id)
 
 
-def _begun(entries: Iterable[Row[Any]]) -> Iterator[tuple[Row[Any], ControlType | None]]:
+def _begun(entries: Iterable[JournalEntry]) -> Iterator[tuple[JournalEntry, ControlType | None]]:
     """Return the entry with which each transaction of an id began, and how it was decided if it was."""
-    began: Row[Any] | None = None
+    began: JournalEntry | None = None
     before: TransactionState | None = None
     for entry in entries:
-        state = _S(entry.state)
+        state = entry.state
         if state is _S.ONGOING and before is not _S.ONGOING:
             if began is not None:
                 yield began, None
@@ -605,7 +609,7 @@ def _journal_violations(tables: _Tables) -> Iterator[Violation]:
     of = attrgetter("state", "producer_id", "producer_epoch", "transaction_number", "timeout_ms", "start_ms")
     for name, entries in tables.journal.items():
         for before, after in pairwise(entries):
-            old, new = _S(before.state), _S(after.state)
+            old, new = before.state, after.state
             # An id that was forgotten may be used again.
             if not (new is _S.EMPTY if old is _S.DEAD else old in PREVIOUS_STATES[new]):
                 move = f"{old.kafka_name} -> {new.kafka_name} in entries {before.entry_id}, {after.entry_id}"
@@ -730,7 +734,7 @@ def _hanging_violations(tables: _Tables) -> Iterator[Violation]:
             yield Violation(Invariant.NOTHING_HANGS, detail)
 
 
-def _identity(row: Row[Any]) -> _Identity:
+def _identity(row: Row[Any] | JournalEntry) -> _Identity:
     return row.producer_id, row.producer_epoch
 
 

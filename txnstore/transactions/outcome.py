@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection, and_, bindparam, exists, select, union_all
+from sqlalchemy import Connection, and_, bindparam, exists, not_, or_, select, union_all
 
 from txnstore.db.cluster.cluster import Cluster, Locality
 from txnstore.db.schema import transaction_log, transactions
@@ -45,35 +45,34 @@ from txnstore.transactions.transaction import LockedTransaction, SentOffsets, co
 _ONGOING: Final = TransactionState.ONGOING
 _OF_PRODUCER: Final = and_(
     transaction_log.c.producer_id == bindparam("of_producer_id"),
-    transaction_log.c.producer_epoch == bindparam("of_epoch"),
     transaction_log.c.transactional_id == bindparam("of_transactional_id"),
 )
+_OF_EPOCH: Final = transaction_log.c.producer_epoch == bindparam("of_epoch")
+_OF_NEXT_EPOCH: Final = transaction_log.c.producer_epoch == bindparam("of_epoch") + 1
+_IS_ONGOING: Final = transaction_log.c.state == int(TransactionState.ONGOING)
+# An entry for several changes has the epoch after the last of them.
 _BEGAN: Final = (
     select(transaction_log.c.transaction_number)
     .where(_OF_PRODUCER)
-    .where(transaction_log.c.state == int(TransactionState.ONGOING))
+    .where(transaction_log.c.producer_epoch.between(bindparam("of_epoch"), bindparam("of_epoch") + 1))
+    .where(transaction_log.c.first_state == int(TransactionState.ONGOING))
+    .where(or_(and_(_IS_ONGOING, _OF_EPOCH), and_(not_(_IS_ONGOING), _OF_NEXT_EPOCH)))
     .order_by(transaction_log.c.entry_id)
     .limit(1)
 )
 # An identity is given out before it begins anything, and the journal is trimmed from its old end: while it is here,
 # what it began would be as well.
-_GIVEN_OUT: Final = select(exists().where(_OF_PRODUCER))
+_GIVEN_OUT: Final = select(exists().where(_OF_PRODUCER, _OF_EPOCH))
 # A decision has the epoch after that of the producer who asked for it, and a commit is asked for by nobody else.
 _OWN_DECISION: Final = (
     select(transaction_log.c.state)
-    .where(transaction_log.c.producer_id == bindparam("of_producer_id"))
-    .where(transaction_log.c.producer_epoch == bindparam("of_epoch") + 1)
-    .where(transaction_log.c.transactional_id == bindparam("of_transactional_id"))
-    .where(transaction_log.c.state.in_(sorted(int(state) for state in DECIDED)))
+    .where(_OF_PRODUCER, _OF_NEXT_EPOCH, rows.HOLDS_DECISION)
     .order_by(transaction_log.c.entry_id)
     .limit(1)
 )
 _DECISION: Final = (
     select(transaction_log.c.state)
-    .where(transaction_log.c.transactional_id == bindparam("of_transactional_id"))
-    .where(transaction_log.c.producer_id == bindparam("of_producer_id"))
-    .where(transaction_log.c.transaction_number == bindparam("of_number"))
-    .where(transaction_log.c.state.in_(sorted(int(state) for state in DECIDED)))
+    .where(_OF_PRODUCER, transaction_log.c.transaction_number == bindparam("of_number"), rows.HOLDS_DECISION)
     .order_by(transaction_log.c.entry_id)
     .limit(1)
 )
@@ -102,10 +101,12 @@ class Outcome(enum.Enum):
     """Nothing is decided: it may still go either way."""
 
 
-#: By what was decided.
+#: By the state after an entry that holds the decision.
 _OUTCOMES: Final = {
     TransactionState.PREPARE_COMMIT: Outcome.COMMITTED,
+    TransactionState.COMPLETE_COMMIT: Outcome.COMMITTED,
     TransactionState.PREPARE_ABORT: Outcome.ABORTED,
+    TransactionState.COMPLETE_ABORT: Outcome.ABORTED,
 }
 
 
@@ -171,7 +172,7 @@ def remembered_outcome(connection: Connection, transactional_id: str, producer: 
 def has_committed(connection: Connection, transactional_id: str, producer: ProducerIdentity) -> bool:
     """Return whether the journal says that `producer` itself has committed: with all that it sent along."""
     state = connection.execute(_OWN_DECISION, _parameters(transactional_id, producer)).scalar_one_or_none()
-    return bool(state == TransactionState.PREPARE_COMMIT)
+    return state is not None and _OUTCOMES[state] is Outcome.COMMITTED
 
 
 def _parameters(transactional_id: str, producer: ProducerIdentity) -> dict[str, str | int]:

@@ -5,11 +5,12 @@ Every one of them changes under the lock of the transactional id's row (`lock_ro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, literal, null, select, union_all, update
+from sqlalchemy import Connection, Row, and_, bindparam, delete, insert, literal, null, select, union_all, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from txnstore.db.ddl import Flag, Int64
@@ -28,6 +29,7 @@ from txnstore.errors import InvalidRequest
 from txnstore.log.append import Marker
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions.protocol import (
+    DECIDED,
     FenceReason,
     TransactionMetadata,
     TransactionState,
@@ -176,7 +178,7 @@ def save_row(
     """Write the last of `steps` over `before`, and each step into the journal.
 
     Steps that follow each other within one database transaction become visible together, so only the last one is
-    stored; but each must be a move that the table of states has, and the journal keeps them all.
+    stored; but each must be a move that the table of states has, and the journal tells of them all.
     """
     previous = before
     for step in steps:
@@ -198,27 +200,6 @@ def save_row(
 def delete_row(connection: Connection, row: TransactionMetadata) -> None:
     """Delete the row of a transactional id that has expired; its lock must be held."""
     must_hit(connection, _DELETE, {"of_transactional_id": row.transactional_id})
-
-
-def journal(connection: Connection, steps: Iterable[TransactionMetadata], *, reason: str) -> None:
-    """Write each step into the journal, in order."""
-    connection.execute(
-        _JOURNAL,
-        [
-            {
-                "transactional_id": step.transactional_id,
-                "transaction_number": step.transaction_number,
-                "producer_id": step.producer_id,
-                "producer_epoch": step.producer_epoch,
-                "state": int(step.state),
-                "timeout_ms": step.timeout_ms,
-                "start_ms": step.start_ms,
-                "update_ms": step.last_update_ms,
-                "reason": reason,
-            }
-            for step in steps
-        ],
-    )
 
 
 def partitions_of(connection: Connection, transactional_id: str) -> list[int]:
@@ -461,3 +442,108 @@ def markers_of(decided: TransactionMetadata, participants: Participants, counted
             for partition_id in partition_ids
         ),
     ]
+
+
+# --- the journal ------------------------------------------------------------------------------------------------------
+
+# A small transaction begins, is decided and is complete within one database transaction. Nobody ever sees it between
+# these changes, which differ in the state and in the epoch that the decision raises: so they are one row.
+_S = TransactionState
+#: By first and last state: what an entry for several changes stands for.
+_CHANGES: Final[Mapping[tuple[int, int], tuple[TransactionState, ...]]] = MappingProxyType(
+    {
+        (path[first], path[last]): path[first : last + 1]
+        for path in (
+            (_S.ONGOING, _S.PREPARE_COMMIT, _S.COMPLETE_COMMIT),
+            (_S.ONGOING, _S.PREPARE_ABORT, _S.COMPLETE_ABORT),
+        )
+        for first, last in ((0, 1), (0, 2), (1, 2))
+    }
+)
+#: Of an entry: whether one of its changes is a decision.
+HOLDS_DECISION: Final = and_(
+    transaction_log.c.first_state.in_((int(_S.ONGOING), int(_S.PREPARE_COMMIT), int(_S.PREPARE_ABORT))),
+    transaction_log.c.state.not_in((int(_S.EMPTY), int(_S.ONGOING), int(_S.DEAD))),
+)
+#: What may be told by the next change's entry, by the state after that one.
+_TOLD_BY: Final = {changes[1]: changes[0] for changes in _CHANGES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One change of a transaction's state."""
+
+    entry_id: int
+    """The number of its row, which other changes that were made at once have too."""
+
+    transactional_id: str
+    transaction_number: int
+    producer_id: int
+    producer_epoch: int
+    """After the change, as the producer id."""
+
+    state: TransactionState
+    timeout_ms: int
+    start_ms: int
+    update_ms: int
+    reason: str
+
+
+def journal(connection: Connection, steps: Iterable[TransactionMetadata], *, reason: str) -> None:
+    """Write the steps of one database transaction into the journal, in order."""
+    entries: list[dict[str, Any]] = []
+    before: TransactionMetadata | None = None
+    for step in steps:
+        first_state = int(step.state)
+        if before is not None and _is_told_by(before, step):
+            first_state = entries.pop()["first_state"]
+        entries.append(
+            {
+                "transactional_id": step.transactional_id,
+                "transaction_number": step.transaction_number,
+                "producer_id": step.producer_id,
+                "producer_epoch": step.producer_epoch,
+                "state": int(step.state),
+                "first_state": first_state,
+                "timeout_ms": step.timeout_ms,
+                "start_ms": step.start_ms,
+                "update_ms": step.last_update_ms,
+                "reason": reason,
+            }
+        )
+        before = step
+    connection.execute(_JOURNAL, entries)
+
+
+def _is_told_by(before: TransactionMetadata, after: TransactionMetadata) -> bool:
+    """Return whether the entry of `after` tells of `before` too: see `changes_of`."""
+    raised = int(after.state in DECIDED)
+    return (
+        _TOLD_BY.get(after.state) is before.state
+        and before.producer_id == after.producer_id
+        and before.producer_epoch + raised == after.producer_epoch
+        and before.transaction_number == after.transaction_number
+        and before.timeout_ms == after.timeout_ms
+        and before.start_ms == after.start_ms
+        and before.last_update_ms == after.last_update_ms
+    )
+
+
+def changes_of(row: Row[Any]) -> Iterator[JournalEntry]:
+    """Return the changes that a row of the journal stands for, in order."""
+    # What is damaged is shown as it is.
+    states = _CHANGES.get((row.first_state, row.state), (_S(row.state),))
+    for state in states:
+        raised = int(state is _S.ONGOING and len(states) > 1)
+        yield JournalEntry(
+            entry_id=row.entry_id,
+            transactional_id=row.transactional_id,
+            transaction_number=row.transaction_number,
+            producer_id=row.producer_id,
+            producer_epoch=row.producer_epoch - raised,
+            state=state,
+            timeout_ms=row.timeout_ms,
+            start_ms=row.start_ms,
+            update_ms=row.update_ms,
+            reason=row.reason,
+        )
