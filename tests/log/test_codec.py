@@ -89,6 +89,31 @@ def test_the_columns_hold_flat_arrays_and_nothing_twice(batch: list[Record], cod
     )
 
 
+@given(batches, st.integers(100, 1500))
+def test_what_fits_into_a_batch_is_not_larger_once_it_is_encoded(batch: list[Record], batch_bytes_max: int) -> None:
+    packed = [columns.pack_record_headers(record.headers) for record in batch]
+    sizes = [
+        len(record.key or b"") + len(record.value or b"") + len(headers or "")
+        for record, headers in zip(batch, packed, strict=True)
+    ]
+    count = columns.fitting(
+        sizes,
+        [record.key for record in batch],
+        [record.value for record in batch],
+        [record.timestamp_ms for record in batch],
+        packed,
+        batch_bytes_max=batch_bytes_max,
+    )
+    assert 1 <= count <= len(batch)
+    assert encode(batch[:count]).size_bytes <= batch_bytes_max or count == 1
+
+
+@given(batches)
+def test_headers_that_are_packed_record_by_record_make_the_same_column(batch: list[Record]) -> None:
+    packed = [columns.pack_record_headers(record.headers) for record in batch]
+    assert columns.join_headers(packed) == encode(batch).headers
+
+
 def test_bytes_like_keys_values_and_header_values_come_back_as_bytes() -> None:
     other_types: Any = {"value": bytearray(b"ab"), "key": memoryview(b"cd")[1:], "headers": [("h", memoryview(b"ef"))]}
     (read,) = opened(encode([Record(**other_types)])).records()

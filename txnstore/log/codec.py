@@ -384,12 +384,12 @@ class RecordColumns(NamedTuple):
 
 
 class PackedColumns(NamedTuple):
-    """The same with keys and values packed already."""
+    """The same with keys, values and headers packed already."""
 
     keys: PackedBytes
     values: PackedBytes
     timestamps_ms: Sequence[int]
-    headers: Sequence[Sequence[Header]]
+    headers: str | None
 
 
 def encode(
@@ -444,7 +444,10 @@ def encode_columns(
     require_codec(codec)
     return encode_packed(
         PackedColumns(
-            pack_bytes(columns.keys, "key"), pack_bytes(columns.values, "value"), timestamps_ms, columns.headers
+            pack_bytes(columns.keys, "key"),
+            pack_bytes(columns.values, "value"),
+            timestamps_ms,
+            pack_headers(columns.headers),
         ),
         codec=codec,
         producer=producer,
@@ -463,10 +466,12 @@ def encode_packed(
     is_transactional: bool = False,
     offset_deltas: Sequence[int] | None = None,
 ) -> EncodedBatch:
-    """Return records, at least one, whose keys and values are packed already as one batch; see `encode_columns`.
+    """Return records, at least one, of which all but the timestamps is packed already as one batch.
+
+    See `encode_columns`.
 
     Raises:
-        InvalidRecord, InvalidTimestamp, UnsupportedCompression: as `encode_columns`.
+        InvalidTimestamp, UnsupportedCompression: as `encode_columns`.
     """
     keys, values, timestamps_ms, headers = columns
     record_count = len(timestamps_ms)
@@ -486,7 +491,7 @@ def encode_packed(
         null_keys=keys.nulls,
         value_positions=values.positions,
         null_values=values.nulls,
-        headers=pack_headers(headers),
+        headers=headers,
         key_data=None if keys.data is None else compress(codec, keys.data),
         value_data=None if values.data is None else compress(codec, values.data),
     )

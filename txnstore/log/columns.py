@@ -21,7 +21,7 @@ import enum
 import importlib
 import json
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
@@ -41,6 +41,11 @@ _NUL: Final = "\0"
 _JsonCell = str | list[str] | None
 #: What tells zlib to read and write gzip members (zlib's manual, inflateInit2).
 _GZIP_WINDOW_BITS: Final = zlib.MAX_WBITS | 16
+_compact: Final = json.JSONEncoder(separators=(",", ":")).encode
+#: What the columns of a batch take besides what is in them for each record: brackets, and where the last one ends.
+_COLUMNS_BYTES: Final = 64
+#: What a record without headers takes in the column of headers: "null,".
+_NO_HEADERS_BYTES: Final = 5
 
 
 class Codec(enum.IntEnum):
@@ -171,6 +176,41 @@ def _cramjam_error() -> type[Exception]:
 
 class DamagedColumn(Exception):
     """A column does not hold what is written here."""
+
+
+def fitting(
+    sizes_bytes: Sequence[int],
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    timestamps_ms: Sequence[int],
+    packed_headers: Sequence[str | None],
+    *,
+    batch_bytes_max: int,
+) -> int:
+    """Return how many of these records, from the first one on, make a batch of at most `batch_bytes_max`; at least one.
+
+    `sizes_bytes` is what key, value and packed headers of each record take.  That the columns may become smaller, also
+    by compression, is not counted on.
+    """
+    count = len(sizes_bytes)
+    content_bytes = sum(sizes_bytes)
+    position_bytes, index_bytes = len(str(content_bytes)) + 1, len(str(count)) + 1
+    each_bytes = 0
+    for cells in keys, values:
+        null_count = cells.count(None)
+        if null_count < count:
+            each_bytes += position_bytes + (index_bytes if null_count else 0)
+    earliest_ms, latest_ms = min(timestamps_ms), max(timestamps_ms)
+    if earliest_ms != latest_ms:
+        base_ms = timestamps_ms[0]
+        each_bytes += max(len(str(earliest_ms - base_ms)), len(str(latest_ms - base_ms))) + 1
+    if any(packed_headers):
+        each_bytes += _NO_HEADERS_BYTES
+    left_bytes = batch_bytes_max - _COLUMNS_BYTES
+    if content_bytes + count * each_bytes <= left_bytes:
+        return count
+    ends = list(accumulate(size_bytes + each_bytes for size_bytes in sizes_bytes))
+    return max(1, bisect_right(ends, left_bytes))
 
 
 def pack_integers(numbers: Sequence[int]) -> str:
@@ -353,7 +393,7 @@ def pack_headers(headers_of_records: Sequence[Sequence[Header]]) -> str | None:
         [cell for header in headers for cell in _pack_header(header, names, index)] if headers else None
         for index, headers in enumerate(headers_of_records)
     ]
-    return json.dumps(rows, separators=(",", ":"))
+    return _compact(rows)
 
 
 def unpack_headers(text: str, count: int) -> list[Sequence[Header]]:
@@ -371,6 +411,13 @@ def unpack_headers(text: str, count: int) -> list[Sequence[Header]]:
     return [() if row is None else _unpack_row(row) for row in rows]
 
 
+def join_headers(packed_of_records: Sequence[str | None]) -> str | None:
+    """Return what `pack_headers` would, of records whose headers `pack_record_headers` has packed."""
+    if not any(packed_of_records):
+        return None
+    return f"[{','.join([packed or 'null' for packed in packed_of_records])}]"
+
+
 def pack_record_headers(headers: Sequence[Header]) -> str | None:
     """Return the headers of one record as its element of that array, or None if it has none.
 
@@ -380,7 +427,7 @@ def pack_record_headers(headers: Sequence[Header]) -> str | None:
     if not headers:
         return None
     names: dict[str, _JsonCell] = {}
-    return json.dumps([cell for header in headers for cell in _pack_header(header, names, 0)], separators=(",", ":"))
+    return _compact([cell for header in headers for cell in _pack_header(header, names, 0)])
 
 
 def unpack_record_headers(text: str) -> Sequence[Header]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
-from txnstore.clients.producer.arguments import PARTITION_MAX, TIMESTAMP_MAX, as_bytes, packed_headers, whole_number
+from txnstore.clients.producer.arguments import PARTITION_MAX, TIMESTAMP_MAX, as_bytes, checked_headers, whole_number
 from txnstore.db.callers.outbox_insert import OutboxRow
 from txnstore.errors import InvalidTimestamp, InvalidTopic
 from txnstore.log.columns import pack_record_headers
@@ -45,7 +45,7 @@ def outbox_row(
         raise kafka_exception_of(error) from error
     packed_value = None if value is None else as_bytes(value)
     packed_key = None if key is None else as_bytes(key)
-    packed = () if headers is None else tuple(packed_headers(headers))
+    packed = () if headers is None else tuple(checked_headers(headers))
     size_bytes = len(packed_value or b"") + len(packed_key or b"")
     size_bytes += sum(len(name) + len(content or b"") for name, content in packed)
     if size_bytes > configuration["message.max.bytes"]:

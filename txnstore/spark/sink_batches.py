@@ -24,7 +24,7 @@ from txnstore.clients.producer.queue import PartitionChoice
 from txnstore.errors import InvalidRecord, RecordTooLarge, UnknownTopicOrPartition
 from txnstore.log.append import Append
 from txnstore.log.codec import PackedColumns, encode_packed
-from txnstore.log.columns import Codec, PackedBytes, codec_for_topic, join_bytes
+from txnstore.log.columns import Codec, PackedBytes, codec_for_topic, join_bytes, pack_headers
 from txnstore.log.partitioners import partitions_of_keys
 from txnstore.log.topics import Topic
 from txnstore.model import Header, ProducerIdentity
@@ -335,7 +335,7 @@ class _Columns:
             self.keys.part(start, stop),
             self.values.part(start, stop),
             self.timestamps_ms[start:stop],
-            () if self.headers is None else self.headers.of_records[start:stop],
+            None if self.headers is None else pack_headers(self.headers.of_records[start:stop]),
         )
 
 

@@ -12,12 +12,12 @@ from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, VALUE, Accumul
 
 
 def record(value: bytes, *, queued_seconds: float = 0.0, partition: int = -1):
-    return (value, None, 0, (), None, queued_seconds, len(value), partition)
+    return (value, None, 0, None, None, queued_seconds, len(value), partition)
 
 
 def accumulator(**bounds: int) -> Accumulator:
     lock = threading.RLock()
-    usual = {"records_max": 1000, "size_bytes_max": 100_000, "batch_records_max": 10, "batch_bytes_max": 100}
+    usual = {"records_max": 1000, "size_bytes_max": 100_000, "batch_records_max": 10, "batch_bytes_max": 1000}
     return Accumulator(lock, threading.Condition(lock), **{**usual, **bounds})
 
 

@@ -33,7 +33,7 @@ def as_bytes(content: object) -> bytes:
     raise TypeError(f"a bytes-like object is required, not '{type(content).__name__}'")
 
 
-def packed_headers(headers: object) -> Iterator[Header]:
+def checked_headers(headers: object) -> Iterator[Header]:
     """Yield headers as pairs of text and bytes, in order; of a name that is not text, its text.
 
     Raises:
@@ -88,7 +88,7 @@ def check_batch_message(message: object, index: int) -> None:
         if callback is not None and not callable(callback):
             raise TypeError(f"Message callback at index {index} must be callable")
     if message.get("headers") is not None:
-        for _ in packed_headers(message["headers"]):
+        for _ in checked_headers(message["headers"]):
             pass
     partition = message.get("partition", 0)
     if isinstance(partition, float) or not hasattr(partition, "__index__"):

@@ -31,7 +31,7 @@ from txnstore.clients.producer.arguments import (
     as_bytes,
     check_batch_message,
     check_topic_text,
-    packed_headers,
+    checked_headers,
     prepared_state_of,
     whole_number,
     writer_ids_of,
@@ -49,7 +49,7 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clock import Clock
 from txnstore.db.backend import Limits
 from txnstore.errors import StoreUnavailable, TxnStoreError
-from txnstore.model import Header
+from txnstore.log.columns import pack_record_headers
 from txnstore.transactions.tokens import PreparedTxnState
 
 #: How long `close` tries to send what is queued, and to abort what is open.
@@ -200,10 +200,10 @@ class Producer:
         if type(key) is not bytes and key is not None:
             key = as_bytes(key)
         size_bytes = (len(value) if value else 0) + (len(key) if key else 0)
-        packed: tuple[Header, ...] = ()
+        packed: str | None = None
         if headers is not None:
-            packed = tuple(packed_headers(headers))
-            size_bytes += sum(len(name) + len(content or b"") for name, content in packed)
+            packed = pack_record_headers(tuple(checked_headers(headers)))
+            size_bytes += len(packed) if packed else 0
         if callback is None:
             callback = on_delivery
         if callback is not None and not callable(callback):

@@ -24,8 +24,9 @@ from txnstore.clients.model.topic_partition import OFFSET_INVALID
 from txnstore.clients.producer.thread import SenderThread
 from txnstore.clients.worker import Worker
 from txnstore.errors import TxnStoreError
+from txnstore.log.columns import fitting
 from txnstore.log.partitioners import PARTITIONERS
-from txnstore.model import NO_TIMESTAMP_MS, Header
+from txnstore.model import NO_TIMESTAMP_MS
 
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
@@ -40,10 +41,10 @@ FULL_TEXT: Final = "Local: Queue full"
 DeliveryCallback = Callable[[Any, Any], object]
 
 
-#: A record on its way, and what its delivery report needs: value, key, timestamp in milliseconds, headers, callback,
-#: when it was queued by the monotonic clock, its size in bytes, and the partition that was asked for or -1.  A plain
+#: A record on its way, and what its delivery report needs: value, key, timestamp in milliseconds, packed headers,
+#: callback, when it was queued by the monotonic clock, its size in bytes, and the partition asked for or -1.  A plain
 #: tuple, because there are very many of them: Python's collector of garbage leaves a tuple of plain values alone.
-QueuedRecord = tuple[bytes | None, bytes | None, int, tuple[Header, ...], DeliveryCallback | None, float, int, int]
+QueuedRecord = tuple[bytes | None, bytes | None, int, str | None, DeliveryCallback | None, float, int, int]
 #: The places of its parts.
 VALUE: Final = 0
 KEY: Final = 1
@@ -252,22 +253,24 @@ class Accumulator:
 
     def _take_batch(self, queue: PartitionQueue) -> list[QueuedRecord]:
         records = queue.records
-        if len(records) <= self.batch_records_max and queue.size_bytes <= self.batch_bytes_max:
-            taken = list(records)
-            records.clear()
-            queue.size_bytes = 0
-            return taken
-        taken = [records.popleft()]
-        taken_bytes = taken[0][SIZE_BYTES]
-        while (
-            records
-            and len(taken) < self.batch_records_max
-            and taken_bytes + records[0][SIZE_BYTES] <= self.batch_bytes_max
-        ):
+        taken: list[QueuedRecord] = []
+        taken_bytes = 0
+        while records and len(taken) < self.batch_records_max and taken_bytes < self.batch_bytes_max:
             record = records.popleft()
             taken.append(record)
             taken_bytes += record[SIZE_BYTES]
-        queue.size_bytes -= taken_bytes
+        # What the log adds to each record counts as well: a batch that is refused would be encoded twice.
+        count = fitting(
+            [record[SIZE_BYTES] for record in taken],
+            [record[KEY] for record in taken],
+            [record[VALUE] for record in taken],
+            [record[TIMESTAMP_MS] for record in taken],
+            [record[HEADERS] for record in taken],
+            batch_bytes_max=self.batch_bytes_max,
+        )
+        records.extendleft(reversed(taken[count:]))
+        del taken[count:]
+        queue.size_bytes -= sum(record[SIZE_BYTES] for record in taken)
         return taken
 
     def _drop_empty(self) -> None:

@@ -27,8 +27,8 @@ from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.store import Store
 from txnstore.errors import UnsupportedCompression
 from txnstore.log.append import Append, Appended, append
-from txnstore.log.codec import RecordColumns, encode_columns
-from txnstore.log.columns import Codec, codec_for_topic, require_codec
+from txnstore.log.codec import PackedColumns, encode_packed
+from txnstore.log.columns import Codec, codec_for_topic, join_headers, pack_bytes, require_codec
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic
 from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ProducerIdentity
@@ -240,16 +240,18 @@ class ProducerSession:
         if self.is_idempotent:
             base_sequence = sequences.get(partition_id, 0)
             sequences[partition_id] = increment_sequence(base_sequence, len(batch.records))
+        codec = codec_for_topic(topic.settings["compression.type"], self._codec)
+        require_codec(codec)
         # Not zip(*records): an iterator for each record would keep the collector of garbage busy.
         records = batch.records
-        encoded = encode_columns(
-            RecordColumns(
-                [record[KEY] for record in records],
-                [record[VALUE] for record in records],
+        encoded = encode_packed(
+            PackedColumns(
+                pack_bytes([record[KEY] for record in records], "key"),
+                pack_bytes([record[VALUE] for record in records], "value"),
                 [record[TIMESTAMP_MS] for record in records],
-                [record[HEADERS] for record in records],
+                join_headers([record[HEADERS] for record in records]),
             ),
-            codec=codec_for_topic(topic.settings["compression.type"], self._codec),
+            codec=codec,
             producer=self.identity,
             base_sequence=base_sequence,
             is_transactional=self.transactional_id is not None or self._token is not None,
