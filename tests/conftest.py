@@ -17,10 +17,18 @@ from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer, connection_string
-from txnstore.testing.private_cluster import NoServerProgramsError, find_programs
+from txnstore.testing.private_cluster import (
+    MEMORY_FOLDER,
+    NoServerProgramsError,
+    ServerFolder,
+    find_programs,
+    has_room,
+)
 
 pytest_plugins = ("txnstore.testing.plugin",)
 
+#: What all tests leave is a fifth of it.
+MEMORY_BYTES_MIN = 8 * 1024**3
 #: The files that take longest, those that take most first: with several processes, the last one to end is soon.
 LONG_FILES = (
     "spark/test_sink_kills.py",
@@ -51,8 +59,16 @@ LONG_FILES = (
 )
 
 
-def pytest_configure() -> None:
-    """Take interrupts also where a shell has begun the run in the background: what tests start inherits that."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the tests' files in memory where there is room: SQLite waits for a disk at each commit, for minutes in all.
+
+    Take interrupts also where a shell has begun the run in the background: what tests start inherits that.
+    """
+    if config.option.basetemp is None and has_room(MEMORY_FOLDER, MEMORY_BYTES_MIN):
+        folder = ServerFolder(None, in_memory=True)
+        config.add_cleanup(folder.remove)
+        config.option.basetemp = str(folder.path / "pytest")
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -219,7 +219,7 @@ def test_a_folder_in_use_is_not_taken_for_an_abandoned_one(cluster):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_files_are_in_memory_only_where_they_may_be_lost_and_there_is_room(tmp_path, monkeypatch, in_memory):
-    monkeypatch.setattr(private_cluster, "_MEMORY_FOLDER", tmp_path)
+    monkeypatch.setattr(private_cluster, "MEMORY_FOLDER", tmp_path)
     for bytes_min, is_there in ((1, in_memory), (2**62, False)):
         monkeypatch.setattr(private_cluster, "_MEMORY_BYTES_MIN", bytes_min)
         folder = ServerFolder(None, in_memory=in_memory)

@@ -49,7 +49,7 @@ NEWEST_MAJOR_VERSION: Final = 18
 # Directly below /tmp: the path of a Unix socket has at most 107 bytes.
 _TEMPORARY_FOLDER: Final = Path("/tmp")  # noqa: S108
 #: Files here are in memory on Linux: a database, some hundred files, is made ten times as fast.
-_MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108
+MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108
 #: What has to be free there: in containers it is often 64 MB for all.
 _MEMORY_BYTES_MIN: Final = 2 * 1024**3
 _FOLDER_PREFIX: Final = "txnstore-postgres-"
@@ -389,7 +389,7 @@ class ServerFolder:
     def __init__(self, user: ServerUser | None, *, in_memory: bool = False) -> None:
         """Create the folder and take its lock; with `in_memory` it is in /dev/shm, if there is room enough."""
         remove_abandoned_folders()
-        parent = _MEMORY_FOLDER if in_memory and has_room(_MEMORY_FOLDER, _MEMORY_BYTES_MIN) else _TEMPORARY_FOLDER
+        parent = MEMORY_FOLDER if in_memory and has_room(MEMORY_FOLDER, _MEMORY_BYTES_MIN) else _TEMPORARY_FOLDER
         self.path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
         self._lock = self._take_lock()
         if user is not None:
@@ -413,7 +413,7 @@ class ServerFolder:
 
 def remove_abandoned_folders() -> list[Path]:
     """Remove the folders whose runs are gone, and return them; those of other users are left alone."""
-    folders = (folder for parent in (_TEMPORARY_FOLDER, _MEMORY_FOLDER) for folder in parent.glob(f"{_FOLDER_PREFIX}*"))
+    folders = (folder for parent in (_TEMPORARY_FOLDER, MEMORY_FOLDER) for folder in parent.glob(f"{_FOLDER_PREFIX}*"))
     return [folder for folder in folders if _remove_if_abandoned(folder)]
 
 
