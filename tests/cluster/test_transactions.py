@@ -31,8 +31,7 @@ from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, P
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.distributed import hanging_in_cluster
-from txnstore.transactions.listing import HANGING_MARGIN_MS
+from txnstore.transactions.listing import HANGING_MARGIN_MS, hanging_in_cluster
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import (

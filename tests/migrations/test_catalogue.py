@@ -9,7 +9,7 @@ from txnstore.db import ddl
 from txnstore.db.ddl import Bytes
 from txnstore.db.names import CODE_SCHEMA
 from txnstore.db.opening import open_store
-from txnstore.db.schema import metadata
+from txnstore.db.schema import enter_options_of_postgresql, metadata
 
 
 def test_the_catalogue_after_all_migrations_is_that_of_the_schema_module(after_migrating, after):
@@ -123,6 +123,7 @@ def test_the_comparison_sees_what_is_not_a_table(left_out, seen_by, bare, after,
 
 
 def copy_of_tables():
+    enter_options_of_postgresql()
     tables = MetaData(schema=CODE_SCHEMA)
     for table in metadata.tables.values():
         table.to_metadata(tables)

@@ -45,11 +45,11 @@ from txnstore.model import ProducerIdentity
 from txnstore.participants.recovery import RecoveredBranches, recover_branches
 from txnstore.transactions.branch_rows import RegisteredBranch, all_branches
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
-from txnstore.transactions.distributed import hanging_in_cluster
 from txnstore.transactions.listing import (
     HangingInPartition,
     TransactionFilter,
     describe_transaction,
+    hanging_in_cluster,
     hanging_transactions,
     list_transactions,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import logging
 import threading
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: How the SQL of a migration is compiled when there is no connection.
 _DIALECTS: Final = {"sqlite": "sqlite+txnstore", "postgresql": "postgresql+txnstore"}
+#: What registers them.
+_BACKENDS: Final = {"sqlite": "txnstore.db.sqlite.backend", "postgresql": "txnstore.db.postgresql.backend"}
 
 #: Alembic hands a migration its context in module variables: only one can run at a time in a process.
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -63,6 +66,7 @@ def upgrade_sql(*, kind: str, schema: str = DEFAULT_SCHEMA, from_version: int = 
         from alembic import command
 
         config = _config(kind, schema, output=printed)
+        importlib.import_module(_BACKENDS[kind])
         config.attributes["dialect_name"] = _DIALECTS[kind]
         command.upgrade(config, f"{_revision(from_version)}:head", sql=True)
     return printed.getvalue()

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, literal_column, select, text
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.clock import Clock
 from txnstore.db import migrating
 from txnstore.db.backend import Backend, Limits
 from txnstore.db.identity import record_identity
 from txnstore.db.names import DEFAULT_SCHEMA, RECORDS_VIEW, VERSION_TABLE
-from txnstore.db.postgresql.backend import PostgreSQLBackend
 from txnstore.db.schema import (
     OLDEST_WRITER_VERSION,
     SCHEMA_VERSION,
@@ -25,7 +24,6 @@ from txnstore.db.schema import (
     metadata,
     stores,
 )
-from txnstore.db.sqlite.backend import SQLiteBackend
 from txnstore.db.store import Store, server_now_ms
 from txnstore.db.url import parse_url
 from txnstore.errors import (
@@ -36,8 +34,6 @@ from txnstore.errors import (
     StoreReadOnly,
     TxnStoreError,
 )
-
-BACKENDS: Final[dict[str, Backend]] = {"sqlite": SQLiteBackend(), "postgresql": PostgreSQLBackend()}
 
 _OUR_TABLES: Final = frozenset(str(table.name) for table in metadata.tables.values())
 #: What PostgreSQL keeps of an identifier; it cuts a longer one silently.
@@ -66,6 +62,17 @@ _INSERT_DATABASE: Final = (
     .values(database_id=1, label="main", coordinates=True, catalogue_version=0)
     .on_conflict_do_nothing(index_elements=[databases.c.database_id])
 )
+
+
+def backend_of(kind: str) -> Backend:
+    """Return what speaks to databases of this kind; the drivers of others are not imported."""
+    if kind == "sqlite":
+        from txnstore.db.sqlite.backend import SQLiteBackend
+
+        return SQLiteBackend()
+    from txnstore.db.postgresql.backend import PostgreSQLBackend
+
+    return PostgreSQLBackend()
 
 
 class Found(enum.Enum):
@@ -118,7 +125,7 @@ def connect_store(
     """
     address = parse_url(url)
     check_schema_name(schema)
-    backend = BACKENDS[address.kind]
+    backend = backend_of(address.kind)
     limits = limits or Limits()
     engine = backend.create_engine(address, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
     return Store(backend, address, engine, schema=schema, limits=limits, clock=clock)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import (
     CheckConstraint,
     Column,
+    ColumnElement,
     Connection,
     Identity,
     Index,
@@ -43,13 +44,34 @@ TEN_SECONDS_MS: Final = 10_000
 
 #: Rows that are updated all the time stay on their page (heap-only tuples) and leave no index entries behind.
 _HOT: Final = {"fillfactor": 50}
+#: What PostgreSQL alone is told when tables and indexes are made, see `enter_options_of_postgresql`.
+_OPTIONS_OF_POSTGRESQL: Final[list[tuple[Table | Index, str, Any]]] = []
 
 
-def _table(name: str, *items: SchemaItem, comment: str, **options: Any) -> Table:
+def _table(name: str, *items: SchemaItem, comment: str, is_hot: bool = False, **options: Any) -> Table:
     """Return a table whose columns keep to their types, on SQLite too."""
     # A plain `str` for the type checker: StoreName is one at run time.
     store_name: Any = StoreName(name)
-    return Table(store_name, metadata, *items, comment=comment, sqlite_strict=True, **options)
+    table = Table(store_name, metadata, *items, comment=comment, sqlite_strict=True, **options)
+    if is_hot:
+        _OPTIONS_OF_POSTGRESQL.append((table, "with", _HOT))
+    return table
+
+
+def _partial_index(name: str, *columns: Column[Any], where: ColumnElement[bool]) -> None:
+    """Enter the rows for which `where` holds, and no others, in an index."""
+    index = Index(StoreName(name), *columns, sqlite_where=where)
+    _OPTIONS_OF_POSTGRESQL.append((index, "where", where))
+
+
+def enter_options_of_postgresql() -> None:
+    """Let tables and indexes that are made of `metadata`, or copied from it, have the options that PostgreSQL has.
+
+    A store's tables are made by its migrations.  An option that is named earlier makes SQLAlchemy import its
+    dialect for PostgreSQL, also in programs that use SQLite.
+    """
+    for item, name, value in _OPTIONS_OF_POSTGRESQL:
+        item.dialect_options["postgresql"][name] = value
 
 
 def _column(name: str, type_: TypeEngine[Any], about: str, *, null: bool = False) -> Column[Any]:
@@ -181,7 +203,7 @@ partition_heads: Final = _table(
     PrimaryKeyConstraint("partition_id", name="partition_heads_pk"),
     _check("partition_heads_order", "0 <= log_start_offset AND log_start_offset <= next_offset"),
     comment="The end of each partition's log. Locking a row is what puts the partition's appends in order.",
-    postgresql_with=_HOT,
+    is_hot=True,
 )
 
 record_batches: Final = _table(
@@ -250,14 +272,13 @@ producer_states: Final = _table(
     Index(StoreName("producer_states_age"), "last_minute"),
     comment="What each producer did last in each partition; for idempotence and the last stable offset.",
     sqlite_with_rowid=False,
-    postgresql_with=_HOT,
+    is_hot=True,
 )
-Index(
-    StoreName("producer_states_open"),
+_partial_index(
+    "producer_states_open",
     producer_states.c.partition_id,
     producer_states.c.transaction_first_offset,
-    postgresql_where=producer_states.c.transaction_first_offset.is_not(None),
-    sqlite_where=producer_states.c.transaction_first_offset.is_not(None),
+    where=producer_states.c.transaction_first_offset.is_not(None),
 )
 
 finished_transactions: Final = _table(
@@ -305,27 +326,24 @@ transactions: Final = _table(
     _check("transactions_deadline", "deadline_ms IS NULL OR state = 1"),
     comment="The coordinator's row for each transactional id; every request locks it first.",
     sqlite_with_rowid=False,
-    postgresql_with=_HOT,
+    is_hot=True,
 )
-Index(
-    StoreName("transactions_deadline"),
+_partial_index(
+    "transactions_deadline",
     transactions.c.deadline_ms,
-    postgresql_where=transactions.c.deadline_ms.is_not(None),
-    sqlite_where=transactions.c.deadline_ms.is_not(None),
+    where=transactions.c.deadline_ms.is_not(None),
 )
 # Producer ids hardly ever change: these cost next to nothing, and updates stay on their page.
 Index(StoreName("transactions_producer"), transactions.c.producer_id)
-Index(
-    StoreName("transactions_previous_producer"),
+_partial_index(
+    "transactions_previous_producer",
     transactions.c.previous_producer_id,
-    postgresql_where=transactions.c.previous_producer_id >= 0,
-    sqlite_where=transactions.c.previous_producer_id >= 0,
+    where=transactions.c.previous_producer_id >= 0,
 )
-Index(
-    StoreName("transactions_decided"),
+_partial_index(
+    "transactions_decided",
     transactions.c.state,
-    postgresql_where=transactions.c.state.in_((2, 3)),
-    sqlite_where=transactions.c.state.in_((2, 3)),
+    where=transactions.c.state.in_((2, 3)),
 )
 
 transaction_partitions: Final = _table(
@@ -430,7 +448,7 @@ groups: Final = _table(
     PrimaryKeyConstraint("group_id", name="groups_pk"),
     comment="Consumer groups. The lock of a row stands in for the group's coordinator.",
     sqlite_with_rowid=False,
-    postgresql_with=_HOT,
+    is_hot=True,
 )
 
 group_members: Final = _table(
@@ -449,7 +467,7 @@ group_members: Final = _table(
     Index(StoreName("group_members_deadline"), "deadline_ten_seconds"),
     comment="The members of consumer groups.",
     sqlite_with_rowid=False,
-    postgresql_with=_HOT,
+    is_hot=True,
 )
 
 group_offsets: Final = _table(
@@ -467,7 +485,7 @@ group_offsets: Final = _table(
     _check("group_offsets_offset", "committed_offset >= 0"),
     comment="The offsets that each group has committed.",
     sqlite_with_rowid=False,
-    postgresql_with=_HOT,
+    is_hot=True,
 )
 
 pending_group_offsets: Final = _table(
@@ -523,11 +541,10 @@ outbox: Final = _table(
     comment="Records that applications inserted in their own database transactions, and that are in no partition yet.",
     sqlite_autoincrement=True,
 )
-Index(
-    StoreName("outbox_waiting"),
+_partial_index(
+    "outbox_waiting",
     outbox.c.outbox_id,
-    postgresql_where=outbox.c.refusal.is_(None),
-    sqlite_where=outbox.c.refusal.is_(None),
+    where=outbox.c.refusal.is_(None),
 )
 
 outbox_sequencers: Final = _table(
@@ -606,6 +623,12 @@ sink_positions: Final = _table(
     comment="How far the committed batches of each query have read.",
     sqlite_with_rowid=False,
 )
+
+
+@event.listens_for(metadata, "before_create")
+def _prepare_create(_: MetaData, connection: Connection, **__: object) -> None:
+    """Let `metadata.create_all` know what PostgreSQL is to be told."""
+    enter_options_of_postgresql()
 
 
 @event.listens_for(metadata, "after_create")

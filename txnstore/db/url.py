@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import psycopg
-from psycopg.conninfo import make_conninfo
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -122,6 +119,11 @@ def _with_parts_from_options(url: URL) -> URL:
 
 def _check_options(url: URL) -> None:
     """Refuse options that libpq does not know; a value that it does not know shows when it connects."""
+    # Slow to import, and not needed for SQLite.
+    import psycopg
+    from psycopg.conninfo import make_conninfo
+    from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
     for name, value in url.query.items():
         if not isinstance(value, str) and name not in _OPTIONS_BY_HOST:
             raise InvalidUrl("the PostgreSQL URL has the same option twice")

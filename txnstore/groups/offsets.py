@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import BindParameter, Connection, Executable, Table, bindparam, case, delete, exists, select, update
-from sqlalchemy.dialects.postgresql import Insert
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import Insert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.membership import check_lives_here

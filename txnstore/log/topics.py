@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, union_all
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.config import (
     TOPIC_SETTINGS,

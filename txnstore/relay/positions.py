@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.schema import relay_positions
 from txnstore.model import PartitionName

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, and_, bindparam, delete, func, insert, or_, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.schema import sink_batches, sink_inputs, sink_positions, sink_runs

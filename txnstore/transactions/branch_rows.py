@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Connection, Row, bindparam, delete, exists, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.schema import transaction_branches
 from txnstore.db.store import server_now_ms

@@ -1,4 +1,4 @@
-"""What a transaction writes to other databases than its coordinator's, and what hangs in any of them.
+"""What a transaction writes to other databases than its coordinator's.
 
 As in Kafka, a partition or group is made a part of the transaction first, durably, at the coordinator; only then is
 anything written where it lives.  The end of the transaction raises the producer's epoch there, and that of its further
@@ -13,47 +13,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection, bindparam, select, union_all
+from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster, Locality, repaired
-from txnstore.db.cluster.membership import coordinator_of_producer
-from txnstore.db.schema import (
-    transaction_partitions,
-    transaction_writer_partitions,
-    transactions,
-)
 from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
-    MissingMember,
-    StoreUnavailable,
     TxnStoreError,
     UnknownTopicOrPartition,
 )
 from txnstore.groups.offsets import add_offsets_from_elsewhere, announce_offset_producer
 from txnstore.log.append import Append, Appended, UnannouncedProducerError, announce, append, check_sizes, find_appended
-from txnstore.log.topics import names_of_partitions
-from txnstore.model import PartitionName, ProducerIdentity
-from txnstore.transactions import listing, protocol, rows
-from txnstore.transactions.listing import RUNNING, HangingInPartition
+from txnstore.model import ProducerIdentity
+from txnstore.transactions import protocol, rows
 from txnstore.transactions.protocol import TransactionWriter, check_open, check_unreported
 from txnstore.transactions.transaction import LockedTransaction, SentOffsets, check_batches, write_in_time
 
 Result = TypeVar("Result")
 #: How often a producer is made known where it writes to; each time it was forgotten in between.
 ANNOUNCE_TRIES: Final = 3
-_STATES: Final = sorted(int(state) for state in RUNNING)
-_LISTED: Final = union_all(
-    select(transactions.c.producer_id, transaction_partitions.c.partition_id)
-    .join(transaction_partitions, transaction_partitions.c.transactional_id == transactions.c.transactional_id)
-    .where(transactions.c.state.in_(_STATES))
-    .where(transactions.c.producer_id.in_(bindparam("producer_ids", expanding=True))),
-    select(transaction_writer_partitions.c.writer_producer_id, transaction_writer_partitions.c.partition_id)
-    .join(transactions, transactions.c.transactional_id == transaction_writer_partitions.c.transactional_id)
-    .where(transactions.c.state.in_(_STATES))
-    .where(transaction_writer_partitions.c.writer_producer_id.in_(bindparam("producer_ids", expanding=True))),
-)
 
 
 def announced(
@@ -347,42 +326,3 @@ class RemoteWriter:
     @property
     def _transactional_id(self) -> str:
         return self.writer.transactional_id
-
-
-def hanging_in_cluster(
-    cluster: Cluster, max_timeout_ms: int, partition_ids: Collection[int] | None = None
-) -> list[HangingInPartition]:
-    """Return what hangs, in these partitions or in all, wherever they live; see `listing.hanging_transactions`.
-
-    Of a database that cannot be reached nothing is said, nor of what only it could know to be in order.
-    """
-    found: list[HangingInPartition] = []
-    suspected = cluster.read_all(
-        lambda connection: listing.hanging_transactions(connection, max_timeout_ms, partition_ids)
-    )
-    for store, suspects in suspected:
-        away = [one for one in suspects if coordinator_of_producer(one.producer_id) != store.database_id]
-        explained = _explained(cluster, away)
-        found += [one for one in suspects if one not in away or (one.producer_id, one.partition) not in explained]
-    return sorted(found, key=lambda one: (one.partition, one.start_offset))
-
-
-def _explained(cluster: Cluster, suspects: Iterable[HangingInPartition]) -> set[tuple[int, PartitionName]]:
-    """Return producers with the partitions that their coordinators will end, or may, for all that is known."""
-    by_coordinator: dict[int, list[HangingInPartition]] = {}
-    for one in suspects:
-        by_coordinator.setdefault(coordinator_of_producer(one.producer_id), []).append(one)
-    explained: set[tuple[int, PartitionName]] = set()
-    for database_id, those in by_coordinator.items():
-        producer_ids = sorted({one.producer_id for one in those})
-
-        def read(connection: Connection, producer_ids: list[int] = producer_ids) -> set[tuple[int, PartitionName]]:
-            rows = connection.execute(_LISTED, {"producer_ids": producer_ids}).all()
-            names = names_of_partitions(connection, (row.partition_id for row in rows))
-            return {(row.producer_id, names[row.partition_id]) for row in rows if row.partition_id in names}
-
-        try:
-            explained |= cluster.own(database_id).read(read)
-        except (StoreUnavailable, MissingMember):
-            explained |= {(one.producer_id, one.partition) for one in those}
-    return explained

@@ -1,18 +1,20 @@
 """The questions that people ask about transactions: which there are, how one stands, and which ones hang.
 
-Everything here reads; nothing is locked, and an answer is of one snapshot.
+Everything here reads; nothing is locked, and an answer is of one snapshot of each database.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, exists, select
+from sqlalchemy import Connection, bindparam, exists, select, union_all
 
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.schema import (
     producer_states,
     transaction_partitions,
@@ -21,7 +23,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import server_now_ms
-from txnstore.errors import TransactionalIdNotFound
+from txnstore.errors import MissingMember, StoreUnavailable, TransactionalIdNotFound
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import PartitionName
 from txnstore.transactions import rows
@@ -36,6 +38,17 @@ HANGING_MARGIN_MS: Final = 5 * 60 * 1000
 #: How many rows are read in one go: the filter leaves few of many.
 PAGE_ROWS: Final = 1_000
 
+_STATES: Final = sorted(int(state) for state in RUNNING)
+_LISTED: Final = union_all(
+    select(transactions.c.producer_id, transaction_partitions.c.partition_id)
+    .join(transaction_partitions, transaction_partitions.c.transactional_id == transactions.c.transactional_id)
+    .where(transactions.c.state.in_(_STATES))
+    .where(transactions.c.producer_id.in_(bindparam("producer_ids", expanding=True))),
+    select(transaction_writer_partitions.c.writer_producer_id, transaction_writer_partitions.c.partition_id)
+    .join(transactions, transactions.c.transactional_id == transaction_writer_partitions.c.transactional_id)
+    .where(transactions.c.state.in_(_STATES))
+    .where(transaction_writer_partitions.c.writer_producer_id.in_(bindparam("producer_ids", expanding=True))),
+)
 _WRITERS: Final = select(transaction_writers.c.transactional_id, transaction_writers.c.writer_producer_id).where(
     transaction_writers.c.writer_producer_id.in_(bindparam("producer_ids", expanding=True))
 )
@@ -55,7 +68,7 @@ _HANGING: Final = (
     .where(
         ~exists()
         .where(transactions.c.producer_id == producer_states.c.producer_id)
-        .where(transactions.c.state.in_(sorted(int(state) for state in RUNNING)))
+        .where(transactions.c.state.in_(_STATES))
         .where(transaction_partitions.c.transactional_id == transactions.c.transactional_id)
         .where(transaction_partitions.c.partition_id == producer_states.c.partition_id)
     )
@@ -66,7 +79,7 @@ _HANGING: Final = (
         .where(transaction_writer_partitions.c.writer_producer_id == transaction_writers.c.writer_producer_id)
         .where(transaction_writer_partitions.c.partition_id == producer_states.c.partition_id)
         .where(transactions.c.transactional_id == transaction_writers.c.transactional_id)
-        .where(transactions.c.state.in_(sorted(int(state) for state in RUNNING)))
+        .where(transactions.c.state.in_(_STATES))
     )
     .order_by(producer_states.c.partition_id, producer_states.c.transaction_first_offset)
 )
@@ -220,3 +233,40 @@ def hanging_transactions(
         for row in found
         if row.partition_id in names
     ]
+
+
+def hanging_in_cluster(
+    cluster: Cluster, max_timeout_ms: int, partition_ids: Collection[int] | None = None
+) -> list[HangingInPartition]:
+    """Return what hangs, in these partitions or in all, wherever they live; see `hanging_transactions`.
+
+    Of a database that cannot be reached nothing is said, nor of what only it could know to be in order.
+    """
+    found: list[HangingInPartition] = []
+    suspected = cluster.read_all(lambda connection: hanging_transactions(connection, max_timeout_ms, partition_ids))
+    for store, suspects in suspected:
+        away = [one for one in suspects if coordinator_of_producer(one.producer_id) != store.database_id]
+        explained = _explained(cluster, away)
+        found += [one for one in suspects if one not in away or (one.producer_id, one.partition) not in explained]
+    return sorted(found, key=lambda one: (one.partition, one.start_offset))
+
+
+def _explained(cluster: Cluster, suspects: Iterable[HangingInPartition]) -> set[tuple[int, PartitionName]]:
+    """Return producers with the partitions that their coordinators will end, or may, for all that is known."""
+    by_coordinator: dict[int, list[HangingInPartition]] = {}
+    for one in suspects:
+        by_coordinator.setdefault(coordinator_of_producer(one.producer_id), []).append(one)
+    explained: set[tuple[int, PartitionName]] = set()
+    for database_id, those in by_coordinator.items():
+        producer_ids = sorted({one.producer_id for one in those})
+
+        def read(connection: Connection, producer_ids: list[int] = producer_ids) -> set[tuple[int, PartitionName]]:
+            rows = connection.execute(_LISTED, {"producer_ids": producer_ids}).all()
+            names = names_of_partitions(connection, (row.partition_id for row in rows))
+            return {(row.producer_id, names[row.partition_id]) for row in rows if row.partition_id in names}
+
+        try:
+            explained |= cluster.own(database_id).read(read)
+        except (StoreUnavailable, MissingMember):
+            explained |= {(one.producer_id, one.partition) for one in those}
+    return explained

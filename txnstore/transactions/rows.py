@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, and_, bindparam, delete, insert, literal, null, select, union_all, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.ddl import Flag, Int64
 from txnstore.db.schema import (

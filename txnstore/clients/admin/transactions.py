@@ -319,7 +319,7 @@ def find_hanging(
         return listing.hanging_transactions(connection, max_timeout_ms, ids)
 
     def found_in_cluster() -> list[listing.HangingInPartition]:
-        from txnstore.transactions.distributed import hanging_in_cluster
+        from txnstore.transactions.listing import hanging_in_cluster
 
         ids = None
         if partitions is not None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
@@ -17,8 +18,6 @@ from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, TopicPartition
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Worker
-from txnstore.db.callers.connections import CallersConnection
-from txnstore.db.callers.on_caller_connection import run_joined
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError, UnknownMember, UnknownTopicOrPartition
 from txnstore.groups.coordinator import expire_members
@@ -30,6 +29,10 @@ from txnstore.groups.offsets import (
     read_stable_offsets,
 )
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata
+
+if TYPE_CHECKING:
+    # Brings psycopg along, which a consumer of SQLite never needs.
+    from txnstore.db.callers.connections import CallersConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class OffsetCommits:
         Raises:
             TxnStoreError: the group, the connection or the database refuses; the caller has to roll back.
         """
+        from txnstore.db.callers.on_caller_connection import run_joined
+
         membership = self._membership()
         wanted, _, errors = self._wanted(offsets)
         if errors:

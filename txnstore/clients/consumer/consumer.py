@@ -40,7 +40,6 @@ from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaE
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED, TopicPartition
-from txnstore.db.callers.connections import callers_connection
 from txnstore.errors import TxnStoreError, UnstableOffsetCommit
 
 #: How long close() waits for its last writes and its threads.
@@ -534,6 +533,9 @@ class Consumer:
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
         if all(partition.offset < 0 for partition in chosen):
             raise failure(KafkaError._NO_OFFSET, "Commit failed")
+        # Brings psycopg along, which a consumer of SQLite never needs.
+        from txnstore.db.callers.connections import callers_connection
+
         try:
             return core.commits.commit_on(callers_connection(connection), chosen)
         except TxnStoreError as error:

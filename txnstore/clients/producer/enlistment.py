@@ -15,7 +15,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,13 +27,15 @@ from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
-from txnstore.db.callers.connections import CallersConnection
-from txnstore.db.callers.enlisted import CallerGuards, EnlistedConnection
-from txnstore.db.callers.on_caller_connection import joined_connection
 from txnstore.db.store import Store
 from txnstore.errors import BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
-from txnstore.participants.branches import FINISH_TIMEOUT_MS, Branches
 from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
+
+# These bring psycopg along, which few producers need on SQLite: they are imported once something is enlisted.
+if TYPE_CHECKING:
+    from txnstore.db.callers.connections import CallersConnection
+    from txnstore.db.callers.enlisted import CallerGuards, EnlistedConnection
+    from txnstore.participants.branches import Branches
 
 _S = TransactionStage
 
@@ -98,6 +100,9 @@ class EnlistedBranches:
         Raises:
             InvalidRequest: it is to another SQLite file, which cannot vote.
         """
+        from txnstore.db.callers.enlisted import CallerGuards
+        from txnstore.participants.branches import Branches
+
         if callers.backend_name == "sqlite":
             raise InvalidRequest(
                 "this connection is on another SQLite file than the producer's; only one to the same database can be"
@@ -170,6 +175,8 @@ class EnlistedBranches:
                 known.guards.remove()
 
     def _finish_all(self, deadline: Deadline, *, commit: bool) -> None:
+        from txnstore.participants.branches import FINISH_TIMEOUT_MS
+
         branches = self._branches
         assert branches is not None
         self._notice_losses()
@@ -385,6 +392,8 @@ class Enlistment:
 
     def take(self, store: Store, callers: CallersConnection, timeout_seconds: float) -> None:
         """Enlist a connection to the database that holds everything; from now on records and offsets wait for it."""
+        from txnstore.db.callers.enlisted import EnlistedConnection
+
         if self._enlisted is not None:
             if self._enlisted.taken.callers.driver is callers.driver:
                 return
@@ -491,6 +500,8 @@ class Enlistment:
 
     def _create_topics(self, enlisted: _Enlisted) -> None:
         """Create topics that are used for the first time: no other connection could while SQLite's lock is held."""
+        from txnstore.db.callers.on_caller_connection import joined_connection
+
         if self._directory.may_write:
             return
         names = self._sender.unknown_topics

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from txnstore.clients.configuration.configuration import Configuration, admin_configuration
 from txnstore.clients.connection import StoreConnection
@@ -33,8 +33,6 @@ from txnstore.clients.producer.state import (
 )
 from txnstore.clients.producer.thread import DelayedJob, SenderStopped
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.db.callers.connections import CallersConnection, callers_connection
-from txnstore.db.callers.on_caller_connection import is_same_store
 from txnstore.db.cluster.cluster import repaired
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, TransactionAbortable, TxnStoreError
@@ -43,6 +41,9 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Ended, Outcome, owner_of, read_outcome, resolve_outcome
 from txnstore.transactions.tokens import PreparedTxnState, TransactionToken
 from txnstore.transactions.writers import begin_transaction
+
+if TYPE_CHECKING:
+    from txnstore.db.callers.connections import CallersConnection
 
 __all__ = ["Outcome", "PreparedTxnState", "ProducerTransactions", "outcome"]
 
@@ -323,6 +324,9 @@ class ProducerTransactions:
             TypeError: it is not a connection.
             KafkaException: the state does not allow it, or the connection cannot be used; nothing has changed.
         """
+        # Brings psycopg along, which few producers need on SQLite.
+        from txnstore.db.callers.connections import callers_connection
+
         self._has_enlisted = True
         with self._progress.in_call(_C.ENLIST):
             try:
@@ -342,6 +346,8 @@ class ProducerTransactions:
 
     def _can_hold_everything(self, store: Store, callers: CallersConnection) -> bool:
         """Return whether the connection leads to the one database that holds the log; one of several only votes."""
+        from txnstore.db.callers.on_caller_connection import is_same_store
+
         if not is_same_store(store, callers):
             return False
         if self._sender.session.connection.is_alone:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, bindparam, delete, insert, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.config import STORE_SETTINGS, Settings, check_setting_name, parse_setting, settings_in_force
 from txnstore.db.cluster.membership import (

@@ -13,7 +13,11 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects import registry
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGIdentifierPreparer_psycopg
+from sqlalchemy.dialects.postgresql.psycopg import (
+    PGCompiler_psycopg,
+    PGDialect_psycopg,
+    PGIdentifierPreparer_psycopg,
+)
 from sqlalchemy.exc import DBAPIError
 
 from txnstore.clock import Clock
@@ -136,10 +140,30 @@ class _StorePreparer(PGIdentifierPreparer_psycopg):
         return schema
 
 
+class _StoreCompiler(PGCompiler_psycopg):
+    """Renders the upserts of SQLite's dialect, of which ours are made: nobody on SQLite imports PostgreSQL's for them.
+
+    The syntax is the same, but that PostgreSQL's may name a constraint.
+    """
+
+    def visit_on_conflict_do_nothing(self, on_conflict: Any, **keywords: Any) -> Any:
+        """Render ON CONFLICT DO NOTHING."""
+        on_conflict.constraint_target = None
+        untyped: Any = super()
+        return untyped.visit_on_conflict_do_nothing(on_conflict, **keywords)
+
+    def visit_on_conflict_do_update(self, on_conflict: Any, **keywords: Any) -> Any:
+        """Render ON CONFLICT DO UPDATE."""
+        on_conflict.constraint_target = None
+        untyped: Any = super()
+        return untyped.visit_on_conflict_do_update(on_conflict, **keywords)
+
+
 class StorePostgreSQLDialect(PGDialect_psycopg):
     """SQLAlchemy's own dialect with our schema and our clock."""
 
     preparer = _StorePreparer
+    statement_compiler = _StoreCompiler
     supports_statement_cache = True
     store_schema = DEFAULT_SCHEMA
     clock: Clock | None = None
