@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from txnstore.cli import output
-from txnstore.cli.program import app
+from txnstore.cli.program import NAMES, program_with
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.testing.private_cluster import free_port
 
@@ -70,9 +70,8 @@ def test_an_error_is_one_line_without_the_password(txnstore, url):
 
 def test_a_server_that_is_not_there_may_be_there_later(txnstore, monkeypatch):
     from txnstore.cli import options
-    from txnstore.db.backend import Limits
 
-    monkeypatch.setattr(options, "_LIMITS", Limits(retry_timeout_ms=100))
+    monkeypatch.setattr(options, "_RETRY_TIMEOUT_MS", 100)
     ended = txnstore("topics", "list", "--url", f"postgresql://alice:{SECRET}@127.0.0.1:{free_port()}/shop")
     assert ended.code == 75
     assert SECRET not in ended.err
@@ -145,7 +144,7 @@ def test_every_command_has_help_with_examples(txnstore):
         for name, below in command.commands.items():
             yield from commands(below, [*path, name])
 
-    found = list(commands(typer.main.get_command(app), []))
+    found = list(commands(typer.main.get_command(program_with(NAMES)), []))
     assert len(found) >= 24
     for path in found:
         ended = txnstore(*path, "--help")

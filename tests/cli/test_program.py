@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -10,11 +12,13 @@ from pathlib import Path
 import pytest
 import typer
 from rich.text import Text
+from typer.testing import CliRunner
 
-from txnstore.cli.program import app
+from txnstore.cli.program import NAMES, _named, program_with
 from txnstore.errors import InvalidUrl, OutcomeUnknown, StoreUnavailable
 
 SECRET = "Hunter2SecretWord"
+PROGRAM = "from txnstore.cli import main; main()"
 
 
 def test_the_version_is_that_of_the_package(txnstore, monkeypatch):
@@ -42,6 +46,36 @@ def test_every_command_explains_itself(txnstore, arguments):
     assert "Usage: txnstore" in ended.out
 
 
+def test_the_help_of_the_program_is_the_same_before_its_commands_are_imported(txnstore, monkeypatch):
+    """What a command is for stands in `program.py`, too."""
+    shown = txnstore("--help").out
+    monkeypatch.setenv("_TXNSTORE_COMPLETE", "")
+    assert _named([]) == NAMES
+    whole = CliRunner().invoke(program_with(NAMES), ["--help"], prog_name="txnstore")
+    assert (whole.output, whole.exit_code) == (shown, 0)
+    assert all(name in shown for name in NAMES)
+
+
+def test_help_imports_no_command_and_no_database():
+    program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {PROGRAM}"
+    answer = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
+    imported = set(answer.stdout.split())
+    needless = {"alembic", "asyncio", "psycopg", "sqlalchemy", "txnstore.clients.admin", "txnstore.db"}
+    assert imported & (needless | {f"txnstore.cli.{name}" for name in NAMES}) == set()
+    assert "txnstore.cli.program" in imported
+
+
+def test_a_call_imports_the_command_that_it_names_and_no_other(tmp_path):
+    program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {PROGRAM}"
+    call = ["info", "--url", f"sqlite:///{tmp_path}/nothing.db"]
+    answer = subprocess.run([sys.executable, "-c", program, *call], capture_output=True, text=True, check=False)
+    imported = set(answer.stdout.split())
+    assert answer.returncode == 1
+    needless = {"alembic", "psycopg", "txnstore.cli.relay", "txnstore.cli.topics", "txnstore.cli.timeline"}
+    assert imported & needless == set()
+    assert "txnstore.cli.information" in imported
+
+
 #: What the help of the program is made up with; all other brackets are to be read.
 STYLES = {"[bold]", "[/bold]", "[dim]", "[/dim]"}
 
@@ -57,7 +91,7 @@ def help_texts(command, path=()):
 
 def test_no_help_loses_what_stands_in_brackets(txnstore):
     eaten = []
-    for path, text in help_texts(typer.main.get_command(app)):
+    for path, text in help_texts(typer.main.get_command(program_with(NAMES))):
         brackets = [found for found in re.findall(r"\[[^\[\]]*\]", text) if found not in STYLES]
         plain = Text.from_markup(text).plain
         eaten += [(path, found) for found in brackets if found not in plain]

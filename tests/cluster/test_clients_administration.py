@@ -21,7 +21,7 @@ from txnstore.admin import (
     ResourceType,
 )
 from txnstore.cli import maintenance
-from txnstore.cli.program import app
+from txnstore.cli.program import NAMES, program_with
 from txnstore.clients.model.metadata import ConsumerGroupTopicPartitions, TopicCollection
 from txnstore.maintenance.loop import Maintenance
 
@@ -223,7 +223,7 @@ def test_old_clients_work_on_when_a_database_joins_and_new_ones_use_it(site, mak
     reader.subscribe([topic])
     assert reader.poll(PATIENCE_SECONDS).value() == b"before"
     added = site.new("fourth")
-    result = CliRunner().invoke(app, ["--url", urls, "databases", "add", added])
+    result = CliRunner().invoke(program_with(NAMES), ["--url", urls, "databases", "add", added])
     assert result.exit_code == 0, result.output
     with AdminClient({"bootstrap.servers": f"{urls}, {added}"}) as new_admin:
         label = new_admin._connection.cluster().databases[-1].label
@@ -277,7 +277,7 @@ def test_clients_of_one_database_work_on_when_a_second_one_joins(site):
 
 def test_the_commands_show_and_do_everything_over_all_databases(urls, admin, topic, make):
     def run(*arguments, **named):
-        result = CliRunner().invoke(app, ["--url", urls, *arguments], catch_exceptions=False, **named)
+        result = CliRunner().invoke(program_with(NAMES), ["--url", urls, *arguments], catch_exceptions=False, **named)
         assert result.exit_code == 0, (arguments, result.output)
         return result.stdout
 
@@ -334,5 +334,5 @@ def test_the_maintenance_of_a_cluster_of_one_hears_of_databases_that_join(sqlite
     monkeypatch.setattr(maintenance, "_LOOK_AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(maintenance, "stop_at_signals", lambda stop: None)
     monkeypatch.setattr(Maintenance, "run", lambda self, stop: None)
-    assert CliRunner().invoke(app, ["maintain", sqlite_site.urls[0]]).exit_code == 0
+    assert CliRunner().invoke(program_with(NAMES), ["maintain", sqlite_site.urls[0]]).exit_code == 0
     assert sorted(looked_after) == [1, 2, 3]

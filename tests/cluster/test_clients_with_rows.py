@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of
 from txnstore import Consumer, KafkaError, Producer
-from txnstore.cli.program import app
+from txnstore.cli.program import NAMES, program_with
 from txnstore.db.schema import outbox
 from txnstore.participants.branches import Branches
 from txnstore.testing.postgres_server import connection_string
@@ -97,7 +97,7 @@ def test_what_a_coordinator_left_prepared_in_each_database_is_ended_by_the_maint
     for ledger in ledgers:
         assert len(ledger.execute(PREPARED).fetchall()) == 1
         ledger.rollback()
-    done = CliRunner().invoke(app, ["maintain", "--once", ", ".join(site.urls)])
+    done = CliRunner().invoke(program_with(NAMES), ["maintain", "--once", ", ".join(site.urls)])
     assert done.exit_code == 0, done.output
     assert "3 branches ended in the databases of the cluster" in done.output
     for ledger in ledgers:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.plans.big_store import ABORTED, COPIES, OPEN_OFFSET, OPEN_PRODUCER_ID, PRODUCERS, TRANSACTIONS, BigStore
 from tests.plans.measuring import Touched, measured
 from txnstore.cli.consume import ReadingStart, StartKind, read_positions
-from txnstore.cli.program import app
+from txnstore.cli.program import NAMES, program_with
 from txnstore.cli.timeline import read_timeline
 from txnstore.db.schema import record_batches
 from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp
@@ -89,7 +89,7 @@ def test_what_is_asked_comes_in_pages(big: BigStore, work: Callable[[BigStore, C
 )
 def test_what_is_dumped_comes_in_pages(big: BigStore, arguments: list[str], lines: int) -> None:
     with measured(big.store.backend.name) as found:
-        ended = CliRunner().invoke(app, ["dump", *arguments, "--json", "--url", big.url])
+        ended = CliRunner().invoke(program_with(NAMES), ["dump", *arguments, "--json", "--url", big.url])
     assert ended.exit_code == 0, ended.output
     assert lines <= len(ended.stdout.splitlines()) < lines + 100
     assert_pages(found)

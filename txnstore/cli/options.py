@@ -7,16 +7,16 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.markup import escape
-from sqlalchemy import Connection, select
 
-from txnstore.db.backend import Limits
-from txnstore.db.cluster.cluster import Cluster, open_cluster
-from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.schema import groups, topics, transactions
+# What has to do with databases takes longer to import than the help of the program may take.
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from txnstore.db.cluster.cluster import Cluster
 
 URL_VARIABLE: Final = "TXNSTORE_URL"
 
@@ -28,7 +28,7 @@ _SECRETS: Final = (
 _MISSING: Final = f"which database? Give --url, or set {URL_VARIABLE}, to {_FORMS}"
 
 #: That a server cannot be reached is said within seconds.
-_LIMITS: Final = Limits(retry_timeout_ms=10_000)
+_RETRY_TIMEOUT_MS: Final = 10_000
 
 
 def _url_or_that_of_the_program(context: typer.Context, url: str | None) -> str | None:
@@ -103,8 +103,11 @@ def opened(url: str | None, schema: str) -> Cluster:
     Raises:
         TxnStoreError: the first cannot be reached, or the tables are not those of this version.
     """
+    from txnstore.db.backend import Limits
+    from txnstore.db.cluster.cluster import open_cluster
+
     assert url is not None
-    return open_cluster(url, schema=schema, create=False, limits=_LIMITS)
+    return open_cluster(url, schema=schema, create=False, limits=Limits(retry_timeout_ms=_RETRY_TIMEOUT_MS))
 
 
 def key_values(texts: list[str]) -> dict[str, str]:
@@ -153,36 +156,48 @@ def parse_time(text: str) -> int:
     return milliseconds
 
 
-#: A key press is answered soon or not at all, and never with an error.
-_COMPLETION_LIMITS: Final = Limits(statement_timeout_ms=1_000, lock_timeout_ms=1_000, retry_timeout_ms=0)
 _NAMES_MAX: Final = 1_000
 
 
 def complete_topic(context: typer.Context, incomplete: str) -> list[str]:
     """Return the topics whose names begin like this."""
+    from txnstore.db.schema import topics
+
     return _completed_names(context, incomplete, _reader(topics.c.name))
 
 
 def complete_group(context: typer.Context, incomplete: str) -> list[str]:
     """Return the groups whose names begin like this."""
+    from txnstore.db.schema import groups
+
     return _completed_names(context, incomplete, _reader(groups.c.group_id))
 
 
 def complete_transactional_id(context: typer.Context, incomplete: str) -> list[str]:
     """Return the transactional ids that begin like this."""
+    from txnstore.db.schema import transactions
+
     return _completed_names(context, incomplete, _reader(transactions.c.transactional_id))
 
 
 def _reader(column: object) -> Callable[[Connection], list[str]]:
+    from sqlalchemy import select
+
     statement = select(column).order_by(column).limit(_NAMES_MAX)  # type: ignore[call-overload]  # any column
     return lambda connection: list(connection.execute(statement).scalars())
 
 
 def _completed_names(context: typer.Context, incomplete: str, read: Callable[[Connection], list[str]]) -> list[str]:
+    from txnstore.db.backend import Limits
+    from txnstore.db.cluster.cluster import open_cluster
+    from txnstore.db.names import DEFAULT_SCHEMA
+
+    # A key press is answered soon or not at all, and never with an error.
+    limits = Limits(statement_timeout_ms=1_000, lock_timeout_ms=1_000, retry_timeout_ms=0)
     url = context.params.get("url") or context.find_root().params.get("url") or os.environ.get(URL_VARIABLE)
     schema = context.params.get("schema") or DEFAULT_SCHEMA
     try:
-        with open_cluster(url or "", schema=schema, create=False, limits=_COMPLETION_LIMITS) as cluster:
+        with open_cluster(url or "", schema=schema, create=False, limits=limits) as cluster:
             names = {name for store in cluster.stores() for name in store.read(read)}
             return sorted(name for name in names if name.startswith(incomplete))
     except Exception:  # noqa: BLE001 - whatever it is, the line that is being typed must stay whole

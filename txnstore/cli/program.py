@@ -1,27 +1,20 @@
-"""The program: its commands, its own options, and how it ends."""
+"""The program: its commands, its own options, and how it ends.
+
+A call imports the command that it names and no other: all of them together bring SQLAlchemy, which `--help` and the
+shell's user need not wait for.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import os
 import sys
-from collections.abc import Sequence
-from importlib import metadata
-from typing import Annotated, Final
+from collections.abc import Collection, Sequence
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from txnstore.cli import (
-    consume,
-    databases,
-    dump,
-    groups,
-    information,
-    maintenance,
-    produce,
-    relay,
-    timeline,
-    topics,
-    transactions,
-)
 from txnstore.cli.options import ProgramUrl, examples
 from txnstore.cli.output import CommandFailed, exit_code, report, say
 from txnstore.clients.model.errors import KafkaException
@@ -33,21 +26,96 @@ _EXAMPLES: Final = examples(
     "txnstore topics create orders --partitions 3",
 )
 
-# No pretty tracebacks: they show variables, and one of them may be a password.
-app = typer.Typer(name="txnstore", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-app.command(epilog=databases.MIGRATE_EXAMPLES)(databases.migrate)
-app.command(epilog=databases.ADOPT_EXAMPLES)(databases.adopt)
-app.command(epilog=maintenance.EXAMPLES)(maintenance.maintain)
-app.command(name="info", epilog=information.EXAMPLES)(information.info)
-app.add_typer(databases.app)
-app.add_typer(topics.app)
-app.command(epilog=produce.EXAMPLES)(produce.produce)
-app.command(epilog=consume.EXAMPLES)(consume.consume)
-app.command(epilog=relay.EXAMPLES)(relay.relay)
-app.add_typer(groups.app)
-app.add_typer(transactions.app)
-app.add_typer(dump.app)
-app.command(epilog=timeline.EXAMPLES)(timeline.timeline)
+
+class _Command(NamedTuple):
+    """A command, and where it is."""
+
+    name: str
+    help: str
+    """The first paragraph of its own help."""
+
+    module: str
+    """In this folder; the command is the function of its name there."""
+
+    epilog: str = "EXAMPLES"
+
+
+class _Group(NamedTuple):
+    """A noun with commands of its own: `app` in the module of its name."""
+
+    name: str
+    help: str
+
+
+_COMMANDS: Final = (
+    _Command(
+        "migrate",
+        "Create the tables in a database, or bring those of an older version up to date.",
+        "databases",
+        "MIGRATE_EXAMPLES",
+    ),
+    _Command(
+        "adopt",
+        "Make a restored dump or a copied file a store of its own; for several databases give all URLs.",
+        "databases",
+        "ADOPT_EXAMPLES",
+    ),
+    _Command(
+        "maintain",
+        "Complete decided transactions, abort timed-out ones and delete what has expired, until stopped by Ctrl-C.",
+        "maintenance",
+    ),
+    _Command("info", "Show what a store is: its identity, versions, counts, sizes and settings.", "information"),
+    _Command("produce", "Write records: one for each line, as it is, or with a key, or as JSON.", "produce"),
+    _Command("consume", "Read records from the first one up to the end, or as the options say.", "consume"),
+    _Command(
+        "relay",
+        "Move the rows of the outbox into their topics; or copy topics to or from Kafka, each record once.",
+        "relay",
+    ),
+    _Command(
+        "timeline",
+        "Draw a partition: records by transaction, markers, last stable offset, high watermark and positions of"
+        " groups.",
+        "timeline",
+    ),
+)
+_GROUPS: Final = (
+    _Group("databases", "List the databases of a cluster, or add one."),
+    _Group("topics", "Make, list, describe, change and delete topics."),
+    _Group("groups", "List, describe, reset and delete consumer groups."),
+    _Group("transactions", "List, describe and abort transactions."),
+    _Group("dump", "Print what the tables hold, as kafka-dump-log prints it."),
+)
+NAMES: Final = frozenset(entry.name for entry in (*_COMMANDS, *_GROUPS))
+#: Set by the shell's completion, which has the words of the line in variables of its own.
+_COMPLETION_VARIABLE: Final = "_TXNSTORE_COMPLETE"
+
+
+@functools.cache
+def program_with(names: frozenset[str]) -> typer.Typer:
+    """Return the program with these commands; of the others it only knows what they are called and are for."""
+    # No pretty tracebacks: they show variables, and one of them may be a password.
+    program = typer.Typer(
+        name="txnstore", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    )
+    program.callback(epilog=_EXAMPLES)(_txnstore)
+    for command in _COMMANDS:
+        if command.name in names:
+            module = importlib.import_module(f"txnstore.cli.{command.module}")
+            program.command(command.name, epilog=getattr(module, command.epilog))(getattr(module, command.name))
+        else:
+            program.command(command.name, help=command.help)(_not_imported)
+    for group in _GROUPS:
+        if group.name in names:
+            program.add_typer(importlib.import_module(f"txnstore.cli.{group.name}").app)
+        else:
+            program.add_typer(typer.Typer(name=group.name, help=group.help))
+    return program
+
+
+def _not_imported() -> None:
+    raise AssertionError("the command that is named is imported")
 
 
 def _show_version(wanted: bool) -> None:
@@ -57,13 +125,14 @@ def _show_version(wanted: bool) -> None:
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("txnstore")
     except metadata.PackageNotFoundError:
         return "from a folder that is not installed"
 
 
-@app.callback(epilog=_EXAMPLES)
 def _txnstore(
     *,
     version: Annotated[
@@ -77,7 +146,12 @@ def _txnstore(
 def run(arguments: Sequence[str] | None) -> None:
     """Run the command and exit; see `txnstore.cli.main`."""
     try:
-        app(args=arguments, prog_name="txnstore")
+        program_with(_named(sys.argv[1:] if arguments is None else arguments))(args=arguments, prog_name="txnstore")
     except (CommandFailed, KafkaException, TxnStoreError) as error:
         report(error)
         sys.exit(exit_code(error))
+
+
+def _named(arguments: Collection[str]) -> frozenset[str]:
+    """Return the commands that may be meant: whichever of the words are names of some."""
+    return NAMES if _COMPLETION_VARIABLE in os.environ else NAMES.intersection(arguments)
