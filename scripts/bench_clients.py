@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -16,6 +19,29 @@ from txnstore import Consumer, Producer, TopicPartition
 from txnstore.db.postgresql.backend import connect_driver
 from txnstore.db.url import parse_url
 
+#: A process from its start to its first record, and one that writes a row by SQLAlchemy Core, on the same database.
+FIRST_RECORD = """
+import sys
+from txnstore import Producer
+with Producer({"bootstrap.servers": sys.argv[1]}) as producer:
+    producer.produce("bench-start", b"value")
+    producer.flush()
+"""
+FIRST_ROW = """
+import sys
+from sqlalchemy import create_engine, text
+with create_engine(sys.argv[1]).begin() as connection:
+    connection.execute(text("CREATE TABLE IF NOT EXISTS plain_started (value TEXT)"))
+    connection.execute(text("INSERT INTO plain_started VALUES ('value')"))
+"""
+#: The program's own help, and that of the smallest one made with Typer.
+HELP = "import sys; sys.argv[1:] = ['--help']; from txnstore.cli import main; main()"
+SMALLEST_HELP = """
+import sys, typer
+sys.argv[1:] = ["--help"]
+def hello() -> None: "Say hello."
+typer.run(hello)
+"""
 #: What the producer puts into one commit by default.
 COMMIT_RECORDS = 10_000
 
@@ -174,6 +200,28 @@ def bench_small_client_transaction(bench: Bench) -> Iterator[Result]:
     yield bench.latency(what, count, seconds, reach=2.0)
 
 
+def child_cpu_seconds(program: str, url: str) -> float:
+    """Return the CPU time, user and system, of a fresh process that runs this program."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", program, url], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def bench_start(bench: Bench) -> Iterator[Result]:
+    """CPU of a fresh process up to its first record on an existing store, and of `txnstore --help`."""
+    plain_url = bench.url.replace("postgresql://", "postgresql+psycopg://")
+    for what, against, ours, other, reach in (
+        ("start: first record, CPU", "a row by SQLAlchemy Core", FIRST_RECORD, FIRST_ROW, 1.6),
+        ("txnstore --help, CPU", "the smallest Typer program's", HELP, SMALLEST_HELP, 1.5),
+    ):
+        rounds = [
+            (child_cpu_seconds(ours, bench.url), child_cpu_seconds(other, plain_url)) for _ in range(bench.rounds + 1)
+        ][1:]
+        seconds = (statistics.median(pair[0] for pair in rounds), statistics.median(pair[1] for pair in rounds))
+        yield bench.latency((what, against), 1, seconds, reach=reach)
+
+
 def bench_end_to_end(bench: Bench) -> Iterator[Result]:
     """From `produce` to the message in a waiting consumer, against one commit and one NOTIFY on the same server."""
     if bench.raw.is_sqlite:
@@ -244,4 +292,5 @@ BENCHES = (
     bench_consume,
     bench_small_client_transaction,
     bench_end_to_end,
+    bench_start,
 )
