@@ -31,6 +31,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from txnstore.backoff import Backoff
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, Announcer, Backend, Limits, Stage, Waiter
+from txnstore.db.statements import HotStatement
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     NotCoordinator,
@@ -328,17 +329,23 @@ class RowsMissedError(AssertionError):
     """A row that was read under its lock was not there to be written: a defect, and nothing was committed."""
 
 
-def must_hit(connection: Connection, statement: Update | Delete, parameters: Mapping[str, Any]) -> None:
+def must_hit(connection: Connection, statement: Update | Delete | HotStatement, parameters: Mapping[str, Any]) -> None:
     """Run a statement that hits exactly one row.
 
     Raises:
         RowsMissedError: it did not; the database transaction is to be rolled back.
     """
-    _check_count(statement, connection.execute(statement, parameters).rowcount, 1)
+    if isinstance(statement, HotStatement):
+        _check_count(statement.statement, statement.run(connection, parameters), 1)
+    else:
+        _check_count(statement, connection.execute(statement, parameters).rowcount, 1)
 
 
 def must_hit_each(
-    connection: Connection, statement: Update | Delete, parameters: Sequence[Mapping[str, Any]], count: int = -1
+    connection: Connection,
+    statement: Update | Delete | HotStatement,
+    parameters: Sequence[Mapping[str, Any]],
+    count: int = -1,
 ) -> None:
     """Run a statement once for each of the parameters, at least one: it hits a row for each, or `count` in all.
 
@@ -346,8 +353,11 @@ def must_hit_each(
         RowsMissedError: it did not; the database transaction is to be rolled back.
     """
     # Both drivers count over all of the parameters: `supports_sane_multi_rowcount` of their dialects.
-    hit = connection.execute(statement, parameters).rowcount
-    _check_count(statement, hit, len(parameters) if count < 0 else count)
+    wanted = len(parameters) if count < 0 else count
+    if isinstance(statement, HotStatement):
+        _check_count(statement.statement, statement.run_each(connection, parameters), wanted)
+    else:
+        _check_count(statement, connection.execute(statement, parameters).rowcount, wanted)
 
 
 def _check_count(statement: Update | Delete, hit: int, wanted: int) -> None:

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, bindparam, insert, select
 
 from txnstore.config import Settings
 from txnstore.db.schema import finished_transactions, partition_heads, record_batches
+from txnstore.db.statements import HotStatement
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidRecord,
@@ -53,8 +54,8 @@ from txnstore.model import NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP_MS, Control
 _NO_COORDINATOR_EPOCH: Final = -1
 #: How many rows of the index are read in one go.
 _PAGE_ROWS: Final = 1_000
-_INSERT_BATCHES: Final = insert(record_batches)
-_INSERT_FINISHED: Final = insert(finished_transactions)
+_INSERT_BATCHES: Final = HotStatement(insert(record_batches))
+_INSERT_FINISHED: Final = HotStatement(insert(finished_transactions))
 # The index of finished transactions says between which offsets to look.
 _FIND: Final = (
     select(
@@ -231,12 +232,12 @@ class LockedPartitions:
         """Write what was placed."""
         if not self._batches:
             return
-        self.connection.execute(_INSERT_BATCHES, self._batches)
+        _INSERT_BATCHES.run_each(self.connection, self._batches)
         moved = sorted({row["partition_id"] for row in self._batches})
         save_heads(self.connection, [self.heads[partition_id] for partition_id in moved])
         save_producer_states(self.connection, self._changed, self._known)
         if self._finished:
-            self.connection.execute(_INSERT_FINISHED, self._finished)
+            _INSERT_FINISHED.run_each(self.connection, self._finished)
 
     def _place(self, partition_id: int, batch: EncodedBatch) -> dict[str, Any]:
         head = self.heads[partition_id]

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, union_all, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, union_all, update
 
 from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit_each, server_now_ms, write_portion
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.sequences import ProducerInPartition, RecentBatch
@@ -23,7 +24,7 @@ _FIELDS_OF_BATCH: Final = 5
 # This lock is what puts appends in order: an offset is given out and committed before the next writer is given one,
 # so no reader passes a gap that is filled later. Everybody locks heads in the order of their ids, so nobody waits in
 # a circle. (SQLite renders no FOR UPDATE: there the whole database transaction holds the write lock.)
-_LOCK_HEADS: Final = (
+_LOCK_HEADS: Final = HotStatement(
     select(
         partition_heads.c.partition_id,
         partition_heads.c.log_start_offset,
@@ -35,7 +36,7 @@ _LOCK_HEADS: Final = (
     .order_by(partition_heads.c.partition_id)
     .with_for_update()
 )
-_MOVE_HEADS: Final = (
+_MOVE_HEADS: Final = HotStatement(
     update(partition_heads)
     .where(partition_heads.c.partition_id == bindparam("of_partition_id"))
     .values(
@@ -46,16 +47,18 @@ _MOVE_HEADS: Final = (
 # Read after the partition's head is locked, and in a statement of its own: PostgreSQL gives each statement a new
 # snapshot, so this one sees what the last holder of the lock committed. Joined to the locking statement, the rows
 # would be those from before the wait.
-_STATES: Final = select(producer_states).where(
+_SELECT_STATES: Final = select(producer_states).where(
     tuple_(producer_states.c.partition_id, producer_states.c.producer_id).in_(bindparam("keys", expanding=True))
 )
 # The partial index on open transactions finds these, however many producers the partition has seen. SQLite takes it
 # for a comparison, and prefers the primary key for IS NOT NULL.
-_OPEN: Final = select(producer_states).where(
+_SELECT_OPEN: Final = select(producer_states).where(
     producer_states.c.partition_id.in_(bindparam("partition_ids", expanding=True)),
     producer_states.c.transaction_first_offset >= 0,
 )
-_STATES_AND_OPEN: Final = union_all(_STATES, _OPEN)
+_STATES: Final = HotStatement(_SELECT_STATES)
+_OPEN: Final = HotStatement(_SELECT_OPEN)
+_STATES_AND_OPEN: Final = HotStatement(union_all(_SELECT_STATES, _SELECT_OPEN))
 _STATES_OF_PARTITION: Final = (
     select(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
@@ -63,8 +66,8 @@ _STATES_OF_PARTITION: Final = (
     .order_by(producer_states.c.producer_id)
     .limit(bindparam("count_max"))
 )
-_INSERT_STATES: Final = insert(producer_states)
-_UPDATE_STATES: Final = (
+_INSERT_STATES: Final = HotStatement(insert(producer_states))
+_UPDATE_STATES: Final = HotStatement(
     update(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
     .where(producer_states.c.producer_id == bindparam("of_producer_id"))
@@ -93,7 +96,7 @@ _FORGET: Final = delete(producer_states).where(
     producer_states.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
     *_IS_DUE,
 )
-_NEXT_PRODUCER_ID: Final = (
+_NEXT_PRODUCER_ID: Final = HotStatement(
     update(stores).values(next_producer_id=stores.c.next_producer_id + 1).returning(stores.c.next_producer_id)
 )
 
@@ -124,7 +127,7 @@ def lock_heads(connection: Connection, partition_ids: Iterable[int]) -> LockedHe
         UnknownTopicOrPartition: one of them is not in this database.
     """
     wanted = sorted(set(partition_ids))
-    rows = [row for some in chunks(wanted) for row in connection.execute(_LOCK_HEADS, {"partition_ids": some})]
+    rows = [row for some in chunks(wanted) for row in _LOCK_HEADS.rows(connection, {"partition_ids": some})]
     heads = {row[0]: Head(*row[:4]) for row in rows}
     if len(heads) != len(wanted):
         missing = next(number for number in wanted if number not in heads)
@@ -152,7 +155,7 @@ def save_heads(connection: Connection, heads: Iterable[Head]) -> None:
 
 def allocate_producer_id(connection: Connection) -> int:
     """Return a producer id that nobody in the cluster has had before."""
-    return int(connection.execute(_NEXT_PRODUCER_ID).scalar_one()) - 1
+    return int(_NEXT_PRODUCER_ID.value(connection)) - 1
 
 
 def read_producer_states(
@@ -160,18 +163,16 @@ def read_producer_states(
 ) -> dict[ProducerKey, ProducerInPartition]:
     """Return what the partitions know of these producers, and of all that have a transaction open in `open_in`.
 
-    Those that are unknown are left out.  The heads of the partitions must be locked: see `_STATES`.
+    Those that are unknown are left out.  The heads of the partitions must be locked: see `_SELECT_STATES`.
     """
     partition_ids = list(open_in)
     # A key is two values of a list.
     size = LISTED_MAX // 3
     if 0 < len(partition_ids) <= size and len(keys) <= size:
-        rows: list[Row[Any]] = list(
-            connection.execute(_STATES_AND_OPEN, {"keys": list(keys), "partition_ids": partition_ids})
-        )
+        rows = _STATES_AND_OPEN.rows(connection, {"keys": list(keys), "partition_ids": partition_ids})
     else:
-        rows = [row for some in chunks(list(keys), size) for row in connection.execute(_STATES, {"keys": some})]
-        rows += [row for some in chunks(partition_ids) for row in connection.execute(_OPEN, {"partition_ids": some})]
+        rows = [row for some in chunks(list(keys), size) for row in _STATES.rows(connection, {"keys": some})]
+        rows += [row for some in chunks(partition_ids) for row in _OPEN.rows(connection, {"partition_ids": some})]
     return {(row.partition_id, row.producer_id): _state_from_row(row) for row in rows}
 
 
@@ -192,7 +193,7 @@ def save_producer_states(
     new = [_row_of(key, state) for key, state in states.items() if key not in known]
     changed = [_change_of(key, state) for key, state in states.items() if key in known]
     if new:
-        connection.execute(_INSERT_STATES, new)
+        _INSERT_STATES.run_each(connection, new)
     if changed:
         # One that is missed would hide its transaction: nothing would hold the last stable offset, nor tell its end.
         must_hit_each(connection, _UPDATE_STATES, changed)
@@ -231,7 +232,7 @@ def _forget_in(partition_id: int, producer_ids: Sequence[int], before_ms: int, c
     return connection.execute(_FORGET, these).rowcount
 
 
-def _state_from_row(row: Row[Any]) -> ProducerInPartition:
+def _state_from_row(row: Any) -> ProducerInPartition:
     return ProducerInPartition(
         producer_id=row.producer_id,
         epoch=row.producer_epoch,

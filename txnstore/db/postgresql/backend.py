@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import (
     PGCompiler_psycopg,
@@ -24,6 +24,7 @@ from txnstore.clock import Clock
 from txnstore.db.backend import Access, Durability, Limits, Stage
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
+from txnstore.db.statements import run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     ForeignSchema,
@@ -172,6 +173,12 @@ class StorePostgreSQLDialect(PGDialect_psycopg):
         """Ask as SQLAlchemy does, but not a stranger's function that the role's search path may find first."""
         return connection.exec_driver_sql("SELECT pg_catalog.current_schema()").scalar()
 
+    def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        """Run a statement; the answer ROLLBACK to COMMIT, which comes without an error, is refused."""
+        cursor.execute(statement, parameters)
+        if statement == "COMMIT" and cursor.statusmessage != "COMMIT":
+            raise TransactionPoisoned(f"PostgreSQL answered COMMIT with {cursor.statusmessage}; nothing was changed")
+
     def connect(self, *arguments: Any, **options: Any) -> PostgreSQLConnection:  # type: ignore[override]  # it is one
         """Return a new connection, whose waits are bounded."""
         return PostgreSQLConnection.connect(*arguments, **options)
@@ -203,7 +210,6 @@ class PostgreSQLBackend:
         )
         engine.dialect.store_schema = schema  # type: ignore[attr-defined]  # our own dialect class
         engine.dialect.clock = clock  # type: ignore[attr-defined]  # our own dialect class
-        event.listen(engine, "after_cursor_execute", _check_commit_tag)
         return engine
 
     def begin(self, connection: Connection, access: Access, limits: Limits) -> None:
@@ -220,27 +226,28 @@ class PostgreSQLBackend:
         driver = _driver_connection(connection)
         driver.expect_answers_within(limits)
         is_lasting = access is Access.WRITE and limits.durability is Durability.FULL
-        connection.exec_driver_sql(
+        run_on_driver(
+            connection,
             f"BEGIN {mode};"
             f"SET LOCAL statement_timeout = {int(limits.statement_timeout_ms)};"
             f"SET LOCAL lock_timeout = {int(limits.lock_timeout_ms)};"
             f"SET LOCAL idle_in_transaction_session_timeout = {int(limits.idle_timeout_ms)};"
             f"{_bound_of_silence(driver, limits)};"
             "SET LOCAL search_path = pg_catalog, pg_temp"
-            f"{f';{MAKE_DURABLE}' if is_lasting else ''}"
+            f"{f';{MAKE_DURABLE}' if is_lasting else ''}",
         )
 
     def commit(self, connection: Connection) -> None:
         """Commit; refused if a statement had failed, for then the server would answer ROLLBACK, without an error."""
         if _driver_connection(connection).info.transaction_status != TransactionStatus.INTRANS:
             raise TransactionPoisoned
-        connection.exec_driver_sql("COMMIT")
+        run_on_driver(connection, "COMMIT")
 
     def rollback(self, connection: Connection) -> None:
         """Roll back if a database transaction is open."""
         driver = _driver_connection(connection)
         if not driver.closed and driver.info.transaction_status != TransactionStatus.IDLE:
-            connection.exec_driver_sql("ROLLBACK")
+            run_on_driver(connection, "ROLLBACK")
 
     def translate(self, error: DBAPIError, stage: Stage) -> TxnStoreError:
         """Return our error by SQLSTATE; of the server's text only the primary line, which has no values."""
@@ -354,12 +361,6 @@ def _bound_of_silence(driver: PostgreSQLConnection, limits: Limits) -> str:
     if driver.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
         return f"SET LOCAL transaction_timeout = {int(limits.transaction_timeout_ms)}"
     return "SET LOCAL tcp_keepalives_idle = 10;SET LOCAL tcp_keepalives_interval = 5;SET LOCAL tcp_keepalives_count = 4"
-
-
-def _check_commit_tag(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
-    """Refuse the answer ROLLBACK to COMMIT, which comes without an error."""
-    if statement == "COMMIT" and cursor.statusmessage != "COMMIT":
-        raise TransactionPoisoned(f"PostgreSQL answered COMMIT with {cursor.statusmessage}; nothing was changed")
 
 
 def _kind_of(sqlstate: str | None) -> type[TxnStoreError]:

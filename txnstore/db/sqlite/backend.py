@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.base import SQLiteIdentifierPreparer
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
@@ -31,6 +31,7 @@ from txnstore.db.sqlite.connections import (
     close_before_fork,
     connect,
 )
+from txnstore.db.statements import run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     ForeignSchema,
@@ -72,9 +73,6 @@ MISSING: Final = re.compile(r"^no such (table|column): |^table \S+ has no column
 #: The first one with STRICT tables.
 OLDEST_VERSION: Final = (3, 37, 0)
 
-#: In `Connection.info` while one of our database transactions is open on the connection.
-_OPEN: Final = "txnstore_open"
-
 
 class _PrefixingPreparer(SQLiteIdentifierPreparer):
     """Puts the prefix before the names of our tables and indexes, and leaves out their schema."""
@@ -92,6 +90,21 @@ class StoreSQLiteDialect(SQLiteDialect_pysqlite):
     preparer = _PrefixingPreparer
     supports_statement_cache = True
     clock: Clock | None = None
+
+    def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        """Run a statement, unless it would be one by itself."""
+        _refuse_after_rollback(cursor)
+        cursor.execute(statement, parameters)
+
+    def do_executemany(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        """Run a statement several times, unless it would be one by itself."""
+        _refuse_after_rollback(cursor)
+        cursor.executemany(statement, parameters)
+
+    def do_execute_no_params(self, cursor: Any, statement: str, context: Any = None) -> None:
+        """Run a statement without parameters, unless it would be one by itself."""
+        _refuse_after_rollback(cursor)
+        cursor.execute(statement)
 
 
 registry.register("sqlite.txnstore", __name__, "StoreSQLiteDialect")
@@ -131,7 +144,6 @@ class SQLiteBackend:
             hide_parameters=True,
         )
         engine.dialect.clock = clock or _LOCAL_CLOCK  # type: ignore[attr-defined]  # our own dialect class
-        event.listen(engine, "before_cursor_execute", _refuse_after_rollback)
         close_before_fork(engine, Engine.dispose)
         engine.dialect.checkpointer = Checkpointer(path)  # type: ignore[attr-defined]  # our own dialect class
         return engine
@@ -143,24 +155,25 @@ class SQLiteBackend:
         the time it waits.
         """
         del limits  # the write lock is held for one short transaction of a process on this machine
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if access is Access.WRITE else "BEGIN")
-        connection.info[_OPEN] = True
+        run_on_driver(connection, "BEGIN IMMEDIATE" if access is Access.WRITE else "BEGIN")
+        _driver_connection(connection).is_in_ours = True
 
     def commit(self, connection: Connection) -> None:
         """Commit; refused if SQLite has rolled back by itself, as it does when the disk is full."""
-        if not _driver_connection(connection).in_transaction:
+        driver = _driver_connection(connection)
+        if not driver.in_transaction:
             raise TransactionPoisoned("SQLite had rolled this database transaction back already; nothing was changed")
-        connection.exec_driver_sql("COMMIT")
-        connection.info.pop(_OPEN, None)
-        _driver_connection(connection).close_cursors()
+        run_on_driver(connection, "COMMIT")
+        driver.is_in_ours = False
+        driver.close_cursors()
 
     def rollback(self, connection: Connection) -> None:
         """Roll back if SQLite has not done so by itself."""
-        connection.info.pop(_OPEN, None)
-        driver_connection = _driver_connection(connection)
-        driver_connection.close_cursors()
-        if driver_connection.in_transaction:
-            connection.exec_driver_sql("ROLLBACK")
+        driver = _driver_connection(connection)
+        driver.is_in_ours = False
+        driver.close_cursors()
+        if driver.in_transaction:
+            run_on_driver(connection, "ROLLBACK")
 
     def translate(self, error: DBAPIError, stage: Stage) -> TxnStoreError:
         """Return our error by the name of SQLite's result code; its text holds neither values nor secrets."""
@@ -236,9 +249,10 @@ def _driver_connection(connection: Connection) -> SQLiteConnection:
     return driver
 
 
-def _refuse_after_rollback(connection: Connection, *_: object) -> None:
+def _refuse_after_rollback(cursor: Any) -> None:
     """Refuse a statement after SQLite rolled back by itself: it would commit alone, a torn transaction."""
-    if connection.info.get(_OPEN) and not _driver_connection(connection).in_transaction:
+    driver = getattr(cursor, "connection", None)
+    if isinstance(driver, SQLiteConnection) and driver.is_in_ours and not driver.in_transaction:
         raise TransactionPoisoned
 
 

@@ -60,6 +60,9 @@ class SQLiteConnection(sqlite3.Connection):
         """Open the file at `path`; see `connect`."""
         super().__init__(path, **options)
         self.path = path
+        self.is_in_ours = False
+        """Whether a database transaction of ours is open, unless SQLite has rolled it back by itself."""
+
         self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
         _open.add(self)
 
@@ -68,6 +71,10 @@ class SQLiteConnection(sqlite3.Connection):
         cursor = super().cursor(*arguments, **options)
         self._cursors.add(cursor)
         return cursor
+
+    def passing_cursor(self) -> sqlite3.Cursor:
+        """Return a new cursor that is read to its end, or closed, before anybody else has a turn."""
+        return sqlite3.Cursor(self)
 
     def close_cursors(self) -> None:
         """Close the cursors that somebody still holds.

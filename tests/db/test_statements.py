@@ -1,0 +1,315 @@
+"""Hot statements: what Core would have sent, values and rows, errors, and listeners that hear of every one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import BigInteger, bindparam, delete, event, func, insert, literal, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from txnstore.db.backend import Access
+from txnstore.db.ddl import Flag
+from txnstore.db.opening import open_store
+from txnstore.db.schema import databases, partition_heads, transaction_groups, transaction_log
+from txnstore.db.statements import HotStatement, run_on_driver
+from txnstore.db.store import Store, server_now_ms
+from txnstore.errors import StatementFailed, TransactionPoisoned, WriteConflict
+from txnstore.testing.manual_clock import ManualClock
+
+INSERT_HEADS = HotStatement(insert(partition_heads))
+HEADS = HotStatement(select(partition_heads).order_by(partition_heads.c.partition_id))
+THESE = HotStatement(
+    select(partition_heads.c.partition_id, partition_heads.c.next_offset)
+    .where(partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
+    .where(partition_heads.c.next_offset >= bindparam("from_offset"))
+    .order_by(partition_heads.c.partition_id)
+)
+PAIRS = HotStatement(
+    select(partition_heads.c.partition_id).where(
+        tuple_(partition_heads.c.partition_id, partition_heads.c.next_offset).in_(bindparam("pairs", expanding=True))
+    )
+)
+MOVE = HotStatement(
+    update(partition_heads)
+    .where(partition_heads.c.partition_id == bindparam("of_partition_id"))
+    .values(next_offset=bindparam("new_next_offset"))
+)
+INSERT_GROUPS = HotStatement(insert(transaction_groups))
+
+
+def head(number: int, next_offset: int = 0) -> dict[str, int]:
+    return {
+        "partition_id": number,
+        "log_start_offset": 0,
+        "next_offset": next_offset,
+        "running_max_timestamp_ms": -1,
+    }
+
+
+@pytest.fixture
+def heads(store: Store) -> Store:
+    store.write(lambda connection: INSERT_HEADS.run_each(connection, [head(number, number) for number in range(1, 31)]))
+    return store
+
+
+@pytest.fixture(params=[False, True], ids=["directly", "with a listener"])
+def listened(request: pytest.FixtureRequest, heads: Store) -> list[str] | None:
+    """Every test of results runs both ways: None where nobody listens."""
+    if not request.param:
+        return None
+    heard: list[str] = []
+    event.listen(heads.engine, "before_cursor_execute", lambda *arguments: heard.append(arguments[2]))
+    return heard
+
+
+def test_rows_are_tuples_with_the_names_of_the_columns(heads: Store, listened: list[str] | None) -> None:
+    rows = heads.read(HEADS.rows)
+    assert [tuple(row) for row in rows] == [(number, 0, number, -1) for number in range(1, 31)]
+    assert (rows[4].partition_id, rows[4].next_offset) == (5, 5)
+    assert listened is None or any(statement.startswith("SELECT") for statement in listened)
+
+
+@pytest.mark.parametrize("ids", [[], [7], [9, 3], list(range(1, 17)), list(range(1, 31))])
+def test_a_list_of_any_length_is_found(heads: Store, listened: list[str] | None, ids: list[int]) -> None:
+    for _ in range(2):
+        rows = heads.read(lambda c: THESE.rows(c, {"partition_ids": ids, "from_offset": 4}))
+        assert [row.partition_id for row in rows] == sorted(number for number in ids if number >= 4)
+
+
+def test_lists_of_pairs(heads: Store, listened: list[str] | None) -> None:
+    for pairs in ([], [(3, 3)], [(3, 3), (4, 5), (6, 6)]):
+        found = heads.read(lambda c, pairs=pairs: PAIRS.values(c, {"pairs": pairs}))
+        assert sorted(found) == [first for first, second in pairs if first == second]
+
+
+def test_counts_are_those_of_the_rows_that_were_hit(heads: Store, listened: list[str] | None) -> None:
+    def work(connection) -> tuple[int, int, int]:
+        move = [{"of_partition_id": number, "new_next_offset": 50} for number in (1, 2, 99)]
+        return MOVE.run(connection, move[0]), MOVE.run(connection, move[2]), MOVE.run_each(connection, move)
+
+    assert heads.write(work) == (1, 0, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 25, 26, 60])
+def test_so_many_rows_are_inserted_in_order(heads: Store, listened: list[str] | None, count: int) -> None:
+    entries = [{"transactional_id": "a", "group_id": f"{number:03}"} for number in range(count)]
+    assert heads.write(lambda connection: INSERT_GROUPS.run_each(connection, entries)) == count
+    names = select(transaction_groups.c.group_id)
+    assert sorted(heads.read(lambda c: c.execute(names).scalars().all())) == [entry["group_id"] for entry in entries]
+
+
+def test_a_key_that_the_database_gives_out_is_given_in_the_order_of_the_rows(
+    heads: Store, listened: list[str] | None
+) -> None:
+    entry = {
+        "transactional_id": "a",
+        "producer_id": 1,
+        "producer_epoch": 0,
+        "state": 0,
+        "timeout_ms": 1,
+        "start_ms": -1,
+        "update_ms": 0,
+        "reason": "",
+    }
+    journal = HotStatement(insert(transaction_log))
+    entries = [entry | {"transaction_number": number} for number in range(4)]
+    heads.write(lambda connection: journal.run_each(connection, entries))
+    numbers = select(transaction_log.c.transaction_number).order_by(transaction_log.c.entry_id)
+    assert heads.read(lambda c: c.execute(numbers).scalars().all()) == [0, 1, 2, 3]
+
+
+def test_values_that_stand_in_the_statement_and_types_that_differ(heads: Store, listened: list[str] | None) -> None:
+    statement = HotStatement(
+        select(
+            literal(True, Flag).label("flag"),
+            literal("50%", None).label("text"),
+            func.max(bindparam("n", type_=BigInteger)),
+        )
+    )
+    row = heads.read(lambda c: statement.row(c, {"n": 2**40}))
+    assert row.flag is True
+    assert tuple(row) == (True, "50%", 2**40)
+
+
+def test_an_upsert_and_what_it_returns(heads: Store, listened: list[str] | None) -> None:
+    again = upsert(partition_heads)
+    statement = HotStatement(
+        again.on_conflict_do_update(
+            index_elements=[partition_heads.c.partition_id], set_={"next_offset": again.excluded.next_offset}
+        ).returning(partition_heads.c.partition_id, partition_heads.c.next_offset)
+    )
+    row = heads.write(lambda connection: statement.row(connection, head(3, 77)))
+    assert (row.partition_id, row.next_offset) == (3, 77)
+
+
+def test_a_row_that_is_not_there_is_none(heads: Store, listened: list[str] | None) -> None:
+    of = {"partition_ids": [99], "from_offset": 0}
+    assert heads.read(lambda c: (THESE.row(c, of), THESE.value(c, of), THESE.values(c, of))) == (None, None, [])
+
+
+def test_the_clock_is_asked_at_each_execution(txnstore_url: str) -> None:
+    now = HotStatement(select(server_now_ms()))
+    clock = ManualClock()
+    with open_store(txnstore_url, clock=clock) as store, open_store(txnstore_url) as other:
+        for _ in range(2):
+            clock.advance(1_000)
+            assert store.read(now.value) == clock.now_ms()
+        # What was rendered for one store is not what another one runs.
+        assert other.read(now.value) != clock.now_ms()
+        assert store.read(now.value) == clock.now_ms()
+
+
+def test_errors_are_those_of_core_and_leave_the_rest_of_the_database_transaction_to_its_owner(
+    heads: Store, listened: list[str] | None
+) -> None:
+    def work(connection) -> None:
+        MOVE.run(connection, {"of_partition_id": 1, "new_next_offset": 50})
+        with pytest.raises(IntegrityError) as raised:
+            INSERT_HEADS.run(connection, head(1))
+        assert isinstance(raised.value, DBAPIError)
+        assert not connection.invalidated
+        raise raised.value
+
+    with pytest.raises((StatementFailed, WriteConflict)):
+        heads.write(work)
+    assert heads.read(lambda c: THESE.value(c, {"partition_ids": [1], "from_offset": 50})) is None
+
+
+def test_on_sqlite_what_came_before_a_statement_that_failed_is_still_there(heads: Store) -> None:
+    if heads.backend.name != "sqlite":
+        pytest.skip("PostgreSQL takes no more statements then")
+
+    def work(connection) -> None:
+        MOVE.run(connection, {"of_partition_id": 1, "new_next_offset": 50})
+        with pytest.raises(IntegrityError):
+            INSERT_HEADS.run(connection, head(1))
+
+    heads.write(work)
+    assert heads.read(lambda c: THESE.value(c, {"partition_ids": [1], "from_offset": 50})) == 1
+
+
+def test_no_statement_runs_by_itself_after_the_database_has_rolled_back(heads: Store) -> None:
+    if heads.backend.name != "sqlite":
+        pytest.skip("PostgreSQL refuses by itself")
+
+    def work(connection) -> None:
+        # As SQLite does when the disk is full.
+        connection.connection.driver_connection.rollback()
+        MOVE.run(connection, {"of_partition_id": 1, "new_next_offset": 50})
+
+    with pytest.raises(TransactionPoisoned):
+        heads.write(work)
+    assert heads.read(lambda c: THESE.value(c, {"partition_ids": [1], "from_offset": 50})) is None
+
+
+def test_a_connection_that_breaks_is_given_up_and_the_work_done_again(heads: Store) -> None:
+    if heads.backend.name != "postgresql":
+        pytest.skip("a file does not go away")
+    tries: list[bool] = []
+
+    def work(connection) -> int:
+        tries.append(connection.invalidated)
+        if len(tries) == 1:
+            connection.connection.driver_connection.pgconn.finish()
+        try:
+            return MOVE.run(connection, {"of_partition_id": 1, "new_next_offset": 50})
+        except DBAPIError as error:
+            assert error.connection_invalidated  # noqa: PT017 - it goes on
+            assert connection.invalidated
+            with pytest.raises(Exception, match="roll"):
+                # Nothing is said on a new connection, where no database transaction is open.
+                MOVE.run(connection, {"of_partition_id": 2, "new_next_offset": 50})
+            raise
+
+    assert heads.write(work) == 1
+    assert len(tries) == 2
+
+
+def test_an_interrupt_gives_the_connection_up(heads: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = []
+
+    def work(connection) -> None:
+        connections.append(connection)
+        monkeypatch.setattr(heads.engine.dialect, "do_execute", interrupt)
+        try:
+            MOVE.run(connection, {"of_partition_id": 1, "new_next_offset": 50})
+        finally:
+            monkeypatch.undo()
+            assert connection.invalidated
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        heads.write(work)
+    assert heads.read(lambda c: THESE.value(c, {"partition_ids": [1], "from_offset": 50})) is None
+
+
+def test_an_error_that_is_not_the_drivers_comes_out_as_it_is(heads: Store) -> None:
+    def work(connection) -> None:
+        THESE.rows(connection, {"partition_ids": [2**80], "from_offset": 0})
+
+    with pytest.raises((OverflowError, StatementFailed)):
+        heads.read(work)
+    assert len(heads.read(HEADS.rows)) == 30
+
+
+def test_listeners_of_the_engine_of_its_class_and_of_the_connection_hear_every_statement(heads: Store) -> None:
+    heard: list[str] = []
+
+    def hear(*arguments: object) -> None:
+        heard.append(str(arguments[2]).split()[0])
+
+    for target in (heads.engine, type(heads.engine)):
+        event.listen(target, "after_cursor_execute", hear)
+        try:
+            heads.write(lambda connection: MOVE.run(connection, {"of_partition_id": 1, "new_next_offset": 50}))
+        finally:
+            event.remove(target, "after_cursor_execute", hear)
+        assert heard == ["BEGIN", "UPDATE", "COMMIT"]
+        heard.clear()
+        heads.read(HEADS.rows)
+        assert heard == []
+
+    def work(connection) -> None:
+        event.listen(connection, "before_cursor_execute", hear)
+        HEADS.rows(connection)
+
+    heads.read(work)
+    assert heard[0] == "SELECT"
+
+
+def test_a_read_leaves_nothing_open_on_the_connection(heads: Store) -> None:
+    with heads.engine.connect() as connection:
+        heads.backend.begin(connection, Access.READ, heads.limits)
+        HEADS.rows(connection)
+        heads.backend.commit(connection)
+        # On SQLite a cursor that was not read to its end would still show the past.
+        heads.write(lambda c: c.execute(delete(partition_heads)))
+        heads.backend.begin(connection, Access.WRITE, heads.limits)
+        assert HEADS.rows(connection) == []
+        heads.backend.rollback(connection)
+
+
+def test_the_drivers_own_words(heads: Store, listened: list[str] | None) -> None:
+    answer = heads.read(lambda connection: run_on_driver(connection, "SELECT 1 AS one"))
+    assert answer.rows == [(1,)]
+
+
+def test_what_is_rendered_goes_with_the_engine(txnstore_url: str) -> None:
+    with open_store(txnstore_url) as store:
+        dialect: Any = store.engine.dialect
+        store.read(HEADS.rows)
+        assert HEADS in dialect.txnstore_renderings
+
+
+def test_an_insert_takes_the_columns_that_the_database_does_not_compute(heads: Store) -> None:
+    entry = {"label": "a", "store_uuid": None, "coordinates": True, "catalogue_version": 0, "database_id": 2}
+    with pytest.raises(KeyError, match="store_uuid"):
+        heads.write(
+            lambda connection: HotStatement(insert(databases)).run(
+                connection, {"label": "a"} | {k: v for k, v in entry.items() if k != "store_uuid"}
+            )
+        )

@@ -1,0 +1,359 @@
+"""Statements that run all the time: rendered once by SQLAlchemy Core, then sent on the driver's own cursor.
+
+    _LOCK: Final = HotStatement(select(groups.c.generation).where(...).with_for_update())
+    row = _LOCK.row(connection, {"of_group_id": group_id})
+
+Core stays what every statement is written in, but its way through an execution takes ten times as long as the driver
+and SQLite need for a small one.  So only what differs from one execution to the next is done at each: values are put
+in order, and rows get names.  It is the same database transaction as that of `connection.execute`, errors are the same
+`DBAPIError`, and whoever listens for statements on the engine hears of these: they go Core's way then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+from sqlalchemy import Connection, Dialect, Insert, LargeBinary
+from sqlalchemy.sql.base import Executable
+from sqlalchemy.types import TypeEngine
+
+#: The values of one execution, in the order of their places in the text.
+Values = tuple[Any, ...]
+
+#: Lists of more values go Core's way: a text is kept for each length.
+_LISTED_MAX: Final = 16
+#: INSERTs of several rows with more values than this are repeated by the driver: psycopg keeps what it has made of a
+#: text only up to here.
+_INSERTED_VALUES_MAX: Final = 50
+_NO_PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType({})
+_NAMED_PLACE: Final = re.compile(r"%\((\w+)\)s")
+
+
+class HotStatement:
+    """One statement of SQLAlchemy Core, rendered at its first execution on each engine.
+
+    An INSERT without values takes one for every column that the database does not compute itself.  A list of values
+    (`bindparam(..., expanding=True)`) may have any length.
+    """
+
+    def __init__(self, statement: Executable) -> None:
+        """Run `statement`, which is not changed any more."""
+        # A key that the database gives out is not asked for.
+        self.statement: Any = statement.inline() if type(statement) is Insert else statement
+        self._is_plain_insert = type(statement) is Insert and statement.select is None
+
+    def rows(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> list[Any]:
+        """Run it and return its rows as tuples with names; all of them are read.
+
+        Raises:
+            DBAPIError: as `connection.execute`.
+        """
+        found = self._found_for(connection, parameters)
+        if found is None:
+            return list(connection.execute(self.statement, parameters))
+        return found.named(run_on_driver(connection, found.text, found.values_from(parameters)).rows)
+
+    def row(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> Any:
+        """Run it and return its only row; None if there is none.
+
+        Raises:
+            DBAPIError: as `connection.execute`.
+        """
+        rows = self.rows(connection, parameters)
+        assert len(rows) <= 1, "more than one row where one was wanted"
+        return rows[0] if rows else None
+
+    def values(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> list[Any]:
+        """Run it and return the first column of its rows.
+
+        Raises:
+            DBAPIError: as `connection.execute`.
+        """
+        return [row[0] for row in self.rows(connection, parameters)]
+
+    def value(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> Any:
+        """Run it and return the first column of its only row; None if there is none.
+
+        Raises:
+            DBAPIError: as `connection.execute`.
+        """
+        row = self.row(connection, parameters)
+        return None if row is None else row[0]
+
+    def run(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> int:
+        """Run it, which returns no rows, and return how many it has hit.
+
+        Raises:
+            DBAPIError: as `connection.execute`.
+        """
+        found = self._found_for(connection, parameters)
+        if found is None:
+            return connection.execute(self.statement, parameters).rowcount
+        return run_on_driver(connection, found.text, found.values_from(parameters)).count
+
+    def run_each(self, connection: Connection, each: Sequence[Mapping[str, Any]]) -> int:
+        """Run it once for each of the parameters, at least one, in order; return how many rows it has hit in all.
+
+        Raises:
+            DBAPIError: as `connection.execute`.
+        """
+        if len(each) == 1:
+            return self.run(connection, each[0])
+        found = self._found_for(connection, each[0])
+        assert found is not None, "a statement with a list of values is run once"
+        values = list(map(found.values_from, each))
+        if self._is_plain_insert and len(values) * len(values[0]) <= _INSERTED_VALUES_MAX:
+            return run_on_driver(connection, found.text_of_rows(len(values)), tuple(chain.from_iterable(values))).count
+        return run_on_driver(connection, found.text, values).count
+
+    def _found_for(self, connection: Connection, parameters: Mapping[str, Any]) -> _Rendered | None:
+        """Return what is sent; None: it is for Core to render, for a list is too long to be kept."""
+        renderings = _renderings_of(connection.dialect)
+        found = renderings.get(self)
+        if found is None:
+            found = renderings[self] = _Renderings(self.statement, connection.dialect)
+        return found.find(parameters)
+
+
+@dataclass(slots=True)
+class _Rendered:
+    """The text of a statement for one engine, and how values come into it and rows out of it."""
+
+    text: str
+    names: Sequence[str]
+    """Of the parameters, in the order of their places in the text."""
+
+    processors: Mapping[str, Callable[[Any], Any]]
+    """What makes of some parameters what the driver takes."""
+
+    bound: Mapping[str, Any]
+    """The values that stand in the statement itself."""
+
+    called: Mapping[str, Callable[[], Any]]
+    """What is asked at each execution, like a clock."""
+
+    listed: Mapping[str, Sequence[str]]
+    """The names of the single values of each list."""
+
+    make_row: Callable[[Any], Any] | None
+    """Makes a row; None: the statement returns none."""
+
+    _texts_of_rows: dict[int, str] = field(default_factory=dict)
+    _is_direct: bool = False
+    _take: Callable[[Mapping[str, Any]], Values] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.names) == 1:
+            (only,) = self.names
+            self._take = lambda parameters: (parameters[only],)
+        else:
+            self._take = itemgetter(*self.names) if self.names else lambda _: ()
+        self._is_direct = not (self.processors or self.bound or self.called or self.listed)
+
+    def values_from(self, parameters: Mapping[str, Any]) -> Values:
+        """Return the values in the order of their places."""
+        if self._is_direct:
+            return self._take(parameters)
+        all_of_them = {**self.bound, **parameters}
+        for name, call in self.called.items():
+            all_of_them[name] = call()
+        for name, names in self.listed.items():
+            all_of_them.update(zip(names, _flat(parameters[name]), strict=True))
+        for name, process in self.processors.items():
+            all_of_them[name] = process(all_of_them[name])
+        return self._take(all_of_them)
+
+    def named(self, rows: list[Any]) -> list[Any]:
+        """Return the driver's rows as tuples with names."""
+        assert self.make_row is not None, "the statement returns no rows"
+        return list(map(self.make_row, rows))
+
+    def text_of_rows(self, count: int) -> str:
+        """Return the text of an INSERT of so many rows."""
+        text = self._texts_of_rows.get(count)
+        if text is None:
+            head, values, row = self.text.rpartition(" VALUES ")
+            text = self._texts_of_rows[count] = f"{head}{values}{', '.join([row] * count)}"
+        return text
+
+
+class _Renderings:
+    """A statement as it is rendered for one engine: once, or once for each length of its lists."""
+
+    def __init__(self, statement: Any, dialect: Dialect) -> None:
+        self._statement = statement
+        self._dialect = dialect
+        compiled = self._compile(statement)
+        #: The names of the values that come with each execution.
+        self._asked = {name for bind, name in compiled.bind_names.items() if bind.required}
+        self._lists = sorted(compiled.bind_names[bind] for bind in compiled.post_compile_params)
+        self._only = None if self._lists else self._render(compiled, {})
+        self._by_lengths: dict[tuple[int, ...], _Rendered] = {}
+
+    def find(self, parameters: Mapping[str, Any]) -> _Rendered | None:
+        """Return the text for the lists of these parameters; None if one is too long."""
+        if self._only is not None:
+            return self._only
+        lengths = tuple(len(parameters[name]) for name in self._lists)
+        found = self._by_lengths.get(lengths)
+        if found is None and max(lengths) <= _LISTED_MAX:
+            lists = {name: parameters[name] for name in self._lists}
+            # Core wants to see values for all of it; only how many there are matters.
+            found = self._render(self._compile(self._statement.params(parameters), render_postcompile=True), lists)
+            self._by_lengths[lengths] = found
+        return found
+
+    def _compile(self, statement: Any, **options: Any) -> Any:
+        columns = None
+        if isinstance(statement, Insert) and statement.select is None:
+            columns = [column.key for column in statement.table.c if not (column.computed or column.identity)]
+        return statement.compile(dialect=self._dialect, column_keys=columns, compile_kwargs=options)
+
+    def _render(self, compiled: Any, lists: Mapping[str, Sequence[Any]]) -> _Rendered:
+        text, names = str(compiled), compiled.positiontup
+        if names is None:
+            names = _NAMED_PLACE.findall(text)
+            text = _NAMED_PLACE.sub("%s", text)
+        binds = {name: bind for bind, name in compiled.bind_names.items() if name not in lists}
+        listed = {name: [each for each, _ in _places(name, values)] for name, values in lists.items()}
+        processors = {name: _bind_processor(bind.type, self._dialect) for name, bind in binds.items()}
+        for bind, name in compiled.bind_names.items():
+            if name in lists:
+                types = _types_of_item(bind.type)
+                for each, number in _places(name, lists[name]):
+                    processors[each] = _bind_processor(types[number], self._dialect)
+        return _Rendered(
+            text,
+            names,
+            {name: process for name, process in processors.items() if process is not None},
+            {name: bind.value for name, bind in binds.items() if name not in self._asked and bind.callable is None},
+            {name: bind.callable for name, bind in binds.items() if bind.callable is not None},
+            listed,
+            self._row_maker(),
+        )
+
+    def _row_maker(self) -> Callable[[Any], Any] | None:
+        columns = list(self._statement.exported_columns)
+        if not columns:
+            return None
+        # A column without a name of its own is read by its place.
+        make_type: Any = namedtuple  # noqa: PYI024 - the names are known at run time
+        make = make_type("Row", [str(column.name) for column in columns], rename=True)._make
+        processors = {
+            place: process
+            for place, column in enumerate(columns)
+            if (process := _result_processor(column.type, self._dialect)) is not None
+        }
+        if not processors:
+            return make  # type: ignore[no-any-return]  # of a class that is made at run time
+
+        def make_processed(row: Any) -> Any:
+            values = list(row)
+            for place, process in processors.items():
+                values[place] = process(values[place])
+            return make(values)
+
+        return make_processed
+
+
+def _renderings_of(dialect: Any) -> dict[HotStatement, _Renderings]:
+    """Return what was rendered for an engine; it hangs on the engine's own dialect object and goes with it."""
+    try:
+        return dialect.txnstore_renderings  # type: ignore[no-any-return]  # set below
+    except AttributeError:
+        found: dict[HotStatement, _Renderings] = dialect.__dict__.setdefault("txnstore_renderings", {})
+        return found
+
+
+def _flat(values: Sequence[Any]) -> Sequence[Any]:
+    """Return the single values of a list of values or of tuples."""
+    return tuple(chain.from_iterable(values)) if values and isinstance(values[0], tuple) else values
+
+
+def _places(name: str, values: Sequence[Any]) -> list[tuple[str, int]]:
+    """Return the names that SQLAlchemy gives the single values of a list, and their places in their tuples."""
+    if values and isinstance(values[0], tuple):
+        return [
+            (f"{name}_{item}_{place + 1}", place) for item, value in enumerate(values, 1) for place in range(len(value))
+        ]
+    return [(f"{name}_{item}", 0) for item in range(1, len(values) + 1)]
+
+
+def _types_of_item(type_: Any) -> Sequence[TypeEngine[Any]]:
+    return getattr(type_, "types", None) or (type_,)
+
+
+# Bytes are what both drivers take and give.
+
+
+def _bind_processor(type_: TypeEngine[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
+    return None if isinstance(type_, LargeBinary) else type_.dialect_impl(dialect).bind_processor(dialect)
+
+
+def _result_processor(type_: TypeEngine[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
+    return None if isinstance(type_, LargeBinary) else type_.dialect_impl(dialect).result_processor(dialect, None)
+
+
+# --- on the driver's cursor ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the driver said to a statement."""
+
+    rows: list[Any]
+    """All of them; empty if the statement returns none."""
+
+    count: int
+    """How many rows it has hit, over all of its executions."""
+
+
+def run_on_driver(connection: Connection, text: str, values: Values | list[Values] = ()) -> Answer:
+    """Run a statement in the driver's own words, once for each item if the values are a list.
+
+    Raises:
+        DBAPIError: as `connection.exec_driver_sql`.
+    """
+    if _has_listeners(connection):
+        result = connection.exec_driver_sql(text, values, {"preserve_rowcount": True})
+        return Answer([tuple(row) for row in result] if result.returns_rows else [], result.rowcount)
+    pooled: Any = connection.connection
+    cursor: Any = None
+    try:
+        # A cursor of our own connection that is read to its end here needs no looking after.
+        cursor = getattr(pooled.dbapi_connection, "passing_cursor", pooled.cursor)()
+        if isinstance(values, list):
+            connection.dialect.do_executemany(cursor, text, values)
+        else:
+            connection.dialect.do_execute(cursor, text, values)
+        answer = Answer(cursor.fetchall() if cursor.description else [], cursor.rowcount)
+    except BaseException as error:  # noqa: BLE001 - it is raised again
+        _raise(connection, error, text, cursor)
+    cursor.close()
+    return answer
+
+
+def _has_listeners(connection: Connection) -> bool:
+    """Return whether somebody listens for statements, or has them logged: Core tells them."""
+    listens: Any = connection
+    if not (listens._has_events or listens.engine._has_events or listens._echo):  # noqa: SLF001 - what Core asks itself
+        return False
+    dispatch: Any = connection.dispatch
+    return bool(dispatch.before_cursor_execute or dispatch.after_cursor_execute or listens._echo)  # noqa: SLF001
+
+
+def _raise(connection: Any, error: BaseException, text: str, cursor: Any) -> NoReturn:
+    """Raise what Core raises, after it has looked whether the connection is lost."""
+    if not connection.in_transaction():
+        # Core rolls back what it has not seen begin.
+        connection.begin()
+    said = text if isinstance(error, connection.dialect.loaded_dbapi.Error) else None
+    connection._handle_dbapi_exception(error, said, None, cursor, None)  # noqa: SLF001 - there is no other way to it
+    raise AssertionError("it always raises")
