@@ -12,6 +12,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -65,6 +66,9 @@ class StoreConnection:
         self._gives_up = False
         self.process_id = os.getpid()
         """The process that may use it."""
+        self.is_inherited = False
+        """Whether this is a child of that process: asked so often that the system is not."""
+        _of_this_process.add(self)
 
     def __repr__(self) -> str:
         """Return the address without its password."""
@@ -260,3 +264,17 @@ def write_repeatable(
             if left_seconds <= _TRY_SECONDS:
                 raise
         time.sleep(backoff.back_off())
+
+
+_of_this_process: Final[weakref.WeakSet[StoreConnection]] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Mark in a forked child the connections that it has inherited."""
+    for connection in list(_of_this_process):
+        connection.is_inherited = True
+    _of_this_process.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,4 +1,4 @@
-"""The time that a call has: its timeout is checked once, and whoever waits for it asks the deadline what is left."""
+"""The time of a client: what a call has left, whose timeout is checked once, and the milliseconds of its records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 import threading
 import time
 from typing import Self, SupportsFloat
+
+from txnstore.clock import Clock
 
 
 def check_timeout(timeout: object) -> float:
@@ -52,3 +54,27 @@ class Deadline:
     def at_most(self, seconds: float) -> Self:
         """Return the same, but that many seconds from now if that is earlier."""
         return type(self)(min(seconds, self.left_seconds()))
+
+
+class Ticks:
+    """The milliseconds of this process's clock for who needs them very often: it is asked once in each of them."""
+
+    def __init__(self, clock: Clock | None) -> None:
+        """Ask `clock`, each time, instead of the system's."""
+        self._clock = clock
+        self.now_ms = 0
+        """The time in milliseconds since 1970."""
+
+        self.until_seconds = -math.inf
+        """Until when, by the monotonic clock, that is right; then `next` is to be called."""
+
+    def next(self, now_seconds: float) -> int:
+        """Return the time in milliseconds since 1970; `now_seconds` is of the monotonic clock, just now."""
+        if self._clock is not None:
+            return self._clock.now_ms()
+        milliseconds = time.time() * 1000
+        now_ms = int(milliseconds)
+        # In this order: whoever finds the new end finds the new time.
+        self.now_ms = now_ms
+        self.until_seconds = now_seconds + (now_ms + 1 - milliseconds) / 1000
+        return now_ms

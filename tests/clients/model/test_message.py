@@ -76,17 +76,18 @@ def test_null_and_empty_are_not_the_same():
 
 
 def test_a_delivery_report_has_latency_and_no_headers():
-    message = Message.delivered("orders", 3, 7, b"k", b"v", TIMESTAMP_CREATE_TIME, 1234, 0.25)
+    message = Message.delivered(SOURCE, (7, 1234, b"k", b"v", None), (None, 0.25, -1, -1))
     assert everything(message) == (
         *("orders", 3, 7, b"k", b"v", None, None),
-        (TIMESTAMP_CREATE_TIME, 1234),
+        (TIMESTAMP_LOG_APPEND_TIME, 1234),
         *(0.25, None, None),
     )
 
 
 def test_a_report_of_a_failure_has_an_error_and_no_offset():
     error = KafkaError(KafkaError._MSG_TIMED_OUT)
-    message = Message.delivered("orders", -1, -1001, b"k", b"v", TIMESTAMP_CREATE_TIME, 1234, 0.25, error)
+    source = RecordSource("orders", -1, TIMESTAMP_CREATE_TIME)
+    message = Message.delivered(source, (-1001, 1234, b"k", b"v", None), (error, 0.25, -1, -1))
     assert (message.offset(), message.partition()) == (None, None)
     assert message.error() is error
 
@@ -235,7 +236,7 @@ def test_a_message_has_no_hash():
         Message(**FULL, latency=0.5, delivery_count=4),
         Message.from_record(SOURCE, RECORD),
         Message.from_record(SOURCE, RECORD._replace(headers=())),
-        Message.delivered("orders", 3, 7, b"k", b"v", TIMESTAMP_CREATE_TIME, 1234, 0.25),
+        Message.delivered(SOURCE, (7, 1234, b"k", b"v", None), (None, 0.25, -1, -1)),
     ],
     ids=["empty", "full", "record", "without headers", "report"],
 )

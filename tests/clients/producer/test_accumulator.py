@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, VALUE, Accumulator
+from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, PLACES, VALUE, Accumulator
+from txnstore.clients.producer.state import TransactionStage
+from txnstore.log.topics import Topic
 
 
-def record(value: bytes, *, queued_seconds: float = 0.0, partition: int = -1):
-    return (value, None, 0, None, None, queued_seconds, len(value), partition)
+def add(queue: Accumulator, topic: str, partition: int, value: bytes, *, queued_seconds: float = 0.0) -> None:
+    queue.add(topic, partition, None, value, None, 0, None, None, queued_seconds, len(value), partition)
 
 
 def accumulator(**bounds: int) -> Accumulator:
@@ -22,53 +24,53 @@ def accumulator(**bounds: int) -> Accumulator:
 
 
 def values(batches) -> list[tuple[str, int, list[bytes]]]:
-    return [(batch.topic, batch.partition, [record[VALUE] for record in batch.records]) for batch in batches]
+    return [(batch.topic, batch.partition, list(batch.values)) for batch in batches]
 
 
 def test_records_leave_by_partition_in_the_order_in_which_they_came():
     queue = accumulator()
     for number in range(6):
-        queue.add("t", number % 2, record(b"%d" % number))
+        add(queue, "t", number % 2, b"%d" % number)
     assert values(queue.take_batches(5, 1000)) == [("t", 0, [b"0", b"2", b"4"]), ("t", 1, [b"1", b"3", b"5"])]
     assert queue.is_empty
 
 
 def test_what_was_taken_counts_until_it_is_released():
     queue = accumulator(records_max=2)
-    queue.add("t", 0, record(b"a"))
-    queue.add("t", 0, record(b"bc"))
+    add(queue, "t", 0, b"a")
+    add(queue, "t", 0, b"bc")
     queue.take_batches(5, 1000)
     with pytest.raises(BufferError, match="Local: Queue full"):
-        queue.add("t", 0, record(b"d"))
+        add(queue, "t", 0, b"d")
     queue.release(1, 1)
-    queue.add("t", 0, record(b"d"))
+    add(queue, "t", 0, b"d")
     assert (queue.record_count, queue.size_bytes) == (2, 3)
 
 
 def test_a_record_that_would_pass_the_bound_of_bytes_is_refused_and_not_counted():
     queue = accumulator(size_bytes_max=10)
-    queue.add("t", 0, record(b"x" * 6))
+    add(queue, "t", 0, b"x" * 6)
     with pytest.raises(BufferError):
-        queue.add("t", 0, record(b"x" * 5))
-    queue.add("t", 0, record(b"x" * 4))
+        add(queue, "t", 0, b"x" * 5)
+    add(queue, "t", 0, b"x" * 4)
     assert (queue.record_count, queue.size_bytes) == (2, 10)
 
 
 def test_records_of_a_topic_that_is_looked_up_are_not_overtaken_once_it_is_known():
     queue = accumulator()
-    queue.add("t", PARTITION_UNASSIGNED, record(b"first"))
-    queue.add("t", 0, record(b"second", partition=0))
+    add(queue, "t", PARTITION_UNASSIGNED, b"first")
+    add(queue, "t", 0, b"second")
     assert queue.take_batches(5, 1000) == []
     waiting = queue.take_unassigned("t")
     assert waiting is not None
-    assert [item[VALUE] for item in waiting.records] == [b"first", b"second"]
+    assert waiting.places[VALUE::PLACES] == [b"first", b"second"]
 
 
 def test_only_what_is_too_old_expires():
     queue = accumulator()
-    queue.add("t", 0, record(b"old", queued_seconds=1.0))
-    queue.add("t", 0, record(b"new", queued_seconds=3.0))
-    queue.add("u", PARTITION_UNASSIGNED, record(b"unknown", queued_seconds=2.0))
+    add(queue, "t", 0, b"old", queued_seconds=1.0)
+    add(queue, "t", 0, b"new", queued_seconds=3.0)
+    add(queue, "u", PARTITION_UNASSIGNED, b"unknown", queued_seconds=2.0)
     assert queue.oldest_seconds == 1.0
     assert values(queue.take_expired(2.0)) == [("t", 0, [b"old"]), ("u", -1, [b"unknown"])]
     assert queue.oldest_seconds == 3.0
@@ -85,16 +87,16 @@ def test_batches_keep_their_bounds_and_lose_nothing(sizes, batch_records_max, ba
     queue = accumulator(batch_records_max=batch_records_max, batch_bytes_max=batch_bytes_max)
     sent = [bytes([index]) * size for index, size in enumerate(sizes)]
     for value in sent:
-        queue.add("t", 0, record(value))
-    received: list[bytes] = []
+        add(queue, "t", 0, value)
+    received: list[bytes | None] = []
     while not queue.is_empty:
         batches = queue.take_batches(batches_max, 1_000_000)
         assert 1 <= len(batches) <= batches_max
         for batch in batches:
-            assert 1 <= len(batch.records) <= batch_records_max
+            assert 1 <= batch.record_count <= batch_records_max
             # One record that is larger than a batch goes by itself.
-            assert batch.size_bytes <= batch_bytes_max or len(batch.records) == 1
-            received += [item[VALUE] for item in batch.records]
+            assert batch.size_bytes <= batch_bytes_max or batch.record_count == 1
+            received += batch.values
     assert received == sent
     assert queue.record_count == len(sent)
 
@@ -102,6 +104,68 @@ def test_batches_keep_their_bounds_and_lose_nothing(sizes, batch_records_max, ba
 def test_a_request_ends_near_its_bound_of_bytes_and_the_rest_stays():
     queue = accumulator(batch_bytes_max=10)
     for partition in range(4):
-        queue.add("t", partition, record(b"x" * 10))
+        add(queue, "t", partition, b"x" * 10)
     assert [batch.partition for batch in queue.take_batches(5, 20)] == [0, 1]
     assert [batch.partition for batch in queue.take_batches(5, 20)] == [2, 3]
+
+
+def test_a_topic_that_takes_less_than_a_full_batch_bounds_its_batches():
+    small = Topic(1, "t", "uuid", (1,), {"max.message.bytes": 640}, {})
+    queue = accumulator()
+    for _ in range(20):
+        queue.add("t", 0, small, b"x" * 100, None, 0, None, None, 0.0, 100, 0)
+    batches = queue.take_batches(100, 100_000)
+    assert {batch.record_count for batch in batches} == {5}
+    assert sum(batch.record_count for batch in batches) == 20
+
+
+class Waker:
+    """Stands in for the condition of a producer, and counts who is woken."""
+
+    def __init__(self):
+        self.count = 0
+
+    def notify_all(self):
+        self.count += 1
+
+
+def test_the_sender_is_woken_by_the_first_record_and_by_each_further_batch_alone():
+    queue = accumulator(batch_bytes_max=100, batch_records_max=1000)
+    queue.changed = waker = Waker()  # type: ignore[assignment]
+    counts = []
+    for _ in range(30):
+        add(queue, "t", 0, b"x" * 10)
+        counts.append(waker.count)
+    assert counts == [1] * 9 + [2] * 10 + [3] * 10 + [4]
+    queue.take_batches(1, 1000)
+    add(queue, "t", 0, b"x" * 10)
+    assert waker.count == 5, "what is left is more than a batch, and the sender may have gone to sleep"
+
+
+def test_the_sender_is_woken_by_a_batch_that_is_full_of_records():
+    queue = accumulator(batch_records_max=3)
+    queue.changed = waker = Waker()  # type: ignore[assignment]
+    counts = []
+    for _ in range(4):
+        add(queue, "t", 0, b"")
+        counts.append(waker.count)
+    assert counts == [1, 1, 2, 2]
+
+
+class Ended:
+    """A transaction that has ended."""
+
+    stage = TransactionStage.BEGIN_COMMIT
+
+    def refuse_record(self):
+        raise LookupError
+
+
+def test_nothing_is_queued_or_counted_once_the_transaction_has_ended():
+    queue = accumulator()
+    add(queue, "t", 0, b"before")
+    queue.gate = Ended()
+    with pytest.raises(LookupError):
+        add(queue, "t", 0, b"after")
+    assert (queue.record_count, queue.size_bytes) == (1, 6)
+    assert values(queue.take_batches(5, 1000)) == [("t", 0, [b"before"])]

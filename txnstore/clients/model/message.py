@@ -30,12 +30,12 @@ class RecordSource(NamedTuple):
 
 
 #: What `StoredRecord` is and what `RecordBatch.rows` yields: offset, timestamp in milliseconds, key, value, headers.
-RecordTuple = tuple[int, int, bytes | None, bytes | None, Sequence[Header]]
+RecordTuple = tuple[int, int, bytes | None, bytes | None, Sequence[Header] | None]
 
 #: Error, latency in seconds, leader epoch, delivery count; numbers below zero: not known.
-_Details = tuple[KafkaError | None, float, int, int]
+Details = tuple[KafkaError | None, float, int, int]
 
-_NO_DETAILS: Final[_Details] = (None, -1.0, -1, -1)
+_NO_DETAILS: Final[Details] = (None, -1.0, -1, -1)
 _INT32_MAX: Final = 2**31 - 1
 _NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, 0)
 
@@ -71,7 +71,7 @@ class Message:
 
     _source: tuple[Any, int, int]
     _record: tuple[int, int, Any, Any, Any]
-    _details: _Details
+    _details: Details
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -108,23 +108,12 @@ class Message:
         return message
 
     @classmethod
-    def delivered(  # noqa: PLR0917 - called for each record, and keywords take their time
-        cls,
-        topic: str,
-        partition: int,
-        offset: int,
-        key: bytes | None,
-        value: bytes | None,
-        timestamp_type: int,
-        timestamp_ms: int,
-        latency_seconds: float,
-        error: KafkaError | None = None,
-    ) -> Message:
+    def delivered(cls, source: RecordSource, record: RecordTuple, details: Details) -> Message:
         """Return the message of a delivery report; without an offset (below zero) if it was not delivered."""
         message = _new(cls)
-        message._source = (topic, partition, timestamp_type)  # noqa: SLF001 - it is one of these
-        message._record = (offset, timestamp_ms, key, value, None)  # noqa: SLF001 - it is one of these
-        message._details = (error, latency_seconds, -1, -1)  # noqa: SLF001 - it is one of these
+        message._source = source  # noqa: SLF001 - it is one of these
+        message._record = record  # noqa: SLF001 - it is one of these
+        message._details = details  # noqa: SLF001 - it is one of these
         return message
 
     def topic(self) -> str | None:

@@ -9,13 +9,14 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from os import getpid
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import producer_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
-from txnstore.clients.deadline import Deadline, check_timeout
+from txnstore.clients.deadline import Deadline, Ticks, check_timeout
 from txnstore.clients.model.errors import (
     HANDLE_CLOSED_TEXT,
     KafkaError,
@@ -46,7 +47,6 @@ from txnstore.clients.producer.transactions import ProducerTransactions, make_tr
 from txnstore.clients.producer.writer import TransactionWriterClient
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.clock import Clock
 from txnstore.db.backend import Limits
 from txnstore.errors import StoreUnavailable, TxnStoreError
 from txnstore.log.columns import pack_record_headers
@@ -146,10 +146,12 @@ class Producer:
         self._look: DatabaseLook | None = None
         if callbacks["error_cb"] is not None:
             self._look = DatabaseLook(connection, self._thread.submit, lambda e: reporter.report(kafka_error_of(e)))
-        self._clock: Clock | None = configuration["txnstore.clock"]
+        self._accumulator.gate = self._progress
+        self._ticks = Ticks(configuration["txnstore.clock"])
         self._process_id = connection.process_id
         self._record_bytes_max: int = configuration["message.max.bytes"]
         self._is_closed = False
+        self._is_started = False
         # Whoever drops a producer without closing it keeps neither thread nor connection.
         self._finalizer = weakref.finalize(self, _abandon, self._thread, connection)
         if statistics.due_seconds(0.0) is not None:
@@ -158,7 +160,7 @@ class Producer:
 
     # --- records ----------------------------------------------------------------------------------------------------
 
-    def produce(  # noqa: C901, PLR0912, PLR0915, PLR0917 - Kafka's arguments; every call less is felt a million times
+    def produce(  # noqa: C901, PLR0912, PLR0917 - Kafka's arguments; every call less is felt a million times
         self,
         topic: str,
         value: str | bytes | None = None,
@@ -188,7 +190,7 @@ class Producer:
             KafkaException: `MSG_SIZE_TOO_LARGE`, `_UNKNOWN_PARTITION`, or the transaction is in no state for it.
             RuntimeError: the producer has been closed.
         """
-        if self._is_closed or getpid() != self._process_id:
+        if self._is_closed or self._connection.is_inherited:
             self._check_open()
         progress = self._progress
         if progress is not None and progress.stage is not TransactionStage.IN_TRANSACTION:
@@ -211,13 +213,14 @@ class Producer:
         if size_bytes > self._record_bytes_max:
             reason = f"Unable to produce message: Broker: Message size too large ({size_bytes} bytes)"
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason))
+        now_seconds = monotonic()
         if timestamp == 0:
-            timestamp_ms = int(time.time() * 1000) if self._clock is None else self._clock.now_ms()
+            ticks = self._ticks
+            timestamp_ms = ticks.now_ms if now_seconds < ticks.until_seconds else ticks.next(now_seconds)
         else:
             timestamp_ms = whole_number(timestamp, TIMESTAMP_MAX, "int too big to convert")
         if partition != PARTITION_UNASSIGNED:
             partition = whole_number(partition, PARTITION_MAX, "signed integer is greater than maximum")
-        now_seconds = time.monotonic()
         known = self._directory.cached(topic)
         chosen = PARTITION_UNASSIGNED
         if known is None:
@@ -234,17 +237,12 @@ class Producer:
                 raise KafkaException(
                     KafkaError(KafkaError._UNKNOWN_PARTITION, "Unable to produce message: Local: Unknown partition")
                 )
-        record = (value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition)
-        if progress is None:
-            self._accumulator.add(topic, chosen, record)
-        else:
-            with self._changed:
-                # Another thread may have ended the transaction meanwhile: the record would belong to no transaction.
-                if progress.stage is not TransactionStage.IN_TRANSACTION:
-                    progress.refuse_record()
-                self._accumulator.add(topic, chosen, record)
-        if self._thread.is_new:
+        self._accumulator.add(
+            topic, chosen, known, value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition
+        )
+        if not self._is_started:
             self._thread.start()
+            self._is_started = True
 
     def produce_batch(
         self,
@@ -651,7 +649,9 @@ class Producer:
 
     def __len__(self) -> int:
         """Return how many records are queued, in flight, or wait for their report to be served."""
-        return 0 if self._is_closed else self._accumulator.record_count
+        if self._is_closed:
+            return 0
+        return self._accumulator.settled_count()
 
     def __bool__(self) -> bool:
         """Return True: a producer without records is one all the same."""

@@ -11,16 +11,21 @@ from __future__ import annotations
 import random
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from itertools import accumulate, repeat
+from itertools import count as count_from
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from txnstore.clients.callbacks import EventQueue
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
-from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
+from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, RecordSource
 from txnstore.clients.model.topic_partition import OFFSET_INVALID
+from txnstore.clients.producer.state import TransactionStage
 from txnstore.clients.producer.thread import SenderThread
 from txnstore.clients.worker import Worker
 from txnstore.errors import TxnStoreError
@@ -31,6 +36,10 @@ from txnstore.model import NO_TIMESTAMP_MS
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
     from txnstore.clients.topic_directory import TopicDirectory
+    from txnstore.log.topics import Topic
+
+#: How much of the topic's max.message.bytes is filled: what does not compress becomes a little larger by a codec.
+_FILLED_OF_64: Final = 63
 
 #: Asked for by the caller: a partition chosen by key.
 PARTITION_UNASSIGNED: Final = -1
@@ -40,12 +49,9 @@ FULL_TEXT: Final = "Local: Queue full"
 
 DeliveryCallback = Callable[[Any, Any], object]
 
-
-#: A record on its way, and what its delivery report needs: value, key, timestamp in milliseconds, packed headers,
-#: callback, when it was queued by the monotonic clock, its size in bytes, and the partition asked for or -1.  A plain
-#: tuple, because there are very many of them: Python's collector of garbage leaves a tuple of plain values alone.
-QueuedRecord = tuple[bytes | None, bytes | None, int, str | None, DeliveryCallback | None, float, int, int]
-#: The places of its parts.
+#: A queue holds the values of its records one behind the other in one flat list, because there are very many: Python's
+#: collector of garbage has nothing to do for a record.  Their places: value, key, timestamp in milliseconds, packed
+#: headers, callback, when it was queued by the monotonic clock, and the size of value, key and headers in bytes.
 VALUE: Final = 0
 KEY: Final = 1
 TIMESTAMP_MS: Final = 2
@@ -53,7 +59,8 @@ HEADERS: Final = 3
 CALLBACK: Final = 4
 QUEUED_SECONDS: Final = 5
 SIZE_BYTES: Final = 6
-PARTITION: Final = 7
+#: How many they are.
+PLACES: Final = 7
 
 
 @dataclass(slots=True)
@@ -62,22 +69,122 @@ class PartitionQueue:
 
     topic: str
     partition: int
-    records: deque[QueuedRecord] = field(default_factory=deque)
+    batch_bytes_max: int
+    places: list[Any] = field(default_factory=list)
+    """The values of its records; see `PLACES`."""
+
+    asked_for: list[int] = field(default_factory=list)
+    """Which partition was asked for by each record of a topic that nobody has looked up yet, or -1."""
+
     size_bytes: int = 0
+    notify_at_bytes: int = 0
+    """The sender learns of the record by which the queue becomes so large."""
+
+    @property
+    def record_count(self) -> int:
+        """How many records wait."""
+        return len(self.places) // PLACES
+
+    @property
+    def oldest_seconds(self) -> float:
+        """When the first record was queued."""
+        oldest_seconds: float = self.places[QUEUED_SECONDS]
+        return oldest_seconds
+
+    def take(self, count: int) -> Batch:
+        """Take the first records."""
+        batch = Batch.of(self.topic, self.partition, self.places[: count * PLACES], self.asked_for[:count])
+        del self.places[: count * PLACES]
+        del self.asked_for[:count]
+        self.size_bytes -= batch.size_bytes
+        self.notify_at_bytes = self.batch_bytes_max
+        return batch
+
+    def take_batch(self, records_max: int) -> Batch:
+        """Take the first records that make a batch which the log takes; one that is too large goes by itself."""
+        count = min(self.record_count, records_max)
+        sizes_bytes = self.places[SIZE_BYTES : count * PLACES : PLACES]
+        if self.size_bytes > self.batch_bytes_max:
+            count = max(1, bisect_right(list(accumulate(sizes_bytes)), self.batch_bytes_max))
+        places = self.places[: count * PLACES]
+        # What the log adds to each record counts as well: a batch that is refused would be encoded twice.
+        count = fitting(
+            sizes_bytes[:count],
+            places[KEY::PLACES],
+            places[VALUE::PLACES],
+            places[TIMESTAMP_MS::PLACES],
+            places[HEADERS::PLACES],
+            batch_bytes_max=self.batch_bytes_max,
+        )
+        return self.take(count)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one partition that travel together."""
+    """Records of one partition that travel together: a column for each of their values."""
 
     topic: str
     partition: int
-    records: list[QueuedRecord]
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None]
+    timestamps_ms: Sequence[int]
+    packed_headers: Sequence[str | None]
+    callbacks: Sequence[DeliveryCallback | None]
+    queued_seconds: Sequence[float]
+    sizes_bytes: Sequence[int]
+    asked_for: Sequence[int] = ()
+    """Which partition each was to go to, as long as `partition` is none."""
+
+    @classmethod
+    def of(cls, topic: str, partition: int, places: list[Any], asked_for: Sequence[int] = ()) -> Batch:
+        """Return the records of which these are the values."""
+        return cls(
+            topic,
+            partition,
+            places[VALUE::PLACES],
+            places[KEY::PLACES],
+            places[TIMESTAMP_MS::PLACES],
+            places[HEADERS::PLACES],
+            places[CALLBACK::PLACES],
+            places[QUEUED_SECONDS::PLACES],
+            places[SIZE_BYTES::PLACES],
+            asked_for,
+        )
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are."""
+        return len(self.sizes_bytes)
 
     @property
     def size_bytes(self) -> int:
         """The bytes of all records, as the queue counts them."""
-        return sum(record[SIZE_BYTES] for record in self.records)
+        return sum(self.sizes_bytes)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Return some of the records."""
+        return Batch(
+            self.topic,
+            self.partition,
+            self.values[start:stop],
+            self.keys[start:stop],
+            self.timestamps_ms[start:stop],
+            self.packed_headers[start:stop],
+            self.callbacks[start:stop],
+            self.queued_seconds[start:stop],
+            self.sizes_bytes[start:stop],
+            self.asked_for[start:stop],
+        )
+
+
+class Gate(Protocol):
+    """Whether records may be queued: the transaction that they belong to."""
+
+    stage: TransactionStage
+
+    def refuse_record(self) -> NoReturn:
+        """Raise what a record is refused with outside of a transaction."""
+        ...
 
 
 class Accumulator:
@@ -104,6 +211,13 @@ class Accumulator:
         self.size_bytes_max = size_bytes_max
         self.batch_records_max = batch_records_max
         self.batch_bytes_max = batch_bytes_max
+        self._batch_places_max = batch_records_max * PLACES
+        self.gate: Gate | None = None
+        """Whether records may be queued, if they belong to a transaction."""
+
+        self.settle: Callable[[], None] = lambda: None
+        """Counts out the records of which the report has been served just now; called under the lock."""
+
         self.record_count = 0
         """The records that are queued, in flight, or wait for their report to be served."""
 
@@ -115,29 +229,65 @@ class Accumulator:
         #: Records of topics that are not known yet, by topic.
         self._unassigned: dict[str, PartitionQueue] = {}
 
-    def add(self, topic: str, partition: int, record: QueuedRecord) -> None:
-        """Queue a record for a partition, or with partition -1 for a topic that has to be looked up first.
+    def add(  # noqa: PLR0917 - called for each record, and keywords take their time
+        self,
+        topic: str,
+        partition: int,
+        known: Topic | None,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp_ms: int,
+        headers: str | None,
+        callback: DeliveryCallback | None,
+        queued_seconds: float,
+        size_bytes: int,
+        asked_for: int,
+    ) -> None:
+        """Queue a record for a partition, or with partition -1 for a topic that is not known and has to be looked up.
 
         Raises:
             BufferError: the queue is full; serve delivery reports and try again.
+            KafkaException: the transaction is over: the record would belong to none.
         """
-        size_bytes = record[SIZE_BYTES]
         with self._lock:
+            gate = self.gate
+            if gate is not None and gate.stage is not TransactionStage.IN_TRANSACTION:
+                # Another thread may have ended the transaction meanwhile.
+                gate.refuse_record()
             if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
-                raise BufferError(self.full_text)
-            if self._unassigned and topic in self._unassigned:
-                # Not past those that were queued before the topic was known.
-                partition = PARTITION_UNASSIGNED
-            queue = self._queues.get((topic, partition)) or self._queue(topic, partition)
+                self._make_room(size_bytes)
+            queue = self._queues.get((topic, partition))
+            if queue is None or self._unassigned:
+                queue = self._queue_of_new(topic, partition, known)
+            places = queue.places
+            # No call in between: Ctrl-C finds all of this done, or nothing.
+            places += (value, key, timestamp_ms, headers, callback, queued_seconds, size_bytes)
             self.record_count += 1
             self.size_bytes += size_bytes
-            records = queue.records
-            records.append(record)
-            queue.size_bytes += size_bytes
-            waiting = len(records)
-            if waiting in (1, self.batch_records_max) or queue.size_bytes >= self.batch_bytes_max:
+            queue.size_bytes = waiting_bytes = queue.size_bytes + size_bytes
+            if queue.partition == PARTITION_UNASSIGNED:
+                queue.asked_for.append(asked_for)
+            if waiting_bytes >= queue.notify_at_bytes or len(places) == self._batch_places_max:
                 # The sender learns when it has to act: at once, or when the record has lingered.
+                is_full = waiting_bytes >= queue.batch_bytes_max
+                queue.notify_at_bytes = queue.batch_bytes_max + (waiting_bytes if is_full else 0)
                 self.changed.notify_all()
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Count out what has been served meanwhile.
+
+        Raises:
+            BufferError: the queue is full all the same.
+        """
+        self.settle()
+        if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
+            raise BufferError(self.full_text)
+
+    def settled_count(self) -> int:
+        """Return how many records are queued, in flight, or wait for their report at this moment."""
+        with self._lock:
+            self.settle()
+            return self.record_count
 
     def release(self, record_count: int, size_bytes: int) -> None:
         """Count records out whose reports have been served."""
@@ -154,7 +304,7 @@ class Accumulator:
     @property
     def oldest_seconds(self) -> float | None:
         """When the oldest record was queued, by the monotonic clock."""
-        return min((queue.records[0][QUEUED_SECONDS] for queue in self._all_queues()), default=None)
+        return min((queue.oldest_seconds for queue in self._all_queues()), default=None)
 
     def waiting(self, unless: Callable[[str, int], bool] | None = None) -> tuple[float | None, bool]:
         """Return when the oldest record of a known topic was queued, and whether a batch is full.
@@ -164,13 +314,13 @@ class Accumulator:
         queues = [
             queue for queue in self._queues.values() if unless is None or not unless(queue.topic, queue.partition)
         ]
-        oldest_seconds = min((queue.records[0][QUEUED_SECONDS] for queue in queues), default=None)
+        oldest_seconds = min((queue.oldest_seconds for queue in queues), default=None)
         return oldest_seconds, any(self._is_full(queue) for queue in queues)
 
     @property
     def oldest_unknown_seconds(self) -> float | None:
         """When the oldest record of a topic that is not known yet was queued."""
-        return min((queue.records[0][QUEUED_SECONDS] for queue in self._unassigned.values()), default=None)
+        return min((queue.oldest_seconds for queue in self._unassigned.values()), default=None)
 
     @property
     def unknown_topics(self) -> list[str]:
@@ -181,11 +331,11 @@ class Accumulator:
         """Take the records of a topic that has been looked up."""
         return self._unassigned.pop(topic, None)
 
-    def put_assigned(self, topic: str, partition: int, record: QueuedRecord) -> None:
-        """Queue for its partition a record that was counted before."""
-        queue = self._queue(topic, partition)
-        queue.records.append(record)
-        queue.size_bytes += record[SIZE_BYTES]
+    def put_assigned(self, known: Topic, partition: int, places: Sequence[Any]) -> None:
+        """Queue for its partition a record, by its values, that was counted before."""
+        queue = self._queue(known.name, partition, known)
+        queue.places += places
+        queue.size_bytes += places[SIZE_BYTES]
 
     def take_batches(
         self,
@@ -203,12 +353,12 @@ class Accumulator:
             if unless is not None and unless(queue.topic, queue.partition):
                 continue
             for _ in range(batches_per_partition_max):
-                if not queue.records or left_bytes <= 0:
+                if not queue.places or left_bytes <= 0:
                     break
                 before_bytes = queue.size_bytes
-                batches.append(Batch(queue.topic, queue.partition, self._take_batch(queue)))
+                batches.append(queue.take_batch(self.batch_records_max))
                 left_bytes -= before_bytes - queue.size_bytes
-            if not queue.records:
+            if not queue.places:
                 del self._queues[key]
         return batches
 
@@ -216,101 +366,105 @@ class Accumulator:
         """Take the records that were queued before this moment of the monotonic clock."""
         expired: list[Batch] = []
         for queue in list(self._all_queues()):
-            taken: list[QueuedRecord] = []
-            while queue.records and queue.records[0][QUEUED_SECONDS] <= queued_before_seconds:
-                taken.append(queue.records.popleft())
-            if taken:
-                queue.size_bytes -= sum(record[SIZE_BYTES] for record in taken)
-                expired.append(Batch(queue.topic, queue.partition, taken))
+            count, queued_seconds = 0, queue.places[QUEUED_SECONDS::PLACES]
+            while count < len(queued_seconds) and queued_seconds[count] <= queued_before_seconds:
+                count += 1
+            if count:
+                expired.append(queue.take(count))
         self._drop_empty()
         return expired
 
     def take_all(self) -> list[Batch]:
         """Take every record that waits."""
-        batches = [Batch(queue.topic, queue.partition, list(queue.records)) for queue in self._all_queues()]
+        batches = [queue.take(queue.record_count) for queue in self._all_queues()]
         self._queues.clear()
         self._unassigned.clear()
         return batches
 
-    def _queue(self, topic: str, partition: int) -> PartitionQueue:
-        if partition == PARTITION_UNASSIGNED:
-            queue = self._unassigned.get(topic)
-            if queue is None:
-                queue = self._unassigned[topic] = PartitionQueue(topic, PARTITION_UNASSIGNED)
-            return queue
-        key = (topic, partition)
-        queue = self._queues.get(key)
+    def _queue_of_new(self, topic: str, partition: int, known: Topic | None) -> PartitionQueue:
+        """Return where a new record waits: not past those that were queued before the topic was known."""
+        return self._queue(topic, PARTITION_UNASSIGNED if topic in self._unassigned else partition, known)
+
+    def _queue(self, topic: str, partition: int, known: Topic | None) -> PartitionQueue:
+        queues: dict[Any, PartitionQueue] = self._unassigned if partition == PARTITION_UNASSIGNED else self._queues
+        key = topic if partition == PARTITION_UNASSIGNED else (topic, partition)
+        queue = queues.get(key)
         if queue is None:
-            queue = self._queues[key] = PartitionQueue(topic, partition)
+            bytes_max = self.batch_bytes_max
+            if known is not None:
+                bytes_max = min(bytes_max, known.settings["max.message.bytes"] * _FILLED_OF_64 // 64)
+            queue = queues[key] = PartitionQueue(topic, partition, bytes_max)
         return queue
 
     def _is_full(self, queue: PartitionQueue) -> bool:
-        return len(queue.records) >= self.batch_records_max or queue.size_bytes >= self.batch_bytes_max
+        return len(queue.places) >= self._batch_places_max or queue.size_bytes >= queue.batch_bytes_max
 
     def _all_queues(self) -> Iterator[PartitionQueue]:
         yield from self._queues.values()
         yield from self._unassigned.values()
 
-    def _take_batch(self, queue: PartitionQueue) -> list[QueuedRecord]:
-        records = queue.records
-        taken: list[QueuedRecord] = []
-        taken_bytes = 0
-        while records and len(taken) < self.batch_records_max and taken_bytes < self.batch_bytes_max:
-            record = records.popleft()
-            taken.append(record)
-            taken_bytes += record[SIZE_BYTES]
-        # What the log adds to each record counts as well: a batch that is refused would be encoded twice.
-        count = fitting(
-            [record[SIZE_BYTES] for record in taken],
-            [record[KEY] for record in taken],
-            [record[VALUE] for record in taken],
-            [record[TIMESTAMP_MS] for record in taken],
-            [record[HEADERS] for record in taken],
-            batch_bytes_max=self.batch_bytes_max,
-        )
-        records.extendleft(reversed(taken[count:]))
-        del taken[count:]
-        queue.size_bytes -= sum(record[SIZE_BYTES] for record in taken)
-        return taken
-
     def _drop_empty(self) -> None:
-        self._queues = {key: queue for key, queue in self._queues.items() if queue.records}
-        self._unassigned = {topic: queue for topic, queue in self._unassigned.items() if queue.records}
+        self._queues = {key: queue for key, queue in self._queues.items() if queue.places}
+        self._unassigned = {topic: queue for topic, queue in self._unassigned.items() if queue.places}
 
 
-#: A base offset so far below zero that no record of the batch gets an offset.
-NOWHERE: Final = -(2**62)
-
-
-@dataclass(slots=True)
 class DeliveryReport:
     """What became of records that travelled together."""
 
-    topic: str
-    partition: int
-    records: Sequence[QueuedRecord]
-    error: KafkaError | None = None
-    base_offset: int = 0
-    log_append_time_ms: int = NO_TIMESTAMP_MS
-    done_seconds: float = field(default_factory=time.monotonic)
-    served: int = 0
+    __slots__ = ("_callbacks", "_settled_count", "batch", "error", "is_wanted", "unserved")
 
-    def message(self, index: int) -> Message:
-        """Return one record as its producer's callback gets it: without headers, and without an offset if it failed."""
-        value, key, timestamp_ms, _, _, queued_seconds, _, asked_for = self.records[index]
-        stamped = self.log_append_time_ms != NO_TIMESTAMP_MS
-        return Message.delivered(
-            self.topic,
+    def __init__(
+        self,
+        batch: Batch,
+        error: KafkaError | None = None,
+        *,
+        base_offset: int | None = None,
+        log_append_time_ms: int = NO_TIMESTAMP_MS,
+    ) -> None:
+        """Tell of `batch`: the error if it failed, else its first offset, if that is known."""
+        self.batch = batch
+        self.error = error
+        self.is_wanted = batch.callbacks.count(None) < batch.record_count
+        """Whether a record came with a callback of its own."""
+
+        self._callbacks = iter(batch.callbacks)
+        self._settled_count = 0
+        timestamp_type, timestamps_ms = TIMESTAMP_CREATE_TIME, iter(batch.timestamps_ms)
+        if log_append_time_ms != NO_TIMESTAMP_MS:
+            timestamp_type, timestamps_ms = TIMESTAMP_LOG_APPEND_TIME, repeat(log_append_time_ms)
+        sources: Iterator[RecordSource] = repeat(RecordSource(batch.topic, batch.partition, timestamp_type))
+        if batch.partition == PARTITION_UNASSIGNED:
             # What was never given a partition has the one that was asked for.
-            asked_for if self.partition == PARTITION_UNASSIGNED else self.partition,
-            self.base_offset + index if self.error is None else OFFSET_INVALID,
-            key,
-            value,
-            TIMESTAMP_LOG_APPEND_TIME if stamped else TIMESTAMP_CREATE_TIME,
-            self.log_append_time_ms if stamped else timestamp_ms,
-            self.done_seconds - queued_seconds,
-            self.error,
+            sources = iter([RecordSource(batch.topic, asked_for, timestamp_type) for asked_for in batch.asked_for])
+        offsets = repeat(OFFSET_INVALID) if base_offset is None else count_from(base_offset)
+        done_seconds = time.monotonic()
+        latencies_seconds = [done_seconds - queued_seconds for queued_seconds in batch.queued_seconds]
+        self.unserved = zip(
+            self._callbacks,
+            sources,
+            zip(offsets, timestamps_ms, batch.keys, batch.values, repeat(None), strict=False),
+            zip(repeat(error), latencies_seconds, repeat(-1), repeat(-1), strict=False),
+            strict=False,
         )
+        """Of each record that has not been served: its callback, and what its message is made of."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether nothing is left."""
+        return length_hint(self._callbacks) == 0
+
+    def skip(self) -> int:
+        """Let what is left count as served, and return how many records that were."""
+        left_count = length_hint(self._callbacks)
+        deque(self._callbacks, maxlen=0)
+        return left_count
+
+    def take_served(self) -> tuple[int, int]:
+        """Return how many records have been served since this was last asked, and their bytes."""
+        sizes_bytes = self.batch.sizes_bytes
+        served_count = len(sizes_bytes) - length_hint(self._callbacks)
+        first, self._settled_count = self._settled_count, served_count
+        return served_count - first, sum(sizes_bytes[first:served_count])
 
 
 class DeliveryReports:
@@ -331,6 +485,7 @@ class DeliveryReports:
         self._only_errors = only_errors
         self._reports: deque[DeliveryReport] = deque()
         self._serving = threading.RLock()
+        accumulator.settle = self._settle
         self.events: EventQueue[Callable[[], object]] = EventQueue(changed)
         """Other calls of the application that wait to be served."""
 
@@ -338,7 +493,7 @@ class DeliveryReports:
         """Let a report wait until it is served."""
         with self._changed:
             if self._only_errors and report.error is None:
-                self._accumulator.release(len(report.records), _size_bytes(report))
+                self._accumulator.release(report.batch.record_count, report.batch.size_bytes)
             else:
                 self._reports.append(report)
             self._changed.notify_all()
@@ -386,43 +541,29 @@ class DeliveryReports:
 
     def _serve(self, report: DeliveryReport) -> int:
         """Serve what is left of a report; a callback that serves reports itself goes on where this one is."""
-        default_callback = self._default_callback
-        accumulator, records, error = self._accumulator, report.records, report.error
-        count = len(records)
-        first = report.served
-        released = released_bytes = 0
+        error, otherwise, delivered = report.error, self._default_callback, Message.delivered
+        served = 0
         try:
-            if default_callback is None and first == 0 and all(record[CALLBACK] is None for record in records):
+            if otherwise is None and not report.is_wanted:
                 # Nobody wants to hear of any of them.
-                report.served = released = count
-                released_bytes = _size_bytes(report)
-                return count
-            while report.served < count:
-                index = report.served
-                report.served = index + 1
-                record = records[index]
-                released += 1
-                released_bytes += record[SIZE_BYTES]
-                if accumulator.record_count >= accumulator.records_max:
-                    # The callback may want to produce.
-                    with self._changed:
-                        accumulator.release(released, released_bytes)
-                    released = released_bytes = 0
-                callback = record[CALLBACK]
-                if callback is None:
-                    callback = default_callback
+                return report.skip()
+            for callback, source, record, details in report.unserved:
+                served += 1
                 if callback is not None:
-                    callback(error, report.message(index))
-            return count - first
+                    callback(error, delivered(source, record, details))
+                elif otherwise is not None:
+                    otherwise(error, delivered(source, record, details))
+            return served
         finally:
             with self._changed:
-                accumulator.release(released, released_bytes)
-                if report.served == count and self._reports and self._reports[0] is report:
+                self._settle()
+                if report.is_served and self._reports and self._reports[0] is report:
                     self._reports.popleft()
 
-
-def _size_bytes(report: DeliveryReport) -> int:
-    return sum(record[SIZE_BYTES] for record in report.records)
+    def _settle(self) -> None:
+        """Count out what has been served of the first report; under the lock."""
+        if self._reports:
+            self._accumulator.release(*self._reports[0].take_served())
 
 
 #: The partitioners that treat an empty key as no key.
@@ -487,29 +628,33 @@ class UnassignedTopics:
                     continue
                 yield from self._refuse_all(name, kafka_error_of(error))
             else:
-                yield from self._assign(name, len(topic.partition_ids))
+                yield from self._assign(topic)
 
     def _refuse_all(self, name: str, error: KafkaError) -> Iterator[Refused]:
         with self._accumulator.changed:
             queue = self._accumulator.take_unassigned(name)
         if queue is not None:
-            yield Batch(name, queue.partition, list(queue.records)), error
+            yield queue.take(queue.record_count), error
 
-    def _assign(self, name: str, partition_count: int) -> Iterator[Refused]:
-        refused: list[QueuedRecord] = []
+    def _assign(self, topic: Topic) -> Iterator[Refused]:
+        refused: list[Batch] = []
         now_seconds = time.monotonic()
+        partition_count = len(topic.partition_ids)
         with self._accumulator.changed:
-            queue = self._accumulator.take_unassigned(name)
-            for record in queue.records if queue is not None else ():
-                partition = record[PARTITION]
+            queue = self._accumulator.take_unassigned(topic.name)
+            if queue is None:
+                return
+            for index, asked_for in enumerate(queue.asked_for):
+                places = queue.places[index * PLACES : (index + 1) * PLACES]
+                partition = asked_for
                 if partition == PARTITION_UNASSIGNED:
-                    partition = self._choice.choose(name, record[KEY], partition_count, now_seconds)
+                    partition = self._choice.choose(topic.name, places[KEY], partition_count, now_seconds)
                 if 0 <= partition < partition_count:
-                    self._accumulator.put_assigned(name, partition, record)
+                    self._accumulator.put_assigned(topic, partition, places)
                 else:
-                    refused.append(record)
-        for record in refused:
-            yield Batch(name, record[PARTITION], [record]), KafkaError(KafkaError._UNKNOWN_PARTITION)
+                    refused.append(Batch.of(topic.name, asked_for, places))
+        for batch in refused:
+            yield batch, KafkaError(KafkaError._UNKNOWN_PARTITION)
 
 
 class LookUp:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.producer.queue import HEADERS, KEY, TIMESTAMP_MS, VALUE, Batch
+from txnstore.clients.producer.queue import Batch
 from txnstore.clients.producer.thread import SenderStopped, SenderThread
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster, repaired
@@ -239,17 +239,15 @@ class ProducerSession:
         base_sequence = NO_SEQUENCE
         if self.is_idempotent:
             base_sequence = sequences.get(partition_id, 0)
-            sequences[partition_id] = increment_sequence(base_sequence, len(batch.records))
+            sequences[partition_id] = increment_sequence(base_sequence, batch.record_count)
         codec = codec_for_topic(topic.settings["compression.type"], self._codec)
         require_codec(codec)
-        # Not zip(*records): an iterator for each record would keep the collector of garbage busy.
-        records = batch.records
         encoded = encode_packed(
             PackedColumns(
-                pack_bytes([record[KEY] for record in records], "key"),
-                pack_bytes([record[VALUE] for record in records], "value"),
-                [record[TIMESTAMP_MS] for record in records],
-                join_headers([record[HEADERS] for record in records]),
+                pack_bytes(batch.keys, "key"),
+                pack_bytes(batch.values, "value"),
+                batch.timestamps_ms,
+                join_headers(batch.packed_headers),
             ),
             codec=codec,
             producer=self.identity,

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.producer.queue import (
     FULL_TEXT,
-    NOWHERE,
-    QUEUED_SECONDS,
     Accumulator,
     Batch,
     DeliveryReport,
@@ -570,17 +568,11 @@ class Sender:
         self._help.wrote(request.partition_ids)
         if len(appended) != len(request.batches):
             for batch in request.batches:
-                self._reports.add(DeliveryReport(batch.topic, batch.partition, batch.records, base_offset=NOWHERE))
+                self._reports.add(DeliveryReport(batch))
             return
         for batch, place in zip(request.batches, appended, strict=True):
             self._reports.add(
-                DeliveryReport(
-                    batch.topic,
-                    batch.partition,
-                    batch.records,
-                    base_offset=place.base_offset,
-                    log_append_time_ms=place.log_append_time_ms,
-                )
+                DeliveryReport(batch, base_offset=place.base_offset, log_append_time_ms=place.log_append_time_ms)
             )
 
     def fail_request(self, request: ProduceRequest, error: KafkaError) -> None:
@@ -664,7 +656,7 @@ class Sender:
             return
         if len(in_flight.batches) > 1:
             parts: list[Sequence[Batch]] = [[batch] for batch in in_flight.batches]
-        elif len(in_flight.batches[0].records) > 1:
+        elif in_flight.batches[0].record_count > 1:
             parts = [[half] for half in _halves(in_flight.batches[0])]
         else:
             kafka_error = kafka_error_of(error)
@@ -706,8 +698,8 @@ class Sender:
 
     def _fail_batch(self, batch: Batch, error: KafkaError) -> None:
         if self.listener is not None:
-            self.listener.delivery_failed(len(batch.records))
-        self._reports.add(DeliveryReport(batch.topic, batch.partition, batch.records, error))
+            self.listener.delivery_failed(batch.record_count)
+        self._reports.add(DeliveryReport(batch, error))
 
     def _expire(self) -> None:
         """Give up what has waited for longer than message.timeout.ms, or what a purge names."""
@@ -730,12 +722,9 @@ class Sender:
 
 
 def _queued_seconds(in_flight: InFlight) -> float:
-    return in_flight.batches[0].records[0][QUEUED_SECONDS]
+    return in_flight.batches[0].queued_seconds[0]
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:
-    middle = len(batch.records) // 2
-    return (
-        Batch(batch.topic, batch.partition, batch.records[:middle]),
-        Batch(batch.topic, batch.partition, batch.records[middle:]),
-    )
+    middle = batch.record_count // 2
+    return batch.part(0, middle), batch.part(middle, batch.record_count)

@@ -1,0 +1,188 @@
+"""What delivery reports tell of each record, and what callbacks find counted while they are served."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.clients.producer.reporting import NEVER_MS, Reports
+from tests.clients.steps import PATIENCE_SECONDS, create_topic
+from txnstore import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError
+from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, Accumulator, Batch, DeliveryReport, DeliveryReports
+
+
+def test_each_report_tells_of_its_own_record(make_producer, url):
+    topic = create_topic(url, "orders", partition_count=3)
+    producer = make_producer({"linger.ms": NEVER_MS})
+    reports, others = Reports(), Reports()
+    for number in range(30):
+        producer.produce(
+            topic,
+            None if number % 5 == 0 else b"v" * number,
+            f"k{number}" if number % 2 else None,
+            partition=number % 3,
+            timestamp=1_000 + number if number % 7 else 0,
+            headers={"h": "x"} if number % 4 == 0 else None,
+            on_delivery=others if number % 6 == 0 else reports,
+        )
+    assert producer.flush(PATIENCE_SECONDS) == 0
+
+    assert others.errors + reports.errors == [None] * 30
+    assert {message.partition() for _, message in others} == {0}
+    for partition in range(3):
+        expected = [number for number in range(30) if number % 3 == partition]
+        told = sorted(
+            (message for _, message in reports + others if message.partition() == partition),
+            key=lambda message: message.offset(),
+        )
+        assert [message.offset() for message in told] == list(range(10))
+        for number, message in zip(expected, told, strict=True):
+            assert message.value() == (None if number % 5 == 0 else b"v" * number)
+            assert message.key() == (b"k%d" % number if number % 2 else None)
+            kind, timestamp_ms = message.timestamp()
+            assert kind == TIMESTAMP_CREATE_TIME
+            assert timestamp_ms == 1_000 + number if number % 7 else timestamp_ms > 1_000_000
+            assert message.headers() is None
+            assert 0 <= message.latency() < PATIENCE_SECONDS
+
+
+def test_a_topic_that_stamps_its_records_tells_the_stamp(make_producer, url):
+    topic = create_topic(url, "stamped", message_timestamp_type="LogAppendTime")
+    producer = make_producer({"linger.ms": NEVER_MS})
+    reports = Reports()
+    for number in range(3):
+        producer.produce(topic, timestamp=1_000 + number, on_delivery=reports)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    kinds, stamps = zip(*(message.timestamp() for _, message in reports), strict=True)
+    assert set(kinds) == {TIMESTAMP_LOG_APPEND_TIME}
+    assert len(set(stamps)) == 1
+    assert stamps[0] > 1_000_000
+
+
+def test_a_record_that_never_got_a_partition_has_the_one_that_was_asked_for(make_producer):
+    producer = make_producer({"linger.ms": NEVER_MS})
+    reports = Reports()
+    for partition in (7, -1, 3):
+        producer.produce("unknown", partition=partition, on_delivery=reports)
+    producer.purge()
+    producer.poll(0)
+    assert reports.errors == [KafkaError._PURGE_QUEUE] * 3
+    assert [message.partition() for _, message in reports] == [7, None, 3]
+
+
+@pytest.mark.parametrize("bounds", [{"queue.buffering.max.messages": 8}, {"queue.buffering.max.kbytes": 1}])
+def test_a_callback_may_produce_though_the_queue_was_full(make_producer, url, bounds):
+    topic = create_topic(url, "orders")
+    producer = make_producer({"linger.ms": NEVER_MS, **bounds})
+    served = []
+
+    def again(error, message):
+        served.append(message.value())
+        if len(served) <= 8:
+            producer.produce(topic, b"y" * 128, on_delivery=again)
+
+    for _ in range(8):
+        producer.produce(topic, b"x" * 128, on_delivery=again)
+    with pytest.raises(BufferError):
+        producer.produce(topic, b"z" * 128)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    assert served == [b"x" * 128] * 8 + [b"y" * 128] * 8
+
+
+def test_the_length_of_a_producer_counts_down_while_callbacks_are_called(make_producer, url):
+    topic = create_topic(url, "orders")
+    producer = make_producer({"linger.ms": NEVER_MS})
+    lengths = []
+    for _ in range(5):
+        producer.produce(topic, b"v", on_delivery=lambda error, message: lengths.append(len(producer)))
+    assert len(producer) == 5
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    assert lengths == [4, 3, 2, 1, 0]
+
+
+class Queue:
+    """An accumulator and the reports of what leaves it."""
+
+    def __init__(self, *, default_callback=None, only_errors=False):
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        self.accumulator = Accumulator(
+            lock, self.changed, records_max=100, size_bytes_max=10_000, batch_records_max=100, batch_bytes_max=10_000
+        )
+        self.reports = DeliveryReports(
+            self.changed, self.accumulator, default_callback=default_callback, only_errors=only_errors
+        )
+
+    def add(self, *callbacks) -> None:
+        for number, callback in enumerate(callbacks):
+            self.accumulator.add("t", 0, None, b"%d" % number, None, 0, None, callback, 0.0, 1, PARTITION_UNASSIGNED)
+
+    def take(self) -> Batch:
+        (batch,) = self.accumulator.take_batches(1, 10_000)
+        return batch
+
+
+def test_what_is_left_after_an_exception_is_served_by_the_next_call_once():
+    queue, served = Queue(), Reports()
+
+    def fail(error, message):
+        served(error, message)
+        raise KeyboardInterrupt
+
+    queue.add(served, fail, served, fail, served)
+    queue.reports.add(DeliveryReport(queue.take(), base_offset=10))
+    for left_count in (3, 1):
+        with pytest.raises(KeyboardInterrupt):
+            queue.reports.serve()
+        assert (queue.accumulator.record_count, queue.accumulator.size_bytes) == (left_count, left_count)
+    assert queue.reports.serve() == 1
+    assert served.values == [b"0", b"1", b"2", b"3", b"4"]
+    assert [message.offset() for _, message in served] == [10, 11, 12, 13, 14]
+    assert (queue.accumulator.record_count, queue.accumulator.size_bytes) == (0, 0)
+    assert not queue.reports.are_waiting
+
+
+def test_a_callback_that_serves_reports_itself_goes_on_where_the_outer_one_is():
+    queue, served = Queue(), Reports()
+
+    def nested(error, message):
+        served(error, message)
+        queue.reports.serve()
+
+    queue.add(served, nested, served)
+    first = DeliveryReport(queue.take(), base_offset=0)
+    queue.add(nested, served)
+    second = DeliveryReport(queue.take(), base_offset=3)
+    queue.reports.add(first)
+    queue.reports.add(second)
+    queue.reports.serve()
+    assert [message.offset() for _, message in served] == [0, 1, 2, 3, 4]
+    assert queue.accumulator.record_count == 0
+    assert not queue.reports.are_waiting
+
+
+@pytest.mark.parametrize("with_default", [False, True])
+def test_records_without_a_callback_are_counted_and_go_to_the_default_one_if_there_is_one(with_default):
+    default, own = Reports(), Reports()
+    queue = Queue(default_callback=default if with_default else None)
+    queue.add(None, own, None)
+    queue.reports.add(DeliveryReport(queue.take(), base_offset=0))
+    queue.add(None, None)
+    queue.reports.add(DeliveryReport(queue.take(), KafkaError(KafkaError._PURGE_QUEUE)))
+    assert queue.reports.serve() == 5
+    assert own.values == [b"1"]
+    assert default.values == ([b"0", b"2", b"0", b"1"] if with_default else [])
+    assert queue.accumulator.record_count == 0
+
+
+def test_failures_alone_are_reported_if_that_is_asked_for_and_all_are_counted_out():
+    queue, served = Queue(only_errors=True), Reports()
+    queue.add(served, served)
+    queue.reports.add(DeliveryReport(queue.take(), base_offset=0))
+    assert queue.accumulator.record_count == 0
+    queue.add(served)
+    queue.reports.add(DeliveryReport(queue.take(), KafkaError(KafkaError._PURGE_QUEUE)))
+    assert queue.reports.serve() == 1
+    assert served.errors == [KafkaError._PURGE_QUEUE]
+    assert (queue.accumulator.record_count, queue.accumulator.size_bytes) == (0, 0)
