@@ -15,14 +15,18 @@ import pytest
 from sqlalchemy import event
 
 from tests.tools.proxy import Proxy, upstream_of
+from txnstore.db.backend import EVERYTHING, Subjects
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import connections as postgresql_connections
 from txnstore.db.postgresql.connections import SILENCE_MS
 from txnstore.db.sqlite import connections as sqlite_connections
+from txnstore.db.sqlite.connections import FileWaiter
+from txnstore.db.store import note_change
+from txnstore.errors import StoreBusy
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
-from txnstore.log.topics import ensure_topic
+from txnstore.log.topics import create_topic, ensure_topic
 from txnstore.model import Record
 from txnstore.testing.postgres_server import connection_string
 
@@ -34,19 +38,21 @@ SHORT_MS = 400
 class Orders:
     """A topic with one partition."""
 
-    def __init__(self, store):
+    def __init__(self, store, name="orders"):
         self.store = store
-        (self.partition_id,) = store.write(lambda connection: ensure_topic(connection, "orders")).partition_ids
+        (self.partition_id,) = store.write(lambda connection: ensure_topic(connection, name)).partition_ids
 
     def add(self, *, wakes_readers=True):
-        batch = encode([Record(b"news")])
-        self.store.write(
-            lambda connection: append(connection, [Append(self.partition_id, batch)]), wakes_readers=wakes_readers
-        )
+        append_to(self.store, self.partition_id, wakes_readers=wakes_readers)
 
     def next_offset(self):
         bounds = self.store.read(lambda connection: read_bounds(connection, [self.partition_id]))
         return bounds[self.partition_id].high_watermark
+
+
+def append_to(store, partition_id, *, wakes_readers=True):
+    batch = encode([Record(b"news")])
+    store.write(lambda connection: append(connection, [Append(partition_id, batch)]), wakes_readers=wakes_readers)
 
 
 @pytest.fixture
@@ -188,8 +194,13 @@ def test_each_of_many_readers_is_woken(orders):
 def test_a_forged_hint_costs_a_look_and_shows_nothing(postgresql, observer):
     with closing(postgresql.store.waiter()) as waiter:
         settle(waiter)
-        observer.execute(f"NOTIFY {postgresql.store.channel}, 'DROP TABLE; 17 records; \x1b[31m'")
-        assert is_woken(waiter)
+        for channel in waiter._heard:
+            settle(waiter)
+            observer.execute(f"NOTIFY {postgresql.store.channel}_{channel}, 'DROP TABLE; 17 records; \x1b[31m'")
+            assert is_woken(waiter)
+        observer.execute(f"NOTIFY {postgresql.store.channel}_17")
+        observer.execute("NOTIFY somebody")
+        assert not waiter.wait(SHORT_MS)
         assert postgresql.next_offset() == 0
 
 
@@ -217,12 +228,172 @@ def test_a_reader_that_no_hint_reaches_looks_by_itself(postgresql):
         assert postgresql.next_offset() == 1
 
 
+@pytest.fixture
+def bills(store):
+    return Orders(store, "bills")
+
+
+def about(*topics):
+    return Subjects(frozenset(topic.partition_id for topic in topics))
+
+
+def test_a_reader_is_woken_by_commits_to_what_it_reads_alone(orders, bills, url):
+    # Another store, so another process as far as databases know.
+    with open_store(url) as other, closing(other.waiter(about(orders))) as waiter:
+        writers = [bills, Orders(other, "bills")]
+        settle(waiter)
+        for writer in writers:
+            for _ in range(5):
+                writer.add()
+            assert not any(waiter.wait(SHORT_MS) for _ in range(2))
+        for writer in (orders, Orders(other)):
+            writer.add()
+            assert is_woken(waiter)
+            settle(waiter)
+
+
+def test_a_reader_that_turns_to_another_partition_hears_of_that_one(orders, bills):
+    with closing(orders.store.waiter(about(orders))) as waiter:
+        assert not waiter.listen(about(orders))
+        for subjects, heard, unheard in (
+            (about(bills), [bills], [orders]),
+            (about(orders, bills), [bills, orders], []),
+            (EVERYTHING, [bills, orders], []),
+            (about(orders), [orders], [bills]),
+        ):
+            assert waiter.listen(subjects)
+            settle(waiter)
+            for writer in heard:
+                writer.add()
+                assert is_woken(waiter)
+                settle(waiter)
+            for writer in unheard:
+                writer.add()
+                assert not waiter.wait(SHORT_MS)
+
+
+def test_a_reader_of_many_partitions_hears_of_each(store):
+    def work(connection):
+        return create_topic(connection, "many", partition_count=40).partition_ids
+
+    partition_ids = store.write(work)
+    with closing(store.waiter(Subjects(frozenset(partition_ids)))) as waiter:
+        for partition_id in partition_ids[::13]:
+            settle(waiter)
+            append_to(store, partition_id)
+            assert is_woken(waiter)
+
+
+def test_groups_are_heard_of_by_name(store):
+    def rebalance(name):
+        store.write(lambda connection: note_change(connection, group_ids=[name]), wakes_readers=True)
+
+    with closing(store.waiter(Subjects(group_ids=frozenset(["billing"])))) as waiter:
+        settle(waiter)
+        rebalance("shipping")
+        assert not waiter.wait(SHORT_MS)
+        rebalance("billing")
+        assert is_woken(waiter)
+
+
+def test_a_commit_of_which_nobody_can_know_whom_it_concerns_wakes_all(orders):
+    with closing(orders.store.waiter(about(orders))) as waiter:
+        settle(waiter)
+        orders.store.announce()
+        assert is_woken(waiter)
+
+
+def test_what_a_failed_try_has_noted_is_forgotten(store, monkeypatch):
+    told: list[Subjects] = []
+    monkeypatch.setattr(store, "announce", told.append)
+    noted = iter([[1], [2], None])
+
+    def work(connection):
+        partition_ids = next(noted)
+        if partition_ids is not None:
+            note_change(connection, partition_ids=partition_ids)
+        if partition_ids == [1]:
+            raise StoreBusy
+
+    for _ in range(2):
+        store.write(work, wakes_readers=True)
+    store.write(note_change, wakes_readers=True)
+    assert told == [Subjects(frozenset([2])), EVERYTHING]
+
+
+def test_where_nobody_listens_nobody_is_notified(postgresql, observer):
+    channels = postgresql_connections._Channels(postgresql.store.channel)
+    for channel in channels.told(about(postgresql)):
+        # Without the lock that says so.
+        observer.execute(f"LISTEN {postgresql.store.channel}_{channel}")
+    postgresql.add()
+    assert list(observer.notifies(timeout=SHORT_MS / 1000)) == []
+    with closing(postgresql.store.waiter(about(postgresql))):
+        postgresql.add()
+        assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+    until(lambda: not observer.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'").fetchall())
+
+
+def test_a_reader_of_a_file_looks_seldom_while_others_commit(txnstore_sqlite_store, monkeypatch):
+    orders, bills = Orders(txnstore_sqlite_store), Orders(txnstore_sqlite_store, "bills")
+    looks: list[FileWaiter] = []
+    compare = FileWaiter._compare
+
+    def counted(waiter, connection, *, is_first):
+        looks.append(waiter)
+        return compare(waiter, connection, is_first=is_first)
+
+    monkeypatch.setattr(FileWaiter, "_compare", counted)
+    with closing(orders.store.waiter(about(orders))) as waiter:
+        settle(waiter)
+        waiting = threading.Thread(target=waiter.wait, args=(60_000,), daemon=True)
+        waiting.start()
+        looks.clear()
+        start = time.monotonic()
+        for _ in range(300):
+            bills.add()
+        seconds = time.monotonic() - start
+        # The first ones follow closely.
+        assert len(looks) <= 6 + seconds / sqlite_connections.VAIN_LAST_SECONDS
+        orders.add()
+        waiting.join(WAKE_LIMIT_SECONDS)
+        assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_touch_of_the_log_makes_readers_look_at_once_where_the_system_tells(
+    txnstore_sqlite_store, monkeypatch, is_watched
+):
+    monkeypatch.setattr(sqlite_connections, "POLL_LAST_MS", 60_000 if is_watched else 1)
+    if not is_watched:
+        monkeypatch.setattr(sqlite_connections._Inotify, "watch", lambda *_: -1)
+    elif sys.platform != "linux":
+        pytest.skip("needs inotify")
+    orders = Orders(txnstore_sqlite_store)
+    with closing(orders.store.waiter(about(orders))) as waiter:
+        assert (waiter._watched >= 0) == is_watched
+        waiter.wait(0)
+        monkeypatch.setattr(sqlite_connections._waiting, "at", lambda _: [])
+        for _ in range(3):
+            waiting = threading.Thread(target=waiter.wait, args=(60_000,), daemon=True)
+            waiting.start()
+            orders.add()
+            waiting.join(WAKE_LIMIT_SECONDS)
+            assert not waiting.is_alive()
+
+
+def listen(observer, store):
+    """Listen to all that is told, as a reader of everything does."""
+    channels = postgresql_connections._Channels(store.channel)
+    observer.execute(channels.statement(frozenset(), channels.heard(EVERYTHING)))
+
+
 def test_the_hint_is_no_part_of_the_database_transaction(postgresql, observer):
     statements = []
     event.listen(
         postgresql.store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2].upper())
     )
-    observer.execute(f"LISTEN {postgresql.store.channel}")
+    listen(observer, postgresql.store)
     postgresql.add()
     (notification,) = observer.notifies(timeout=20, stop_after=1)
     assert statements[0].startswith("BEGIN")
@@ -233,7 +404,7 @@ def test_the_hint_is_no_part_of_the_database_transaction(postgresql, observer):
 
 
 def test_many_commits_are_told_in_few_hints(postgresql, observer):
-    observer.execute(f"LISTEN {postgresql.store.channel}")
+    listen(observer, postgresql.store)
     for _ in range(2_000):
         postgresql.store.announce()
     hints = len(list(observer.notifies(timeout=1)))
@@ -305,7 +476,7 @@ def test_a_file_that_cannot_be_read_for_a_moment_wakes_and_is_opened_again(txnst
         settle(waiter)
         with monkeypatch.context() as patched:
             patched.setattr(sqlite_connections, "connect", refuse)
-            waiter.close()
+            waiter._close_connection()
             orders.add(wakes_readers=False)
             assert not waiter.wait(20)
         # It knows of no version: it looks.
@@ -336,7 +507,7 @@ def test_a_fork_and_a_reader_that_opens_its_file_wait_for_each_other_only_so_lon
 
     with closing(txnstore_sqlite_store.waiter()) as waiter:
         # As the first look of a fork does, which looks again until all is closed.
-        waiter.close()
+        waiter._close_connection()
         connect = sqlite_connections.connect
         monkeypatch.setattr(sqlite_connections, "connect", connect_during_fork)
         reading = threading.Thread(target=waiter.wait, args=(0,), daemon=True)

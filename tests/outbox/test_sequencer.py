@@ -340,7 +340,7 @@ def test_without_the_lock_a_later_row_would_pass_an_earlier_one(store, url, call
 
 def test_readers_are_told_of_what_was_moved_and_of_nothing_else(store, caller, monkeypatch):
     told = []
-    monkeypatch.setattr(store, "announce", lambda: told.append(values(store)))
+    monkeypatch.setattr(store, "announce", lambda _: told.append(values(store)))
     sequence_outbox(store)
     assert told == []
     caller().insert(b"v").commit()

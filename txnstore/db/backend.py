@@ -7,6 +7,7 @@ statement for all of them.
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -81,12 +82,53 @@ class Limits:
     """Hears of each try for which the database was away, while it is still being tried again."""
 
 
+#: Partitions, and groups as well, share so many places where their readers are told of commits.
+SUBJECT_BUCKETS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """What a commit has changed, or a reader waits for."""
+
+    partition_ids: frozenset[int] = frozenset()
+    """Partitions whose logs have grown, by records or markers."""
+
+    group_ids: frozenset[str] = frozenset()
+    """Groups that have rebalanced, or whose members have given something back."""
+
+    is_everything: bool = False
+    """Whether it may be anything; then the others are empty."""
+
+    def meets(self, other: Subjects) -> bool:
+        """Return whether they may have something in common."""
+        if self.is_everything or other.is_everything:
+            return True
+        return not (self.partition_ids.isdisjoint(other.partition_ids) and self.group_ids.isdisjoint(other.group_ids))
+
+    def buckets(self) -> frozenset[int]:
+        """Return the numbers of the places where it is told; not for everything."""
+        partitions = {partition_id % SUBJECT_BUCKETS for partition_id in self.partition_ids}
+        groups = {SUBJECT_BUCKETS + zlib.crc32(name.encode()) % SUBJECT_BUCKETS for name in self.group_ids}
+        return frozenset(partitions | groups)
+
+
+EVERYTHING: Final = Subjects(is_everything=True)
+NOTHING: Final = Subjects()
+
+
 class Waiter(Protocol):
-    """One reader's place to wait until something is committed; for one thread, but for `wake`.
+    """One reader's place to wait until something is committed that it reads; for one thread, but for `wake`.
 
     A wake-up is a hint and nothing more: whoever is woken reads again, and whoever is not looks again by itself after
     a while.  So a lost, late or forged one costs time, never a record.
     """
+
+    def listen(self, subjects: Subjects) -> bool:
+        """Wait for commits about these from now on; return whether they are others than before.
+
+        Then the reader reads before it waits: nobody tells of what was committed until now.
+        """
+        ...
 
     def wait(self, timeout_ms: int) -> bool:
         """Return True as soon as something may have been committed since the last call, False after `timeout_ms`.
@@ -107,8 +149,8 @@ class Waiter(Protocol):
 class Announcer(Protocol):
     """Wakes the readers that wait, in this process and others; for all threads."""
 
-    def announce(self) -> None:
-        """Say that something was committed; returns at once."""
+    def announce(self, subjects: Subjects) -> None:
+        """Say that something about these was committed; returns at once."""
         ...
 
     def close(self, timeout_seconds: float) -> None:
@@ -159,8 +201,8 @@ class Backend(Protocol):
         """Do what the database needs after a commit and what must not be part of it."""
         ...
 
-    def waiter(self, engine: Engine, url: DatabaseUrl, *, channel: str) -> Waiter:
-        """Return what a reader waits on until somebody has committed something."""
+    def waiter(self, engine: Engine, url: DatabaseUrl, subjects: Subjects, *, channel: str) -> Waiter:
+        """Return what a reader waits on until somebody has committed something about these."""
         ...
 
     def announcer(self, url: DatabaseUrl, *, channel: str) -> Announcer | None:

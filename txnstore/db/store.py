@@ -16,7 +16,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -30,7 +30,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from txnstore.backoff import Backoff
 from txnstore.clock import Clock
-from txnstore.db.backend import Access, Announcer, Backend, Limits, Stage, Waiter
+from txnstore.db.backend import EVERYTHING, NOTHING, Access, Announcer, Backend, Limits, Stage, Subjects, Waiter
 from txnstore.db.statements import HotStatement
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
@@ -63,6 +63,9 @@ LISTED_MAX: Final = 10_000
 #: The pause after a portion: as long as it took, but long enough for others to ask for the lock a few times.
 _PAUSE_MIN_SECONDS: Final = 4 * CONTENTION_PAUSE_SECONDS
 _PAUSE_MAX_SECONDS: Final = 0.02
+
+#: Where a connection keeps what `note_change` was told.
+_CHANGES: Final = "txnstore_changes"
 
 _opened: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
 #: Connections that a forked child inherited: neither used nor closed there, for they are the parent's.
@@ -127,16 +130,30 @@ class Store:
 
         `work` is run again from the start if the database made it the victim of a conflict or was away for a moment,
         so it has no effects but those on its connection.  An error of its own rolls back and comes out as it is.
-        With `wakes_readers`, waiting readers are told after the commit.
+        With `wakes_readers`, those are told after the commit who wait for what `work` has noted with `note_change`; all
+        who wait if it has noted nothing.
 
         Raises:
             OutcomeUnknown: the connection broke during COMMIT; repeat the same call only if it recognises itself.
             TxnStoreError: any other error of the database; nothing was changed.
         """
-        result = self._attempt(work, Access.WRITE, retry_timeout_ms)
+        if not wakes_readers:
+            result = self._attempt(work, Access.WRITE, retry_timeout_ms)
+            self.backend.after_commit(self.engine)
+            return result
+        subjects = EVERYTHING
+
+        def noting(connection: Connection) -> Result:
+            nonlocal subjects
+            take_changes(connection)
+            result = work(connection)
+            subjects = take_changes(connection)
+            return result
+
+        result = self._attempt(noting, Access.WRITE, retry_timeout_ms)
         self.backend.after_commit(self.engine)
-        if wakes_readers:
-            self.announce()
+        if subjects != NOTHING:
+            self.announce(subjects)
         return result
 
     def read(self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None) -> Result:
@@ -147,20 +164,20 @@ class Store:
         """
         return self._attempt(work, Access.READ, retry_timeout_ms)
 
-    def waiter(self) -> Waiter:
-        """Return what one reader waits on until somebody has committed something; close it after use."""
+    def waiter(self, subjects: Subjects = EVERYTHING) -> Waiter:
+        """Return what one reader waits on until somebody has committed something about these; close it after use."""
         self._refuse_if_closed()
-        return self.backend.waiter(self.engine, self.url, channel=self.channel)
+        return self.backend.waiter(self.engine, self.url, subjects, channel=self.channel)
 
     @property
     def channel(self) -> str:
         """The name under which writers of this store wake its readers."""
         return f"txnstore_{self.store_uuid.replace('-', '')}"
 
-    def announce(self) -> None:
-        """Wake readers that wait, in this process and others; only a hint, and only where they need one."""
+    def announce(self, subjects: Subjects = EVERYTHING) -> None:
+        """Wake readers that wait for any of these, in this process and others; only a hint."""
         if self._announcer is not None:
-            self._announcer.announce()
+            self._announcer.announce(subjects)
 
     def prepare_announcements(self) -> None:
         """Make ready to wake readers, once the store's identity is known; nothing is opened before it is needed."""
@@ -288,6 +305,18 @@ class Store:
                 connection.invalidate()
         except (SQLAlchemyError, TxnStoreError):
             connection.invalidate()
+
+
+def note_change(connection: Connection, *, partition_ids: Iterable[int] = (), group_ids: Iterable[str] = ()) -> None:
+    """Note what this database transaction changes, for those who wait for it; nothing at all: nobody waits for it."""
+    noted: Subjects = connection.info.get(_CHANGES, NOTHING)
+    connection.info[_CHANGES] = Subjects(noted.partition_ids.union(partition_ids), noted.group_ids.union(group_ids))
+
+
+def take_changes(connection: Connection) -> Subjects:
+    """Return what was noted, and forget it; everything if `note_change` was not called."""
+    changes: Subjects = connection.info.pop(_CHANGES, EVERYTHING)
+    return changes
 
 
 def _doubting(store: Store) -> Callable[..., None]:

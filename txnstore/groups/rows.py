@@ -12,7 +12,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.schema import group_members, groups, partitions, topics
-from txnstore.db.store import must_hit, must_hit_each, server_now_ms
+from txnstore.db.store import must_hit, must_hit_each, note_change, server_now_ms
 from txnstore.groups.group import Group, MemberDetails, MemberState, Partitions
 from txnstore.model import PartitionName
 
@@ -134,6 +134,7 @@ def save_group(
 ) -> None:
     """Write what has changed, and extend the deadline of the member that is speaking."""
     group_id = after.group_id
+    note_change(connection, group_ids=[group_id])
     if before is None or (before.generation, before.assignor) != (after.generation, after.assignor):
         must_hit(
             connection,

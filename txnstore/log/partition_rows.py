@@ -13,7 +13,16 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, un
 
 from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores
 from txnstore.db.statements import HotStatement
-from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit_each, server_now_ms, write_portion
+from txnstore.db.store import (
+    LISTED_MAX,
+    ROWS_AT_ONCE,
+    Store,
+    chunks,
+    must_hit_each,
+    note_change,
+    server_now_ms,
+    write_portion,
+)
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.sequences import ProducerInPartition, RecentBatch
 from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
@@ -137,8 +146,9 @@ def lock_heads(connection: Connection, partition_ids: Iterable[int]) -> LockedHe
     return LockedHeads(heads, rows[0].now_ms)
 
 
-def save_heads(connection: Connection, heads: Iterable[Head]) -> None:
+def save_heads(connection: Connection, heads: Sequence[Head]) -> None:
     """Write where the heads are now."""
+    note_change(connection, partition_ids=[head.partition_id for head in heads])
     must_hit_each(
         connection,
         _MOVE_HEADS,

@@ -28,7 +28,7 @@ from typing import Final, Self, TypeVar
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster, Locality, several
-from txnstore.db.store import Store
+from txnstore.db.store import Store, note_change
 from txnstore.errors import (
     ConcurrentTransactions,
     InvalidProducerIdMapping,
@@ -260,6 +260,8 @@ class LockedTransaction:
         Raises:
             TxnStoreError: see `log.append.append` and `groups.offsets.add_pending_offsets`.
         """
+        # Whoever reads waits for records and markers alone, not for the transaction.
+        note_change(self.connection)
         left = self.undelivered
         away = set() if left is None else {marker.key for marker in left.markers}
         appended = self._save_partitions(marker for marker in self._stored_markers if marker.key not in away)

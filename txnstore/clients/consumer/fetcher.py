@@ -31,7 +31,7 @@ from txnstore.clients.consumer.subscription import FetchPosition, Subscription, 
 from txnstore.clients.deadline import Deadline
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties
-from txnstore.db.backend import Waiter
+from txnstore.db.backend import EVERYTHING, NOTHING, Subjects, Waiter
 from txnstore.db.store import Store
 from txnstore.errors import StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox.rows import has_outbox_rows
@@ -43,6 +43,11 @@ LOOK_AGAIN_FACTOR_MAX: Final = 4.0
 NEWS_INTERVAL_SECONDS: Final = 0.1
 #: A thread that has nothing to read, and listens only for its group, returns to its other work after this long.
 LISTEN_SECONDS_MAX: Final = 60.0
+#: After so many readings in a row for which it was woken in vain a thread rests before it listens again: at first, and
+#: at most.
+VAIN_READS_MAX: Final = 3
+VAIN_FIRST_SECONDS: Final = 0.001
+VAIN_LAST_SECONDS: Final = 0.025
 #: After an error of the database a thread waits this long at first, and up to this long at last.
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 2.0
@@ -183,8 +188,11 @@ class FetchThread:
         self._closing = False
         self._is_listening = False
         self._waiter: Waiter | None = None
+        self._subjects = NOTHING
         self._read_at = 0.0
         self._look_again_factor = 1.0
+        self._is_told = False
+        self._vain_reads = 0
         self._backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS)
         self.held_back_since: float | None = None
         """Since when an open transaction keeps the reader from records; None: it does not."""
@@ -295,10 +303,10 @@ class FetchThread:
 
     def _listen_for_group(self, due_seconds: float) -> None:
         """Wait for commits although there is nothing to read: a rebalance is one."""
-        if self._waiter is None:
-            self._waiter = self._reader.waiter()
-            self._expect_news()
-        elif self._listen(self._waiter, min(due_seconds, LISTEN_SECONDS_MAX)):
+        subjects = Subjects(group_ids=self._group_ids)
+        # What it hears besides costs a look now and then; to listen anew would cost the server one at each turn.
+        waiter, is_new = self._waiter_for(self._subjects if self._subjects.meets(subjects) else subjects)
+        if is_new or self._listen(waiter, min(due_seconds, LISTEN_SECONDS_MAX)):
             self._expect_news()
 
     @property
@@ -326,19 +334,21 @@ class FetchThread:
             # While it reads it does not listen.
             self._expect_news()
             return True
-        if self._waiter is None:
-            self._waiter = self._reader.waiter()
-            self._read_at = time.monotonic()
+        waiter, is_new = self._waiter_for(self._subjects_of(positions))
+        now = time.monotonic()
+        if is_new:
+            self._read_at = now
             self._expect_news()
             # It would never hear of what was committed before it began to listen.
             return True
-        now = time.monotonic()
         answer_seconds = min(self._held_until, *(position.partition.eof_due_at for position in positions)) - now
         if answer_seconds <= 0:
             return True
         look_again_seconds = self._look_again_seconds * self._look_again_factor - (now - self._read_at)
-        if self._listen(self._waiter, min(due_seconds, max(0.0, look_again_seconds), answer_seconds)):
+        self._rest_after_vain_reads(now, min(due_seconds, look_again_seconds, answer_seconds))
+        if self._listen(waiter, min(due_seconds, max(0.0, look_again_seconds), answer_seconds)):
             self._look_again_factor = 1.0
+            self._is_told = True
             self._expect_news()
             return True
         # A wake-up may get lost: it looks from time to time.
@@ -347,6 +357,34 @@ class FetchThread:
         self._look_again_factor = min(2 * self._look_again_factor, LOOK_AGAIN_FACTOR_MAX)
         self._expect_news()
         return True
+
+    @property
+    def _group_ids(self) -> frozenset[str]:
+        return frozenset([self._fetcher.options.group_id] if self._listens_for_group else [])
+
+    def _subjects_of(self, positions: list[FetchPosition]) -> Subjects:
+        bounds = [position.partition.bounds for position in positions]
+        if None in bounds:
+            return EVERYTHING
+        return Subjects(frozenset(known.partition_id for known in bounds if known is not None), self._group_ids)
+
+    def _waiter_for(self, subjects: Subjects) -> tuple[Waiter, bool]:
+        """Return what waits for commits about these, and whether it has just begun to."""
+        self._subjects = subjects
+        if self._waiter is None:
+            self._waiter = self._reader.waiter(subjects)
+            return self._waiter, True
+        return self._waiter, self._waiter.listen(subjects)
+
+    def _rest_after_vain_reads(self, now: float, timeout_seconds: float) -> None:
+        """Let some time pass if it was woken again and again and there was nothing: others' open transactions grow."""
+        vain_reads = self._vain_reads - VAIN_READS_MAX
+        if vain_reads < 0:
+            return
+        rest_seconds = min(VAIN_FIRST_SECONDS * 2 ** min(vain_reads, 10), VAIN_LAST_SECONDS) - (now - self._read_at)
+        with self._wanted:
+            if rest_seconds > 0 and not (self._closing or self._has_fresh_work()):
+                self._wanted.wait(max(0.0, min(rest_seconds, timeout_seconds)))
 
     def _listen(self, waiter: Waiter, timeout_seconds: float) -> bool:
         """Wait for commits; False if something else came first, which the next turn sees to."""
@@ -383,12 +421,14 @@ class FetchThread:
         held = [outcome for outcome in pages if outcome.page.chunks]
         with self._wanted:
             for outcome in held:
-                self._subscription.hold(outcome.position)
+                self._subscription.hold(outcome.position, outcome.page.bounds)
         return [outcome for outcome in outcomes if outcome not in held]
 
     def _apply(self, outcomes: list[ReadOutcome]) -> None:
         now = self._read_at = time.monotonic()
         brought_nothing = not any(isinstance(outcome, PageDelivered) and outcome.page.chunks for outcome in outcomes)
+        was_told, self._is_told = self._is_told, False
+        self._vain_reads = self._vain_reads + was_told if brought_nothing else 0
         held_back = self._reader.take_held_back()
         with self._arrived:
             if not held_back:

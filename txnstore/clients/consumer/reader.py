@@ -23,7 +23,7 @@ from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_
 from txnstore.clients.model.topic_partition import OFFSET_END, OFFSET_STORED, TopicPartition
 from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.db.backend import Waiter
+from txnstore.db.backend import Subjects, Waiter
 from txnstore.db.cluster.cluster import repaired
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.store import Store
@@ -156,9 +156,9 @@ class PartitionReader:
             return self._given_database_id
         return self._connection.cluster().coordinator_id_of(self._options.group_id)
 
-    def waiter(self) -> Waiter:
-        """Return what waits for commits of others in that database."""
-        return self.store().waiter()
+    def waiter(self, subjects: Subjects) -> Waiter:
+        """Return what waits for commits of others about these in that database."""
+        return self.store().waiter(subjects)
 
     def store(self) -> Store:
         """Return that database.

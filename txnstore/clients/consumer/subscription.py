@@ -452,9 +452,10 @@ class Subscription:
             end_of_partition(partition.topic, partition.number, page.next_offset, page.bounds.high_watermark)
         )
 
-    def hold(self, position: FetchPosition) -> None:
+    def hold(self, position: FetchPosition, bounds: Bounds) -> None:
         """Note that what was read is too little to be handed out, and that a commit is needed for there to be more."""
         if position.partition.is_current(position):
+            position.partition.bounds = bounds
             position.partition.is_at_end = True
 
     def fail(self, position: FetchPosition, error: KafkaError | None, now: float, *, offset: int | None = None) -> None:

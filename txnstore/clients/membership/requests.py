@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from txnstore.clients.connection import StoreConnection, write_repeatable
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.db.backend import Subjects
 from txnstore.db.store import Store
 from txnstore.errors import InvalidTopic, UnknownTopicOrPartition
 from txnstore.groups import coordinator
@@ -113,7 +114,7 @@ class GroupRequests:
             wakes_readers=wakes_readers,
         )
         if not wakes_readers and answer.membership.generation != report.membership.generation:
-            store.announce()
+            store.announce(Subjects(group_ids=frozenset([report.membership.group_id])))
         return answer
 
     def renew(self, membership: GroupMembership) -> bool:

@@ -27,7 +27,8 @@ from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
-from txnstore.db.store import Store
+from txnstore.db.backend import EVERYTHING
+from txnstore.db.store import Store, take_changes
 from txnstore.errors import BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
 from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
 
@@ -535,16 +536,25 @@ class Enlistment:
             self._progress.is_written = True
             self._progress.enter(_S.COMMITTING)
         taken = enlisted.taken
+        changes = EVERYTHING
+
+        def end(connection: Connection) -> Ended:
+            nonlocal changes
+            assert ending.request is not None
+            ended = end_within(connection, ending.request)
+            changes = take_changes(connection)
+            return ended
+
         seconds = max(COMMIT_SECONDS_MIN, deadline.left_seconds())
         try:
-            taken.commit(partial(end_within, request=ending.request), timeout_seconds=seconds)
+            taken.commit(end, timeout_seconds=seconds)
         except BaseException as error:  # noqa: BLE001 - whatever it is, what it means is decided there
             self._asked_in_vain(enlisted, ending, error)
         ending.ended = taken.result
         ending.was_asked = True
         if taken.is_committed:
             enlisted.store.backend.after_commit(enlisted.store.engine)
-            enlisted.store.announce()
+            enlisted.store.announce(changes)
 
     def _let_branches_vote(self, enlisted: _Enlisted, ending: _Ending, deadline: Deadline) -> None:
         try:

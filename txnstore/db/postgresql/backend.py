@@ -21,7 +21,7 @@ from sqlalchemy.dialects.postgresql.psycopg import (
 from sqlalchemy.exc import DBAPIError
 
 from txnstore.clock import Clock
-from txnstore.db.backend import Access, Durability, Limits, Stage
+from txnstore.db.backend import Access, Durability, Limits, Stage, Subjects
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
 from txnstore.db.statements import run_on_driver
@@ -276,10 +276,10 @@ class PostgreSQLBackend:
     def after_commit(self, engine: Engine) -> None:
         """Nothing: the server looks after itself."""
 
-    def waiter(self, engine: Engine, url: DatabaseUrl, *, channel: str) -> ListenWaiter:
+    def waiter(self, engine: Engine, url: DatabaseUrl, subjects: Subjects, *, channel: str) -> ListenWaiter:
         """Return what listens for the writers' notifications."""
         del engine
-        return ListenWaiter(lambda: connect_driver(url), channel)
+        return ListenWaiter(lambda: connect_driver(url), channel, subjects)
 
     def announcer(self, url: DatabaseUrl, *, channel: str) -> NotifyAnnouncer:
         """Return what tells waiting readers that something was committed."""

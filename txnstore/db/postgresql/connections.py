@@ -5,24 +5,28 @@ the way swallows what is sent and keeps the connection open: no timeout of TCP n
 
 After a commit NOTIFY tells waiting readers, many commits in one.  It is a statement of its own on a connection of its
 own: within the appending transaction it would take a database-wide lock at commit and forbid PREPARE TRANSACTION.
+
+Each partition and group has a channel, which some share.  A notification wakes all sessions of the database that listen
+to anything (before PostgreSQL 19), whatever their channels, if only to find that it is not for them: a hundred idle
+readers make it twenty times as dear.  So whoever listens to a channel holds an advisory lock in its name, shared with
+the others, and where nobody holds it nobody is notified.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import selectors
-import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+import zlib
+from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import sql
 
-from txnstore.db.backend import POLL_FIRST_MS, Limits
+from txnstore.db.backend import EVERYTHING, POLL_FIRST_MS, SUBJECT_BUCKETS, Limits, Subjects
+from txnstore.db.wake_signal import WakeSignal
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +39,22 @@ ANSWER_TIMEOUT_MS: Final = 10_000
 SILENCE_MS: Final = 2_000
 #: One that cannot listen looks at last in these intervals: each look is a database transaction.
 LOOK_LAST_MS: Final = 200
+#: Behind the buckets of partitions and groups: the channel of readers that wait for many of them, where all is told,
+#: and the one to which every reader listens, for what may concern anybody.
+_MANY: Final = 2 * SUBJECT_BUCKETS
+_ANYBODY: Final = _MANY + 1
+#: Who waits for more listens to the channel of all: each is a lock in the server's memory.
+_BUCKETS_MAX: Final = 12
+#: Between two notifications an announcer pauses: at first, and at most while there is always something to tell, where
+#: somebody listens and where nobody does.  A reader that begins to listen in a long one hears that much later.
+_NOTIFY_FIRST_SECONDS: Final = 0.001
+_NOTIFY_LAST_SECONDS: Final = 0.008
+_UNHEARD_LAST_SECONDS: Final = 0.032
+_NOTIFY: Final = (
+    "SELECT pg_catalog.pg_notify(pg_catalog.concat(%s::pg_catalog.text, told), '')"
+    " FROM pg_catalog.unnest(%s::pg_catalog.int4[]) AS told"
+    " WHERE NOT pg_catalog.pg_try_advisory_xact_lock(%s::pg_catalog.int4, told)"
+)
 #: An announcer whose connection failed waits this long before it tries again.
 RECONNECT_SECONDS: Final = 0.5
 #: And a listener this long: until then it looks by itself, and a server that is full is not asked all the time.
@@ -82,25 +102,74 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
             return result
 
 
-def _wake_sockets() -> tuple[socket.socket, socket.socket]:
-    receiver, sender = socket.socketpair()
-    receiver.setblocking(False)
-    sender.setblocking(False)
-    return receiver, sender
+class _Channels:
+    """The channels of one store."""
+
+    def __init__(self, name: str) -> None:
+        """Begin the names of all of them with `name`."""
+        self.prefix = f"{name}_"
+        self.lock_class = zlib.crc32(name.encode()) - 2**31
+        """The first number of the locks; the second one is the channel's."""
+
+    @staticmethod
+    def heard(subjects: Subjects) -> frozenset[int]:
+        """Return the channels to which a reader listens."""
+        if subjects.is_everything:
+            return frozenset((_MANY, _ANYBODY))
+        buckets = subjects.buckets()
+        return (buckets if len(buckets) <= _BUCKETS_MAX else frozenset((_MANY,))) | {_ANYBODY}
+
+    @staticmethod
+    def told(subjects: Subjects) -> frozenset[int]:
+        """Return the channels on which a commit is told."""
+        return frozenset((_ANYBODY,)) if subjects.is_everything else subjects.buckets() | {_MANY}
+
+    def statement(self, leave: frozenset[int], enter: frozenset[int]) -> sql.Composed:
+        """Return the statements by which a session leaves some channels and enters others."""
+        lock = "SELECT pg_catalog.pg_advisory_lock_shared({}, {})"
+        unlock = "SELECT pg_catalog.pg_advisory_unlock_shared({}, {})"
+        steps = [*((unlock, "UNLISTEN {}", channel) for channel in sorted(leave))]
+        steps += [(lock, "LISTEN {}", channel) for channel in sorted(enter)]
+        return sql.SQL("; ").join(
+            part
+            for locking, listening, channel in steps
+            for part in (
+                sql.SQL(locking).format(sql.Literal(self.lock_class), sql.Literal(channel)),
+                sql.SQL(listening).format(sql.Identifier(f"{self.prefix}{channel}")),
+            )
+        )
 
 
 class ListenWaiter:
     """Waits for a notification; without a connection that can listen it looks again and again instead."""
 
-    def __init__(self, connect: Connect, channel: str) -> None:
-        """Listen on `channel` from now on."""
+    def __init__(self, connect: Connect, channel: str, subjects: Subjects = EVERYTHING) -> None:
+        """Listen from now on, on those of the channels of this name that concern the subjects."""
         self._connect = connect
-        self._channel = channel
+        self._channels = _Channels(channel)
+        self._subjects = subjects
+        self._heard: frozenset[int] = frozenset()
         self._pause_ms = float(POLL_FIRST_MS)
         self._connection: psycopg.Connection[Any] | None = None
         self._process_id = os.getpid()
-        self._wake_receiver, self._wake_sender = _wake_sockets()
+        self._signal = WakeSignal()
         self._listen()
+
+    def listen(self, subjects: Subjects) -> bool:
+        """Wait for commits about these from now on; return whether they are others than before."""
+        if subjects == self._subjects:
+            return False
+        self._subjects = subjects
+        wanted = self._channels.heard(subjects)
+        if self._connection is not None and wanted != self._heard and self._process_id == os.getpid():
+            try:
+                self._connection.execute(self._channels.statement(self._heard - wanted, wanted - self._heard))
+            except psycopg.Error:
+                self._close_connection()
+                self._listen()
+            else:
+                self._heard = wanted
+        return True
 
     def wait(self, timeout_ms: int) -> bool:
         """Return True when notified, or when it is time to look anyway; False after `timeout_ms`."""
@@ -119,20 +188,18 @@ class ListenWaiter:
 
     def wake(self) -> None:
         """Let the wait that is under way, or else the next one, return True at once."""
-        # A full buffer or a closed socket: it is awake, or there is nobody to wake.
-        with contextlib.suppress(OSError):
-            self._wake_sender.send(b"\0")
+        self._signal.set()
 
     def close(self) -> None:
         """Close the connection, and what wakes it."""
         self._close_connection()
-        self._wake_receiver.close()
-        self._wake_sender.close()
+        self._signal.close()
 
     def _close_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._signal.watch(-1)
+            connection.close()
 
     def _is_woken(self, connection: psycopg.Connection[Any], timeout_ms: int) -> bool:
         """Wait for a notification or a `wake`; psycopg's own `notifies` would keep the processor busier."""
@@ -144,32 +211,16 @@ class ListenWaiter:
                 while pgconn.notifies() is not None:
                     pass
                 return True
-            left_seconds = max(0.0, deadline - time.monotonic())
-            if not self._wait_for_input([pgconn.socket, self._wake_receiver.fileno()], left_seconds):
+            if not self._signal.wait(max(0.0, deadline - time.monotonic())):
                 return False
-            if self._drain_wake():
+            if self._signal.take():
                 return True
             pgconn.consume_input()
 
-    @staticmethod
-    def _wait_for_input(descriptors: Sequence[int], timeout_seconds: float) -> bool:
-        with selectors.DefaultSelector() as selector:
-            for descriptor in descriptors:
-                selector.register(descriptor, selectors.EVENT_READ)
-            return bool(selector.select(timeout_seconds))
-
-    def _drain_wake(self) -> bool:
-        """Take what `wake` has sent; returns whether it has sent anything."""
-        is_woken = False
-        with contextlib.suppress(BlockingIOError):
-            while self._wake_receiver.recv(64):
-                is_woken = True
-        return is_woken
-
     def _pause(self, timeout_ms: int) -> bool:
         pause_ms = min(self._pause_ms, timeout_ms)
-        if self._wait_for_input([self._wake_receiver.fileno()], pause_ms / 1000):
-            return self._drain_wake()
+        if self._signal.wait(pause_ms / 1000):
+            return self._signal.take()
         self._pause_ms = min(self._pause_ms * 1.5, LOOK_LAST_MS)
         if time.monotonic() >= self._listen_again:
             self._listen()
@@ -177,9 +228,11 @@ class ListenWaiter:
 
     def _listen(self) -> None:
         self._listen_again = time.monotonic() + RELISTEN_SECONDS
+        self._heard = self._channels.heard(self._subjects)
         try:
             self._connection = self._connect()
-            self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+            self._connection.execute(self._channels.statement(frozenset(), self._heard))
+            self._signal.watch(self._connection.pgconn.socket)
         except psycopg.Error:
             _log.debug("cannot listen for appended records; looking for them at intervals instead")
             self._close_connection()
@@ -188,8 +241,8 @@ class ListenWaiter:
 
     def _forget_connection_after_fork(self) -> None:
         # It is the parent's: used by both, each would get half of the answers.
-        _inherited.append((self._connection, self._wake_receiver, self._wake_sender))
-        self._wake_receiver, self._wake_sender = _wake_sockets()
+        _inherited.append((self._connection, self._signal))
+        self._signal = WakeSignal()
         self._connection = None
         self._process_id = os.getpid()
         self._listen()
@@ -199,16 +252,19 @@ class NotifyAnnouncer:
     """Sends notifications from a thread of its own, so that no writer waits for one."""
 
     def __init__(self, connect: Connect, channel: str) -> None:
-        """Notify on `channel`; nothing is opened before the first announcement."""
+        """Notify on the channels of this name; nothing is opened before the first announcement."""
         self._connect = connect
-        self._statement = sql.SQL("NOTIFY {}").format(sql.Identifier(channel))
+        self._channels = _Channels(channel)
+        self._told: set[int] = set()
         self._due = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def announce(self) -> None:
+    def announce(self, subjects: Subjects) -> None:
         """Say that something was committed; announcements that meet before they are sent become one."""
+        with self._lock:
+            self._told |= self._channels.told(subjects)
         self._due.set()
         if self._thread is None:
             with self._lock:
@@ -227,19 +283,31 @@ class NotifyAnnouncer:
 
     def _run(self) -> None:
         connection: psycopg.Connection[Any] | None = None
+        pause_seconds = _NOTIFY_FIRST_SECONDS
         while True:
             self._due.wait()
             self._due.clear()
+            with self._lock:
+                told, self._told = sorted(self._told), set()
+            longest_seconds = _NOTIFY_LAST_SECONDS
             try:
-                connection = connection or self._connect()
-                connection.execute(self._statement)
+                if told:
+                    connection = connection or self._connect()
+                    parameters = (self._channels.prefix, told, self._channels.lock_class)
+                    if connection.execute(_NOTIFY, parameters).rowcount == 0:
+                        longest_seconds = _UNHEARD_LAST_SECONDS
             except psycopg.Error:
                 # Only a hint is lost; readers look by themselves after a while.
                 if connection is not None:
                     connection.close()
                     connection = None
-                self._closing.wait(RECONNECT_SECONDS)
+                pause_seconds = RECONNECT_SECONDS
+            self._closing.wait(pause_seconds)
+            is_busy = self._due.is_set()
             if self._closing.is_set():
-                break
+                if not self._told:
+                    break
+                continue
+            pause_seconds = min(2 * pause_seconds, longest_seconds) if is_busy else _NOTIFY_FIRST_SECONDS
         if connection is not None:
             connection.close()

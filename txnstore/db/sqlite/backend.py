@@ -21,12 +21,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from txnstore.clock import Clock
-from txnstore.db.backend import Access, Limits, Stage
+from txnstore.db.backend import Access, Limits, Stage, Subjects
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
 from txnstore.db.sqlite.connections import (
     Checkpointer,
-    DataVersionWaiter,
-    InProcessAnnouncer,
+    FileAnnouncer,
+    FileWaiter,
     SQLiteConnection,
     close_before_fork,
     connect,
@@ -196,15 +196,15 @@ class SQLiteBackend:
         """Move the WAL into the file once it is long."""
         engine.dialect.checkpointer.run_if_due()  # type: ignore[attr-defined]  # our own dialect class
 
-    def waiter(self, engine: Engine, url: DatabaseUrl, *, channel: str) -> DataVersionWaiter:
+    def waiter(self, engine: Engine, url: DatabaseUrl, subjects: Subjects, *, channel: str) -> FileWaiter:
         """Return what notices commits of other connections by the file's data version."""
         del engine, channel
-        return DataVersionWaiter(_path_of(url))
+        return FileWaiter(_path_of(url), subjects)
 
-    def announcer(self, url: DatabaseUrl, *, channel: str) -> InProcessAnnouncer:
-        """Return what wakes readers of this process; others notice commits by the file's data version."""
+    def announcer(self, url: DatabaseUrl, *, channel: str) -> FileAnnouncer:
+        """Return what wakes readers of this process, and touches the log for those of others."""
         del channel
-        return InProcessAnnouncer(_path_of(url))
+        return FileAnnouncer(_path_of(url))
 
     def exists(self, url: DatabaseUrl) -> bool:
         """Return whether the file is there."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row
 
-from txnstore.db.store import Store
+from txnstore.db.store import Store, note_change
 from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition
 from txnstore.log.append import append
 from txnstore.log.outbox.records import Destinations, find_destinations, sort_rows
@@ -95,17 +95,17 @@ def sequence_outbox(store: Store, *, waits: bool = False, retry_timeout_ms: int 
     """
     for tries_left in reversed(range(_TRIES)):
         try:
-            done = store.write(lambda connection: _round(connection, waits=waits), retry_timeout_ms=retry_timeout_ms)
+            return store.write(
+                lambda connection: _round(connection, waits=waits),
+                wakes_readers=True,
+                retry_timeout_ms=retry_timeout_ms,
+            )
         except _Refused as refused:
             return _mark(store, refused, retry_timeout_ms)
         except (UnknownTopicOrPartition, InvalidTimestamp):
             # A topic was deleted or configured in between; the next try sees it as it is now.
             if tries_left == 0:
                 raise
-        else:
-            if done.moved_count:
-                store.announce()
-            return done
     raise AssertionError
 
 
@@ -125,6 +125,8 @@ def drain_outbox(store: Store) -> int:
 
 
 def _round(connection: Connection, *, waits: bool) -> Sequenced:
+    # Without rows to move there is nothing to tell.
+    note_change(connection)
     lock = lock_outbox(connection, waits=waits)
     if lock is None:
         return Sequenced(is_busy=True)
