@@ -161,12 +161,12 @@ def test_every_table_is_strict_on_sqlite_but_for_that_of_alembic(txnstore_sqlite
     assert lax == {"txnstore_alembic_version"}
 
 
-def test_postgresql_does_not_try_to_compress_payloads(txnstore_postgresql_store):
+def test_postgresql_does_not_try_to_compress_payloads_and_positions(txnstore_postgresql_store):
     stored = (
         "SELECT attname FROM pg_attribute WHERE attrelid = 'txnstore.record_batches'::regclass AND attstorage = 'e'"
     )
     names = txnstore_postgresql_store.read(lambda connection: connection.exec_driver_sql(stored).scalars().all())
-    assert set(names) == {"key_data", "value_data"}
+    assert set(names) == {"key_data", "value_data", "key_positions", "value_positions"}
 
 
 def test_dropping_the_metadata_leaves_nothing_behind(after):

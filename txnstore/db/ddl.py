@@ -52,10 +52,11 @@ class _Flag(TypeDecorator[bool]):
 Flag: Final = _Flag()
 
 
-#: Payloads are kept as they are: an append spends no time on compressing them, and the view cuts slices out of them.
-_KEEP_PAYLOADS: Final = (
-    'ALTER TABLE "{schema}".record_batches'
-    " ALTER COLUMN key_data SET STORAGE EXTERNAL, ALTER COLUMN value_data SET STORAGE EXTERNAL"
+#: Payloads and positions are kept as they are, and the view cuts slices out of them: for each record, compressing its
+#: positions saved 6 bytes and took the server longer than all else of an append.
+_KEEP_AS_THEY_ARE: Final = 'ALTER TABLE "{schema}".record_batches ' + ", ".join(
+    f"ALTER COLUMN {column} SET STORAGE EXTERNAL"
+    for column in ("key_positions", "value_positions", "key_data", "value_data")
 )
 
 
@@ -127,7 +128,7 @@ def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
         return [Verbatim(records_view_sqlite.create_view())]
     assert schema is not None
     statements = (
-        _KEEP_PAYLOADS.replace("{schema}", schema),
+        _KEEP_AS_THEY_ARE.replace("{schema}", schema),
         records_view_postgresql.create_view(schema),
         *records_view_postgresql.comment_on_view(schema),
     )
