@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, PLACES, VALUE, Accumulator
 from txnstore.clients.producer.state import TransactionStage
+from txnstore.clients.producer.thread import Alarm
 from txnstore.log.topics import Topic
 
 
@@ -20,7 +22,7 @@ def add(queue: Accumulator, topic: str, partition: int, value: bytes, *, queued_
 def accumulator(**bounds: int) -> Accumulator:
     lock = threading.RLock()
     usual = {"records_max": 1000, "size_bytes_max": 100_000, "batch_records_max": 10, "batch_bytes_max": 1000}
-    return Accumulator(lock, threading.Condition(lock), **{**usual, **bounds})
+    return Accumulator(threading.Condition(lock), Alarm(lock), linger_seconds=0.005, **{**usual, **bounds})
 
 
 def values(batches) -> list[tuple[str, int, list[bytes]]]:
@@ -119,19 +121,23 @@ def test_a_topic_that_takes_less_than_a_full_batch_bounds_its_batches():
     assert sum(batch.record_count for batch in batches) == 20
 
 
-class Waker:
-    """Stands in for the condition of a producer, and counts who is woken."""
+class Rung:
+    """Stands in for the alarm of a producer, and remembers for when it is rung."""
 
     def __init__(self):
-        self.count = 0
+        self.moments = []
 
-    def notify_all(self):
-        self.count += 1
+    @property
+    def count(self):
+        return len(self.moments)
+
+    def ring(self, at_seconds=-math.inf):
+        self.moments.append(at_seconds)
 
 
 def test_the_sender_is_woken_by_the_first_record_and_by_each_further_batch_alone():
     queue = accumulator(batch_bytes_max=100, batch_records_max=1000)
-    queue.changed = waker = Waker()  # type: ignore[assignment]
+    queue.alarm = waker = Rung()  # type: ignore[assignment]
     counts = []
     for _ in range(30):
         add(queue, "t", 0, b"x" * 10)
@@ -144,12 +150,14 @@ def test_the_sender_is_woken_by_the_first_record_and_by_each_further_batch_alone
 
 def test_the_sender_is_woken_by_a_batch_that_is_full_of_records():
     queue = accumulator(batch_records_max=3)
-    queue.changed = waker = Waker()  # type: ignore[assignment]
+    queue.alarm = waker = Rung()  # type: ignore[assignment]
     counts = []
     for _ in range(4):
         add(queue, "t", 0, b"")
         counts.append(waker.count)
     assert counts == [1, 1, 2, 2]
+    # The first one lingers, by default for 5 ms; a full batch leaves at once.
+    assert waker.moments == [0.005, -math.inf]
 
 
 class Ended:

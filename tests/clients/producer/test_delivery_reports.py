@@ -10,6 +10,7 @@ from tests.clients.producer.reporting import NEVER_MS, Reports
 from tests.clients.steps import PATIENCE_SECONDS, create_topic
 from txnstore import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, Accumulator, Batch, DeliveryReport, DeliveryReports
+from txnstore.clients.producer.thread import Alarm
 
 
 def test_each_report_tells_of_its_own_record(make_producer, url):
@@ -108,7 +109,13 @@ class Queue:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)
         self.accumulator = Accumulator(
-            lock, self.changed, records_max=100, size_bytes_max=10_000, batch_records_max=100, batch_bytes_max=10_000
+            self.changed,
+            Alarm(lock),
+            linger_seconds=0.005,
+            records_max=100,
+            size_bytes_max=10_000,
+            batch_records_max=100,
+            batch_bytes_max=10_000,
         )
         self.reports = DeliveryReports(
             self.changed, self.accumulator, default_callback=default_callback, only_errors=only_errors

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
 import pytest
 
 from txnstore.clients.deadline import Deadline
-from txnstore.clients.producer.thread import DelayedJob, SenderStopped, SenderThread
+from txnstore.clients.producer.thread import Alarm, DelayedJob, SenderStopped, SenderThread
 from txnstore.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 
 PATIENCE_SECONDS = 20.0
@@ -36,8 +37,14 @@ def trouble():
 
 @pytest.fixture
 def thread(trouble):
+    lock = threading.RLock()
     thread = SenderThread(
-        "sender", threading.Condition(), backoff_seconds=0.001, backoff_max_seconds=0.004, report_trouble=trouble.append
+        "sender",
+        threading.Condition(lock),
+        Alarm(lock),
+        backoff_seconds=0.001,
+        backoff_max_seconds=0.004,
+        report_trouble=trouble.append,
     )
     yield thread
     assert thread.stop(PATIENCE_SECONDS) or thread.is_new
@@ -84,8 +91,37 @@ def test_timed_work_that_fails_is_logged_and_does_not_end_the_thread(thread, cap
     assert "failed; it goes on" in caplog.text
 
 
+def test_who_sleeps_is_woken_only_for_what_comes_before_he_wakes_by_himself():
+    alarm = Alarm(threading.RLock())
+    falls_asleep, is_up = threading.Event(), threading.Event()
+    slept = []
+
+    def sleep(until_seconds):
+        with alarm.lock:
+            falls_asleep.set()
+            alarm.sleep(until_seconds)
+            slept.append(time.monotonic())
+            is_up.set()
+
+    for rung_at in (time.monotonic(), -math.inf):
+        falls_asleep.clear()
+        is_up.clear()
+        until_seconds = time.monotonic() + 3600
+        threading.Thread(target=sleep, args=(until_seconds,), daemon=True).start()
+        assert falls_asleep.wait(PATIENCE_SECONDS)
+        with alarm.lock:
+            alarm.ring(until_seconds)
+            alarm.ring(until_seconds + 1)
+        assert not is_up.is_set()
+        with alarm.lock:
+            assert not is_up.is_set()
+            alarm.ring(rung_at)
+        assert is_up.wait(PATIENCE_SECONDS)
+    assert all(at_seconds < until_seconds for at_seconds in slept)
+
+
 def test_a_delayed_job_that_is_forgotten_does_not_run_and_a_later_one_keeps_the_first_ones_time(thread):
-    delayed = DelayedJob(thread.changed, 0.02)
+    delayed = DelayedJob(thread.alarm, 0.02)
     thread.timed_work.append(delayed)
     ran = threading.Event()
     forgotten = threading.Event()

@@ -110,6 +110,7 @@ class Producer:
         self._thread = SenderThread(
             f"txnstore-{name}",
             changed,
+            self._accumulator.alarm,
             backoff_seconds=configuration["retry.backoff.ms"] / 1000,
             backoff_max_seconds=configuration["retry.backoff.max.ms"] / 1000,
             report_trouble=reporter.report,

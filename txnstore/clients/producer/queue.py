@@ -26,7 +26,7 @@ from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, RecordSource
 from txnstore.clients.model.topic_partition import OFFSET_INVALID
 from txnstore.clients.producer.state import TransactionStage
-from txnstore.clients.producer.thread import SenderThread
+from txnstore.clients.producer.thread import Alarm, SenderThread
 from txnstore.clients.worker import Worker
 from txnstore.errors import TxnStoreError
 from txnstore.log.columns import fitting
@@ -192,9 +192,10 @@ class Accumulator:
 
     def __init__(
         self,
-        lock: threading.RLock,
         changed: threading.Condition,
+        alarm: Alarm,
         *,
+        linger_seconds: float,
         records_max: int,
         size_bytes_max: int,
         batch_records_max: int,
@@ -202,11 +203,15 @@ class Accumulator:
     ) -> None:
         """Hold at most `records_max` records of `size_bytes_max` bytes; a batch is bounded likewise.
 
-        `lock` is the lock of `changed`.
+        The `alarm` rings when something is to be sent earlier than the sender knows; its lock is that of `changed`.
         """
         self.changed = changed
+        self.alarm = alarm
         #: Taken as it is where every nanosecond counts; a Condition would go through methods of its own.
-        self._lock = lock
+        self._lock = alarm.lock
+        self.linger_seconds = linger_seconds
+        """How long a record waits for others."""
+
         self.records_max = records_max
         self.size_bytes_max = size_bytes_max
         self.batch_records_max = batch_records_max
@@ -268,10 +273,13 @@ class Accumulator:
             if queue.partition == PARTITION_UNASSIGNED:
                 queue.asked_for.append(asked_for)
             if waiting_bytes >= queue.notify_at_bytes or len(places) == self._batch_places_max:
-                # The sender learns when it has to act: at once, or when the record has lingered.
                 is_full = waiting_bytes >= queue.batch_bytes_max
                 queue.notify_at_bytes = queue.batch_bytes_max + (waiting_bytes if is_full else 0)
-                self.changed.notify_all()
+                if is_full or len(places) == self._batch_places_max:
+                    self.alarm.ring()
+                else:
+                    # Asleep until the record has lingered, or for less, the sender learns of it by itself.
+                    self.alarm.ring(queued_seconds + self.linger_seconds)
 
     def _make_room(self, size_bytes: int) -> None:
         """Count out what has been served meanwhile.
@@ -682,8 +690,8 @@ class LookUp:
         """Begin to look up whatever records wait for."""
 
         def notify(_: object) -> None:
-            with self._thread.changed:
-                self._thread.changed.notify_all()
+            with self._thread.alarm.lock:
+                self._thread.alarm.ring()
 
         if self._helper is None:
             self._helper = self._thread.new_helper("topics")
@@ -712,8 +720,9 @@ def make_queue(
     lock = threading.RLock()
     changed = threading.Condition(lock)
     accumulator = Accumulator(
-        lock,
         changed,
+        Alarm(lock),
+        linger_seconds=configuration["linger.ms"] / 1000,
         records_max=configuration["queue.buffering.max.messages"],
         size_bytes_max=configuration["queue.buffering.max.kbytes"] * 1024,
         batch_records_max=configuration["batch.num.messages"],

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.producer.queue import Batch
-from txnstore.clients.producer.thread import SenderStopped, SenderThread
+from txnstore.clients.producer.thread import Alarm, SenderStopped, SenderThread
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.store import Store
@@ -329,8 +329,8 @@ class Lane:
         """Return whether the lane's thread has the request, or its answer is not looked at yet."""
         return in_flight is self._written
 
-    def write(self, in_flight: InFlight, work: Callable[[], Any], changed: threading.Condition) -> None:
-        """Let the lane's thread do `work`; `changed` is notified once it is done.
+    def write(self, in_flight: InFlight, work: Callable[[], Any], alarm: Alarm) -> None:
+        """Let the lane's thread do `work`; the `alarm` rings once it is done.
 
         Raises:
             SenderStopped: the producer was closed.
@@ -339,8 +339,8 @@ class Lane:
         assert self._answer is None, "one request at a time, so that none overtakes another"
 
         def notify(_: object) -> None:
-            with changed:
-                changed.notify_all()
+            with alarm.lock:
+                alarm.ring()
 
         try:
             answer = self._helper.submit(work)

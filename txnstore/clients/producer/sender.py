@@ -113,7 +113,7 @@ class Sender:
         self._accumulator = accumulator
         self._reports = reports
         self._topics = topics
-        self._linger_seconds: float = configuration["linger.ms"] / 1000
+        self._linger_seconds = accumulator.linger_seconds
         #: 0: for ever.
         self._message_timeout_seconds: float = configuration["message.timeout.ms"] / 1000
         #: Whether records are sent again whose fate is not known.
@@ -134,12 +134,16 @@ class Sender:
         """Send without lingering until `end_flush`."""
         with self._changed:
             self._flushing += 1
-            self._changed.notify_all()
+            self._accumulator.linger_seconds = 0.0
+            if not self._accumulator.is_empty:
+                self.thread.alarm.ring()
 
     def end_flush(self) -> None:
         """Linger again."""
         with self._changed:
             self._flushing -= 1
+            if not self._flushing:
+                self._accumulator.linger_seconds = self._linger_seconds
 
     def hold_until_commit(self, size_bytes_max: float) -> None:
         """Send nothing by itself until there is more than this; infinite: nothing at all, whoever asks."""
@@ -153,7 +157,7 @@ class Sender:
         with self._changed:
             self._held_bytes_max = None
             self._accumulator.full_text = FULL_TEXT
-            self._changed.notify_all()
+            self.thread.alarm.ring()
 
     @property
     def holds_everything(self) -> bool:
@@ -180,7 +184,7 @@ class Sender:
             if in_flight:
                 for sent in self._lanes.all_in_flight:
                     sent.is_given_up = True
-            self._changed.notify_all()
+                self.thread.alarm.ring()
         for batch in queued:
             self._fail_batch(batch, KafkaError(KafkaError._PURGE_QUEUE))
 
@@ -238,7 +242,7 @@ class Sender:
         oldest_seconds = self._accumulator.oldest_unknown_seconds
         if oldest_seconds is None or self._look_up.is_running:
             return None
-        linger_seconds = 0.0 if self._flushing else self._linger_seconds
+        linger_seconds = self._accumulator.linger_seconds
         backoff = self.thread.backoff if self._is_alone() else self._look_up.backoff
         return max(oldest_seconds + linger_seconds, backoff.not_before_seconds)
 
@@ -249,7 +253,7 @@ class Sender:
         if oldest_seconds is None:
             return None
         is_due = self._flushing or has_full_batch
-        due_seconds = now_seconds if is_due else oldest_seconds + self._linger_seconds
+        due_seconds = now_seconds if is_due else oldest_seconds + self._accumulator.linger_seconds
         return max(due_seconds, self.thread.backoff.not_before_seconds) if is_alone else due_seconds
 
     def run(self) -> None:
@@ -283,7 +287,7 @@ class Sender:
                 self._finish(in_flight, request, write)
             else:
                 with self._changed:
-                    lane.write(in_flight, write, self._changed)
+                    lane.write(in_flight, write, self.thread.alarm)
 
     def _take_answer(self, lane: Lane) -> None:
         with self._changed:

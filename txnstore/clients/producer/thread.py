@@ -49,27 +49,56 @@ class TimedWork(Protocol):
         ...
 
 
+class Alarm:
+    """What the sender's thread sleeps on: it is woken by what it has to do, and by nothing else.
+
+    Everything here is done under the producer's lock.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        """Begin awake; `lock` is the producer's one lock."""
+        self.lock = lock
+        self._rung = threading.Condition(lock)
+        #: Until when somebody sleeps, by the monotonic clock, unless he is woken.
+        self._sleeps_until = -math.inf
+
+    def sleep(self, until_seconds: float = math.inf) -> None:
+        """Sleep until this moment of the monotonic clock, or until woken."""
+        left_seconds = min(until_seconds - time.monotonic(), threading.TIMEOUT_MAX)
+        self._sleeps_until = until_seconds
+        try:
+            self._rung.wait(left_seconds if until_seconds < math.inf else None)
+        finally:
+            self._sleeps_until = -math.inf
+
+    def ring(self, at_seconds: float = -math.inf) -> None:
+        """Wake who sleeps beyond this moment: there is something to do then, by default now."""
+        if at_seconds < self._sleeps_until:
+            self._sleeps_until = -math.inf
+            self._rung.notify_all()
+
+
 class DelayedJob:
     """A job that runs after a while, unless it is forgotten before."""
 
-    def __init__(self, changed: threading.Condition, delay_seconds: float) -> None:
+    def __init__(self, alarm: Alarm, delay_seconds: float) -> None:
         """Wait for `delay_seconds` from the first `set` on."""
-        self._changed = changed
+        self._alarm = alarm
         self._delay_seconds = delay_seconds
         self._job: Callable[[], None] | None = None
         self._at_seconds = 0.0
 
     def set(self, job: Callable[[], None]) -> None:
         """Run `job`; one that waits already is replaced and keeps its time."""
-        with self._changed:
+        with self._alarm.lock:
             if self._job is None:
                 self._at_seconds = time.monotonic() + self._delay_seconds
             self._job = job
-            self._changed.notify_all()
+            self._alarm.ring(self._at_seconds)
 
     def forget(self) -> None:
         """Do not run it."""
-        with self._changed:
+        with self._alarm.lock:
             self._job = None
 
     def due_seconds(self, now_seconds: float) -> float | None:
@@ -78,7 +107,7 @@ class DelayedJob:
 
     def run(self) -> None:
         """Run the job."""
-        with self._changed:
+        with self._alarm.lock:
             job, self._job = self._job, None
         if job is not None:
             job()
@@ -139,12 +168,16 @@ class WriterHelp:
 
 
 class SenderThread:
-    """The thread, its queue of jobs, and the pauses between tries; `changed` is the producer's one lock."""
+    """The thread, its queue of jobs, and the pauses between tries; `changed` is the producer's one lock.
+
+    Its callers wait for `changed`; the thread itself sleeps on the `alarm`.
+    """
 
     def __init__(
         self,
         name: str,
         changed: threading.Condition,
+        alarm: Alarm,
         *,
         backoff_seconds: float,
         backoff_max_seconds: float,
@@ -152,6 +185,7 @@ class SenderThread:
     ) -> None:
         """Make the thread ready; it starts with the first thing to do, and keeps no program from its end."""
         self.changed = changed
+        self.alarm = alarm
         self.backoff = Backoff(
             backoff_seconds, backoff_max_seconds, report=lambda error: report_trouble(kafka_error_of(error))
         )
@@ -198,7 +232,7 @@ class SenderThread:
             if self._is_stopping:
                 raise SenderStopped
             self._jobs.append((future, job))
-            self.changed.notify_all()
+            self.alarm.ring()
         self.start()
         return future
 
@@ -206,7 +240,7 @@ class SenderThread:
         """End after the try that is being made; returns whether it has ended."""
         with self.changed:
             self._is_stopping = True
-            self.changed.notify_all()
+            self.alarm.ring()
             thread = self._thread
         deadline = Deadline(timeout_seconds)
         try:
@@ -253,10 +287,10 @@ class SenderThread:
         """
         with self.changed:
             while not self._is_stopping:
-                left_seconds = self.backoff.not_before_seconds - time.monotonic()
-                if left_seconds <= 0 or until():
+                not_before_seconds = self.backoff.not_before_seconds
+                if not_before_seconds <= time.monotonic() or until():
                     return
-                self.changed.wait(left_seconds)
+                self.alarm.sleep(not_before_seconds)
         raise SenderStopped
 
     def wait_for_due(self, due_seconds: Callable[[float], float | None]) -> None:
@@ -271,7 +305,7 @@ class SenderThread:
                 at_seconds = due_seconds(now_seconds)
                 if at_seconds is None or at_seconds <= now_seconds:
                     return
-                self.changed.wait(min(at_seconds - now_seconds, threading.TIMEOUT_MAX))
+                self.alarm.sleep(at_seconds)
         raise SenderStopped
 
     def new_helper(self, name: str) -> Worker:
@@ -303,15 +337,15 @@ class SenderThread:
                 if self._jobs:
                     return self._run_job
                 now_seconds = time.monotonic()
-                next_seconds: float | None = None
+                next_seconds = math.inf
                 for timed in self.timed_work:
                     due_seconds = timed.due_seconds(now_seconds)
                     if due_seconds is None:
                         continue
                     if due_seconds <= now_seconds:
                         return timed.run
-                    next_seconds = due_seconds if next_seconds is None else min(next_seconds, due_seconds)
-                self.changed.wait(None if next_seconds is None else next_seconds - now_seconds)
+                    next_seconds = min(next_seconds, due_seconds)
+                self.alarm.sleep(next_seconds)
         return None
 
     def _run_job(self) -> None:

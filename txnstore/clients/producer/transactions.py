@@ -670,7 +670,7 @@ def make_transactions(
     serve_reports: Callable[[], object],
 ) -> tuple[ProducerTransactions, TransactionProgress]:
     """Return the transactions of a producer with this configuration, and how far they are."""
-    delayed = DelayedJob(sender.thread.changed, configuration["linger.ms"] / 1000)
+    delayed = DelayedJob(sender.thread.alarm, configuration["linger.ms"] / 1000)
     sender.thread.timed_work.append(delayed)
     progress = TransactionProgress(
         configuration["transactional.id"],
