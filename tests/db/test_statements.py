@@ -108,6 +108,7 @@ def test_a_key_that_the_database_gives_out_is_given_in_the_order_of_the_rows(
         "producer_id": 1,
         "producer_epoch": 0,
         "state": 0,
+        "first_state": 0,
         "timeout_ms": 1,
         "start_ms": -1,
         "update_ms": 0,
@@ -313,3 +314,22 @@ def test_an_insert_takes_the_columns_that_the_database_does_not_compute(heads: S
                 connection, {"label": "a"} | {k: v for k, v in entry.items() if k != "store_uuid"}
             )
         )
+
+
+def test_rows_come_in_binary_form_where_the_statement_says_so(
+    listened: list[str] | None, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    do_execute = type(store.engine.dialect).do_execute
+
+    def noting(dialect: Any, cursor: Any, text: str, values: Any, context: Any = None) -> None:
+        asked.append(context is not None and bool(context.execution_options.get("binary_rows")))
+        do_execute(dialect, cursor, text, values, context)
+
+    for statement in (HEADS, HotStatement(HEADS.statement.execution_options(binary_rows=True))):
+        with monkeypatch.context() as patched:
+            patched.setattr(type(store.engine.dialect), "do_execute", noting)
+            rows = store.read(statement.rows)
+        assert [row.partition_id for row in rows] == list(range(1, 31))
+    # BEGIN, the statement and COMMIT, twice.
+    assert asked.count(True) == 1

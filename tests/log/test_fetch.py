@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import event, text, update
 
@@ -488,3 +489,26 @@ def test_a_page_ends_before_the_offset_that_is_given(log: Log, isolation: Isolat
     assert log.page(2, isolation, end_offsets=ends).batches == ()
     assert log.page(2, isolation, end_offsets=ends).next_offset == 2
     assert log.page(0, isolation, end_offsets={log.id: 99}).next_offset == 4
+
+
+def test_postgresql_sends_payloads_in_binary_form(
+    txnstore_postgresql_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As text they are twice as long, and either side has to convert them."""
+    forms = []
+    execute = psycopg.Cursor.execute
+
+    def noting(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        answer = execute(cursor, query, *arguments, **options)
+        described = [column.name for column in cursor.description or ()]
+        if "value_data" in described:
+            forms.append(cursor.pgresult.fformat(described.index("value_data")))
+        return answer
+
+    log = Log(txnstore_postgresql_store)
+    value = bytes(range(256))
+    log.plain(value)
+    monkeypatch.setattr(psycopg.Cursor, "execute", noting)
+    page = log.store.read(lambda connection: fetch(connection, {log.id: 0}))[log.id]
+    assert [record.value for batch in page.batches for record in batch.records()] == [value]
+    assert forms == [psycopg.pq.Format.BINARY]

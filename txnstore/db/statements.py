@@ -48,6 +48,8 @@ class HotStatement:
         # A key that the database gives out is not asked for.
         self.statement: Any = statement.inline() if type(statement) is Insert else statement
         self._is_plain_insert = type(statement) is Insert and statement.select is None
+        self.execution_options: Mapping[str, Any] = self.statement.get_execution_options()
+        """Those of the statement, which our dialects look at."""
 
     def rows(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> list[Any]:
         """Run it and return its rows as tuples with names; all of them are read.
@@ -58,7 +60,7 @@ class HotStatement:
         found = self._found_for(connection, parameters)
         if found is None:
             return list(connection.execute(self.statement, parameters))
-        return found.named(run_on_driver(connection, found.text, found.values_from(parameters)).rows)
+        return found.named(run_on_driver(connection, found.text, found.values_from(parameters), self).rows)
 
     def row(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> Any:
         """Run it and return its only row; None if there is none.
@@ -315,14 +317,20 @@ class Answer:
     """How many rows it has hit, over all of its executions."""
 
 
-def run_on_driver(connection: Connection, text: str, values: Values | list[Values] = ()) -> Answer:
+def run_on_driver(
+    connection: Connection, text: str, values: Values | list[Values] = (), statement: HotStatement | None = None
+) -> Answer:
     """Run a statement in the driver's own words, once for each item if the values are a list.
+
+    `statement` is what the text was rendered from, for its execution options.
 
     Raises:
         DBAPIError: as `connection.exec_driver_sql`.
     """
     if _has_listeners(connection):
-        result = connection.exec_driver_sql(text, values, {"preserve_rowcount": True})
+        result = connection.exec_driver_sql(
+            text, values, {**(statement.execution_options if statement else {}), "preserve_rowcount": True}
+        )
         return Answer([tuple(row) for row in result] if result.returns_rows else [], result.rowcount)
     pooled: Any = connection.connection
     cursor: Any = None
@@ -332,7 +340,9 @@ def run_on_driver(connection: Connection, text: str, values: Values | list[Value
         if isinstance(values, list):
             connection.dialect.do_executemany(cursor, text, values)
         else:
-            connection.dialect.do_execute(cursor, text, values)
+            # Of a context our dialects take nothing but its options.
+            context: Any = statement
+            connection.dialect.do_execute(cursor, text, values, context)
         answer = Answer(cursor.fetchall() if cursor.description else [], cursor.rowcount)
     except BaseException as error:  # noqa: BLE001 - it is raised again
         _raise(connection, error, text, cursor)

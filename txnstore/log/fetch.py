@@ -87,7 +87,10 @@ _NEXT: Final = (
     .order_by(record_batches.c.last_offset)
     .limit(1)
 )
-_BATCHES: Final = select(record_batches).where(_IN_PAGE).order_by(record_batches.c.last_offset)
+# Payloads as text are twice as long, on the way too, and have to be made and taken apart.
+_BATCHES: Final = (
+    select(record_batches).where(_IN_PAGE).order_by(record_batches.c.last_offset).execution_options(binary_rows=True)
+)
 #: By isolation level: which batches make a page, and the batches themselves.
 _STATEMENTS: Final = {
     IsolationLevel.READ_UNCOMMITTED: (_SIZES, _BATCHES),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Iterator
+from threading import TIMEOUT_MAX
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -83,7 +83,7 @@ class Consumer:
         self._callbacks = Callbacks(**{name: configuration[name] for name in names})
         self._subscription_callbacks: list[Callbacks] = []
         self._core = ConsumerCore(configuration.without(*names), self._callbacks)
-        self._process_id = self._core.connection.process_id
+        self._connection = self._core.connection
         self._closed = False
         self._assignment_changed = False
         self._finalizer = weakref.finalize(self, self._core.abandon)
@@ -96,8 +96,8 @@ class Consumer:
     def _check(self, closed_text: str = "Consumer closed") -> None:
         if self._closed:
             raise RuntimeError(closed_text)
-        if self._process_id != os.getpid():
-            self._core.connection.check_process()
+        if self._connection.is_inherited:
+            self._connection.check_process()
 
     def __enter__(self) -> Self:
         return self
@@ -119,10 +119,13 @@ class Consumer:
             KafkaException: `_STATE`: the process was forked after the consumer had been made.
             Exception: whatever a callback raised.
         """
-        self._check()
-        wanted_seconds = check_timeout(timeout)
-        core = self._core
         # The short way, taken for each record: it creates, calls and asks nothing that can be left out.
+        if self._closed or self._connection.is_inherited:
+            self._check()
+        kind = type(timeout)
+        if (kind is not float and kind is not int) or not timeout <= TIMEOUT_MAX:
+            check_timeout(timeout)
+        core = self._core
         with core.lock:
             if core.group.polled() and not core.inbox.events:
                 message = core.subscription.next_message()
@@ -132,7 +135,7 @@ class Consumer:
                     return message
         messages: list[Message] = []
         core.look_for_database()
-        self._gather(messages, 1, Deadline(wanted_seconds))
+        self._gather(messages, 1, Deadline(check_timeout(timeout)))
         return messages[0] if messages else None
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
@@ -661,7 +664,7 @@ class Consumer:
         if self._closed:
             return
         core = self._core
-        if self._process_id != os.getpid():
+        if self._connection.is_inherited:
             # It is the parent's: threads and locks did not come along.
             self._closed = True
             core.connection.close()

@@ -29,6 +29,9 @@ RETRY_LAST_SECONDS: Final = 2.0
 #: An error that persists is reported again after this long.
 REPORT_AGAIN_SECONDS: Final = 30.0
 
+#: Bound once: it is called for each record.
+_message_of: Final = Message.from_record
+
 NOTHING_COMMITTED: Final = "no previously committed offset available: Local: No offset stored"
 
 
@@ -300,7 +303,7 @@ class Subscription:
                 partition.position = offset + 1
                 if self._stores_offsets:
                     partition.stored = offset + 1
-            return Message.from_record(chunk.source, record)  # type: ignore[arg-type]  # what has records has a source
+            return _message_of(chunk.source, record)  # type: ignore[arg-type]  # what has records has a source
         return None
 
     def take(self, messages: list[Message], count: int) -> None:
@@ -315,7 +318,7 @@ class Subscription:
                 continue
             before = len(messages)
             records = islice(partition.records, count - before)
-            messages.extend(map(Message.from_record, repeat(chunk.source), records))  # type: ignore[arg-type]  # (above)
+            messages.extend(map(_message_of, repeat(chunk.source), records))  # type: ignore[arg-type]  # (above)
             last_offset = messages[-1].offset() if len(messages) > before else None
             if last_offset is None or last_offset >= chunk.last_offset:
                 self._finish(partition, chunk)

@@ -149,13 +149,13 @@ class _StoreCompiler(PGCompiler_psycopg):
 
     def visit_on_conflict_do_nothing(self, on_conflict: Any, **keywords: Any) -> Any:
         """Render ON CONFLICT DO NOTHING."""
-        on_conflict.constraint_target = None
+        vars(on_conflict).setdefault("constraint_target", None)
         untyped: Any = super()
         return untyped.visit_on_conflict_do_nothing(on_conflict, **keywords)
 
     def visit_on_conflict_do_update(self, on_conflict: Any, **keywords: Any) -> Any:
         """Render ON CONFLICT DO UPDATE."""
-        on_conflict.constraint_target = None
+        vars(on_conflict).setdefault("constraint_target", None)
         untyped: Any = super()
         return untyped.visit_on_conflict_do_update(on_conflict, **keywords)
 
@@ -174,7 +174,13 @@ class StorePostgreSQLDialect(PGDialect_psycopg):
         return connection.exec_driver_sql("SELECT pg_catalog.current_schema()").scalar()
 
     def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
-        """Run a statement; the answer ROLLBACK to COMMIT, which comes without an error, is refused."""
+        """Run a statement; with the option `binary_rows` its rows come in PostgreSQL's binary form.
+
+        The answer ROLLBACK to COMMIT, which comes without an error, is refused.
+        """
+        if context is not None and context.execution_options.get("binary_rows"):
+            cursor.execute(statement, parameters, binary=True)
+            return
         cursor.execute(statement, parameters)
         if statement == "COMMIT" and cursor.statusmessage != "COMMIT":
             raise TransactionPoisoned(f"PostgreSQL answered COMMIT with {cursor.statusmessage}; nothing was changed")
