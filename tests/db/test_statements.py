@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, bindparam, delete, event, func, insert, literal, select, tuple_, update
+from sqlalchemy import BigInteger, bindparam, case, delete, event, func, insert, literal, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
@@ -71,11 +71,20 @@ def test_rows_are_tuples_with_the_names_of_the_columns(heads: Store, listened: l
     assert listened is None or any(statement.startswith("SELECT") for statement in listened)
 
 
-@pytest.mark.parametrize("ids", [[], [7], [9, 3], list(range(1, 17)), list(range(1, 31))])
+@pytest.mark.parametrize("ids", [[], [7], [9, 3], list(range(1, 31)), list(range(1, 1500))])
 def test_a_list_of_any_length_is_found(heads: Store, listened: list[str] | None, ids: list[int]) -> None:
     for _ in range(2):
         rows = heads.read(lambda c: THESE.rows(c, {"partition_ids": ids, "from_offset": 4}))
-        assert [row.partition_id for row in rows] == sorted(number for number in ids if number >= 4)
+        assert [row.partition_id for row in rows] == sorted(number for number in ids if 4 <= number <= 30)
+
+
+def test_lists_of_more_lengths_than_are_kept(heads: Store) -> None:
+    def work(connection) -> None:
+        for count in range(100):
+            found = THESE.values(connection, {"partition_ids": list(range(1, count + 1)), "from_offset": 0})
+            assert len(found) == min(count, 30)
+
+    heads.read(work)
 
 
 def test_lists_of_pairs(heads: Store, listened: list[str] | None) -> None:
@@ -132,6 +141,17 @@ def test_values_that_stand_in_the_statement_and_types_that_differ(heads: Store, 
     row = heads.read(lambda c: statement.row(c, {"n": 2**40}))
     assert row.flag is True
     assert tuple(row) == (True, "50%", 2**40)
+
+
+def test_a_column_without_a_name_is_read_by_its_place(heads: Store, listened: list[str] | None) -> None:
+    is_large = case((partition_heads.c.next_offset > 5, "yes"), else_="no")
+    statement = HotStatement(
+        select(is_large, partition_heads.c.next_offset, func.coalesce(None, 7)).where(
+            partition_heads.c.partition_id == bindparam("of_partition_id")
+        )
+    )
+    row = heads.read(lambda c: statement.row(c, {"of_partition_id": 6}))
+    assert (row[0], row.next_offset, row[2]) == ("yes", 6, 7)
 
 
 def test_an_upsert_and_what_it_returns(heads: Store, listened: list[str] | None) -> None:

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 from sqlalchemy import Connection
 
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidRequest,
@@ -425,10 +426,10 @@ def test_readers_wait_for_the_oldest_writer_only_until_the_decision(bench) -> No
     assert bench.read(first) == [b"w", b"o"]
 
 
-def test_writers_come_in_one_order_whatever_plan_the_database_has_chosen() -> None:
+def test_writers_come_in_one_order_whatever_plan_the_database_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         SimpleNamespace(writer_id=writer_id, reported=True, partition_id=partition_id, is_branch=False)
         for writer_id, partition_id in ((9, 2), (4, 3), (9, 1))
     ]
-    connection = cast(Connection, SimpleNamespace(execute=lambda statement, parameters: rows))
-    assert list(participants_of(connection, "id").writers.items()) == [(4, [3]), (9, [1, 2])]
+    monkeypatch.setattr(HotStatement, "rows", lambda *_: rows)
+    assert list(participants_of(cast(Connection, None), "id").writers.items()) == [(4, [3]), (9, [1, 2])]

@@ -27,8 +27,10 @@ from sqlalchemy.types import TypeEngine
 #: The values of one execution, in the order of their places in the text.
 Values = tuple[Any, ...]
 
-#: Lists of more values go Core's way: a text is kept for each length.
-_LISTED_MAX: Final = 16
+#: A text is kept for each length of a statement's lists, for so many lengths; longer lists, and more lengths, go Core's
+#: way.
+_LISTED_MAX: Final = 1_000
+_TEXTS_MAX: Final = 64
 #: INSERTs of several rows with more values than this are repeated by the driver: psycopg keeps what it has made of a
 #: text only up to here.
 _INSERTED_VALUES_MAX: Final = 50
@@ -39,14 +41,16 @@ _NAMED_PLACE: Final = re.compile(r"%\((\w+)\)s")
 class HotStatement:
     """One statement of SQLAlchemy Core, rendered at its first execution on each engine.
 
-    An INSERT without values takes one for every column that the database does not compute itself.  A list of values
+    An INSERT takes a value for every column that neither it nor the database gives one.  A list of values
     (`bindparam(..., expanding=True)`) may have any length.
     """
 
     def __init__(self, statement: Executable) -> None:
         """Run `statement`, which is not changed any more."""
-        # A key that the database gives out is not asked for.
-        self.statement: Any = statement.inline() if type(statement) is Insert else statement
+        self.statement: Any = statement
+        if isinstance(statement, Insert) and not list(statement.exported_columns):
+            # A key that the database gives out is not asked for.
+            self.statement = statement.inline()
         self._is_plain_insert = type(statement) is Insert and statement.select is None
         self.execution_options: Mapping[str, Any] = self.statement.get_execution_options()
         """Those of the statement, which our dialects look at."""
@@ -205,7 +209,7 @@ class _Renderings:
             return self._only
         lengths = tuple(len(parameters[name]) for name in self._lists)
         found = self._by_lengths.get(lengths)
-        if found is None and max(lengths) <= _LISTED_MAX:
+        if found is None and sum(lengths) <= _LISTED_MAX and len(self._by_lengths) < _TEXTS_MAX:
             lists = {name: parameters[name] for name in self._lists}
             # Core wants to see values for all of it; only how many there are matters.
             found = self._render(self._compile(self._statement.params(parameters), render_postcompile=True), lists)
@@ -247,7 +251,8 @@ class _Renderings:
             return None
         # A column without a name of its own is read by its place.
         make_type: Any = namedtuple  # noqa: PYI024 - the names are known at run time
-        make = make_type("Row", [str(column.name) for column in columns], rename=True)._make
+        names = [str(getattr(column, "name", "_")) for column in columns]
+        make = make_type("Row", names, rename=True)._make
         processors = {
             place: process
             for place, column in enumerate(columns)

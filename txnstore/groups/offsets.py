@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, Executable, Table, bindparam, case, delete, exists, select, update
+from sqlalchemy import BindParameter, Connection, Table, bindparam, case, delete, exists, select, update
 from sqlalchemy.dialects.sqlite import Insert
 from sqlalchemy.dialects.sqlite import insert as upsert
 
@@ -29,6 +29,7 @@ from txnstore.db.schema import (
     partitions,
     pending_group_offsets,
 )
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import ROWS_AT_ONCE, Store, chunks, server_now_ms, write_portion
 from txnstore.errors import (
     IllegalGeneration,
@@ -63,7 +64,7 @@ LEADER_EPOCH_MAX: Final = 2**31 - 1
 # offsets are counted in at one moment. It is taken after the heads of partitions, never before.
 # It returns columns of the locked row alone: PostgreSQL reads those anew after a wait for the lock, but a subquery
 # would still see the members from before it.
-_COUNT: Final = (
+_COUNT: Final = HotStatement(
     update(groups)
     .where(groups.c.group_id == bindparam("of_group_id"))
     .values(commit_number=groups.c.commit_number + 1, last_update_ms=server_now_ms())
@@ -73,14 +74,16 @@ _COUNT: Final = (
         groups.c.last_update_ms,
     )
 )
-_GENERATION: Final = select(groups.c.generation).where(groups.c.group_id == bindparam("of_group_id"))
-_MEMBERS: Final = select(
-    group_members.c.member_id,
-    group_members.c.group_instance_id,
-    group_members.c.generation,
-    # What other members own need not be read.
-    case((group_members.c.member_id == bindparam("of_member_id"), group_members.c.subscription)),
-).where(group_members.c.group_id == bindparam("of_group_id"))
+_GENERATION: Final = HotStatement(select(groups.c.generation).where(groups.c.group_id == bindparam("of_group_id")))
+_MEMBERS: Final = HotStatement(
+    select(
+        group_members.c.member_id,
+        group_members.c.group_instance_id,
+        group_members.c.generation,
+        # What other members own need not be read.
+        case((group_members.c.member_id == bindparam("of_member_id"), group_members.c.subscription)),
+    ).where(group_members.c.group_id == bindparam("of_group_id"))
+)
 _OFFSET_COLUMNS: Final = (
     "committed_offset",
     "leader_epoch",
@@ -101,9 +104,11 @@ def _of_partition(table: Table, columns: Iterable[str]) -> Insert:
 
 
 _INSERT_OFFSET: Final = _of_partition(group_offsets, ("group_id", "partition_id", *_OFFSET_COLUMNS))
-_COMMIT: Final = _INSERT_OFFSET.on_conflict_do_update(
-    index_elements=[group_offsets.c.group_id, group_offsets.c.partition_id],
-    set_={name: _INSERT_OFFSET.excluded[name] for name in _OFFSET_COLUMNS},
+_COMMIT: Final = HotStatement(
+    _INSERT_OFFSET.on_conflict_do_update(
+        index_elements=[group_offsets.c.group_id, group_offsets.c.partition_id],
+        set_={name: _INSERT_OFFSET.excluded[name] for name in _OFFSET_COLUMNS},
+    )
 )
 _PENDING_COLUMNS: Final = (
     "producer_epoch",
@@ -116,13 +121,15 @@ _PENDING_COLUMNS: Final = (
 _INSERT_PENDING: Final = _of_partition(
     pending_group_offsets, ("group_id", "partition_id", "producer_id", *_PENDING_COLUMNS)
 )
-_PEND: Final = _INSERT_PENDING.on_conflict_do_update(
-    index_elements=[
-        pending_group_offsets.c.group_id,
-        pending_group_offsets.c.partition_id,
-        pending_group_offsets.c.producer_id,
-    ],
-    set_={name: _INSERT_PENDING.excluded[name] for name in _PENDING_COLUMNS},
+_PEND: Final = HotStatement(
+    _INSERT_PENDING.on_conflict_do_update(
+        index_elements=[
+            pending_group_offsets.c.group_id,
+            pending_group_offsets.c.partition_id,
+            pending_group_offsets.c.producer_id,
+        ],
+        set_={name: _INSERT_PENDING.excluded[name] for name in _PENDING_COLUMNS},
+    )
 )
 _THESE_PENDING: Final = (pending_group_offsets.c.group_id == bindparam("of_group_id")) & (
     pending_group_offsets.c.producer_id == bindparam("of_producer_id")
@@ -143,15 +150,19 @@ _COUNT_IN_SOURCE: Final = upsert(group_offsets).from_select(
         pending_group_offsets.c.producer_epoch,
     ).where(_THESE_PENDING),
 )
-_COUNT_IN: Final = _COUNT_IN_SOURCE.on_conflict_do_update(
-    index_elements=[group_offsets.c.group_id, group_offsets.c.partition_id],
-    set_={name: _COUNT_IN_SOURCE.excluded[name] for name in _OFFSET_COLUMNS},
-    where=group_offsets.c.commit_number < _COUNT_IN_SOURCE.excluded.commit_number,
+_COUNT_IN: Final = HotStatement(
+    _COUNT_IN_SOURCE.on_conflict_do_update(
+        index_elements=[group_offsets.c.group_id, group_offsets.c.partition_id],
+        set_={name: _COUNT_IN_SOURCE.excluded[name] for name in _OFFSET_COLUMNS},
+        where=group_offsets.c.commit_number < _COUNT_IN_SOURCE.excluded.commit_number,
+    )
 )
-_DROP_PENDING: Final = delete(pending_group_offsets).where(_THESE_PENDING)
+_DROP_PENDING: Final = HotStatement(delete(pending_group_offsets).where(_THESE_PENDING))
 _IN_PARTITIONS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
-_PARTITIONS: Final = select(partitions.c.partition_id).where(partitions.c.partition_id.in_(_IN_PARTITIONS))
-_READ: Final = (
+_PARTITIONS: Final = HotStatement(
+    select(partitions.c.partition_id).where(partitions.c.partition_id.in_(_IN_PARTITIONS))
+)
+_READ: Final = HotStatement(
     select(
         group_offsets.c.partition_id,
         group_offsets.c.committed_offset,
@@ -161,7 +172,7 @@ _READ: Final = (
     .where(group_offsets.c.group_id == bindparam("of_group_id"))
     .where(group_offsets.c.partition_id.in_(_IN_PARTITIONS))
 )
-_READ_PENDING: Final = (
+_READ_PENDING: Final = HotStatement(
     select(pending_group_offsets.c.partition_id)
     .where(pending_group_offsets.c.group_id == bindparam("of_group_id"))
     .where(pending_group_offsets.c.partition_id.in_(_IN_PARTITIONS))
@@ -230,8 +241,8 @@ def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], pro
             # A store opened while its database was alone would take offsets in another database for finished.
             check_lives_here(connection, group_id)
         if commit:
-            connection.execute(_COUNT_IN, these)
-        connection.execute(_DROP_PENDING, these)
+            _COUNT_IN.run(connection, these)
+        _DROP_PENDING.run(connection, these)
 
 
 def read_offsets(connection: Connection, group_id: str, partition_ids: Iterable[int]) -> CommittedOffsets:
@@ -240,8 +251,8 @@ def read_offsets(connection: Connection, group_id: str, partition_ids: Iterable[
     unstable: set[int] = set()
     for some in chunks(list(partition_ids)):
         of = {"of_group_id": group_id, "partition_ids": some}
-        offsets.update((row[0], OffsetAndMetadata(*row[1:])) for row in connection.execute(_READ, of))
-        unstable.update(connection.execute(_READ_PENDING, of).scalars())
+        offsets.update((row[0], OffsetAndMetadata(*row[1:])) for row in _READ.rows(connection, of))
+        unstable.update(_READ_PENDING.values(connection, of))
     return CommittedOffsets(offsets, frozenset(unstable))
 
 
@@ -268,7 +279,7 @@ def check_committer(connection: Connection, committer: GroupMembership) -> None:
     """
     check_group_id(committer.group_id)
     of = {"of_group_id": committer.group_id}
-    generation = connection.execute(_GENERATION, of).scalar_one_or_none()
+    generation = _GENERATION.value(connection, of)
     if generation is None:
         check_commit(None, committer, is_transactional=True)
         return
@@ -284,7 +295,7 @@ def check_partitions(connection: Connection, partition_ids: Collection[int]) -> 
         UnknownTopicOrPartition: one does not exist (any more).
     """
     for some in chunks(sorted(partition_ids)):
-        found = connection.execute(_PARTITIONS, {"partition_ids": some}).scalars()
+        found = _PARTITIONS.values(connection, {"partition_ids": some})
         for missing in sorted(set(some) - set(found)):
             raise _deleted(missing)
 
@@ -320,11 +331,11 @@ def _lock_for_commit(
 ) -> _LockedGroup:
     """Lock the group, creating it if necessary, count one more commit, and check the committer."""
     of = {"of_group_id": committer.group_id}
-    row = connection.execute(_COUNT, of).one_or_none()
+    row = _COUNT.row(connection, of)
     if row is None:
         check_commit(None, committer, is_transactional=is_transactional)
         ensure_group(connection, committer.group_id)
-        row = connection.execute(_COUNT, of).one()
+        row = _COUNT.row(connection, of)
     # A group's first member moves it to generation 1: before, there are no members to read.
     members = _read_members(connection, committer) if row.generation > 0 else []
     group = GroupView(row.generation, members)
@@ -353,12 +364,11 @@ def _owned_anew(
 
 def _read_members(connection: Connection, committer: GroupMembership) -> list[CommittingMember]:
     of = {"of_group_id": committer.group_id, "of_member_id": committer.member_id}
-    return [CommittingMember(*member) for member in connection.execute(_MEMBERS, of)]
+    return [CommittingMember(*member) for member in _MEMBERS.rows(connection, of)]
 
 
-def _write(connection: Connection, statement: Executable, rows: list[dict[str, Any]]) -> None:
-    written = connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
-    if written != len(rows):
+def _write(connection: Connection, statement: HotStatement, rows: list[dict[str, Any]]) -> None:
+    if statement.run_each(connection, rows) != len(rows):
         check_partitions(connection, {row["new_partition_id"] for row in rows})
         # It was deleted between the two statements, or the driver cannot count.
         raise _deleted(rows[0]["new_partition_id"])

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.schema import group_members, groups, partitions, topics
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import must_hit, must_hit_each, note_change, server_now_ms
 from txnstore.groups.group import Group, MemberDetails, MemberState, Partitions
 from txnstore.model import PartitionName
@@ -19,25 +20,27 @@ from txnstore.model import PartitionName
 _OF_GROUP: Final = group_members.c.group_id == bindparam("of_group_id")
 _OF_MEMBER: Final = group_members.c.member_id == bindparam("of_member_id")
 # The row lock is the group's coordinator: of two requests, the second finds what the first has made of the group.
-_LOCK: Final = (
+_LOCK: Final = HotStatement(
     select(groups.c.generation, groups.c.assignor)
     .where(groups.c.group_id == bindparam("of_group_id"))
     .with_for_update()
 )
-_READ: Final = select(groups.c.generation, groups.c.assignor).where(groups.c.group_id == bindparam("of_group_id"))
+_READ: Final = HotStatement(
+    select(groups.c.generation, groups.c.assignor).where(groups.c.group_id == bindparam("of_group_id"))
+)
 _INSERT_GROUP: Final = (
     upsert(groups)
     .values(generation=0, commit_number=0, last_update_ms=server_now_ms())
     .on_conflict_do_nothing(index_elements=[groups.c.group_id])
 )
-_SAVE_GROUP: Final = (
+_SAVE_GROUP: Final = HotStatement(
     update(groups)
     .where(groups.c.group_id == bindparam("of_group_id"))
     .values(generation=bindparam("new_generation"), assignor=bindparam("new_assignor"), last_update_ms=server_now_ms())
 )
-_MEMBERS: Final = select(group_members).where(_OF_GROUP).order_by(group_members.c.member_id)
+_MEMBERS: Final = HotStatement(select(group_members).where(_OF_GROUP).order_by(group_members.c.member_id))
 # In one statement: a member that renews its deadline meanwhile is either found renewed or finds its row gone.
-_REMOVE_EXPIRED: Final = (
+_REMOVE_EXPIRED: Final = HotStatement(
     delete(group_members)
     .where(_OF_GROUP, group_members.c.deadline_ms <= server_now_ms(), group_members.c.member_id != bindparam("spared"))
     .returning(group_members.c.member_id)
@@ -50,8 +53,8 @@ _NEW: Final[dict[str, BindParameter[Any]]] = {
     name: bindparam(f"new_{name}")
     for name in ("client_id", "generation", "session_timeout_ms", "subscription", "assignment")
 }
-_SAVE: Final = update(group_members).where(_OF_GROUP, _OF_MEMBER).values(_NEW)
-_RENEW: Final = (
+_SAVE: Final = HotStatement(update(group_members).where(_OF_GROUP, _OF_MEMBER).values(_NEW))
+_RENEW: Final = HotStatement(
     update(group_members)
     .where(_OF_GROUP, _OF_MEMBER)
     .values(deadline_ms=server_now_ms() + group_members.c.session_timeout_ms)
@@ -97,20 +100,20 @@ def ensure_group(connection: Connection, group_id: str) -> None:
 
 def remove_expired(connection: Connection, group_id: str, spared_member_id: str = "") -> list[str]:
     """Remove the members that were silent for too long, except the one that is speaking; return their ids."""
-    return list(connection.execute(_REMOVE_EXPIRED, {"of_group_id": group_id, "spared": spared_member_id}).scalars())
+    return _REMOVE_EXPIRED.values(connection, {"of_group_id": group_id, "spared": spared_member_id})
 
 
 def lock_group(connection: Connection, group_id: str) -> bool:
     """Lock the group's row until the database transaction ends; False if the group does not exist."""
-    return connection.execute(_LOCK, {"of_group_id": group_id}).one_or_none() is not None
+    return _LOCK.row(connection, {"of_group_id": group_id}) is not None
 
 
 def read_group(connection: Connection, group_id: str) -> Group | None:
     """Return the group as its rows are now; None if it does not exist."""
-    row = connection.execute(_READ, {"of_group_id": group_id}).one_or_none()
+    row = _READ.row(connection, {"of_group_id": group_id})
     if row is None:
         return None
-    members = (read_member(row) for row in connection.execute(_MEMBERS, {"of_group_id": group_id}))
+    members = (read_member(row) for row in _MEMBERS.rows(connection, {"of_group_id": group_id}))
     return Group(group_id, row.generation, row.assignor, {member.member_id: member for member in members})
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, func, select
 
 from txnstore.db.schema import partition_heads, producer_states, record_batches
+from txnstore.db.statements import HotStatement
 from txnstore.errors import InvalidTimestamp, UnknownTopicOrPartition
 from txnstore.log.codec import TIMESTAMP_MS_MAX, decode
 from txnstore.log.outbox.rows import OUTBOX_WAITS
@@ -24,7 +25,7 @@ _FIRST_OPEN: Final = (
     .scalar_subquery()
 )
 # One statement, so one snapshot: the bounds of all partitions belong together, on both databases.
-_BOUNDS: Final = (
+_SELECT_BOUNDS: Final = (
     select(
         partition_heads.c.partition_id,
         partition_heads.c.log_start_offset,
@@ -35,9 +36,10 @@ _BOUNDS: Final = (
     .order_by(partition_heads.c.partition_id)
 )
 # Who reads asks for both in one: a look at the outbox costs an idle consumer nothing of its own.
-_BOUNDS_AND_OUTBOX: Final = _BOUNDS.add_columns(OUTBOX_WAITS)
+_BOUNDS_AND_OUTBOX: Final = HotStatement(_SELECT_BOUNDS.add_columns(OUTBOX_WAITS))
+_BOUNDS: Final = HotStatement(_SELECT_BOUNDS)
 # The first batch whose running maximum reaches a time is the first one with a timestamp that does.
-_REACHES: Final = (
+_REACHES: Final = HotStatement(
     select(record_batches.c.last_offset)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))
     .where(record_batches.c.running_max_timestamp_ms >= bindparam("at_ms"))
@@ -123,7 +125,8 @@ def read_bounds(
         UnknownTopicOrPartition: one of them is not in this database.
     """
     wanted = list(dict.fromkeys(partition_ids))
-    rows = connection.execute(_BOUNDS_AND_OUTBOX if asks_outbox else _BOUNDS, {"partition_ids": wanted})
+    statement = _BOUNDS_AND_OUTBOX if asks_outbox else _BOUNDS
+    rows = statement.rows(connection, {"partition_ids": wanted})
     bounds = {row[0]: Bounds(row[0], row[1], row[2], max(row[1], row[3]), *map(bool, row[4:])) for row in rows}
     for partition_id in wanted:
         if partition_id not in bounds:
@@ -140,9 +143,7 @@ def last_stable_offset(connection: Connection, partition_id: int) -> int:
 
 def first_reaching(connection: Connection, bounds: Bounds, at_ms: int) -> int | None:
     """Return an offset in the log below which no batch has a timestamp from this on; None if no batch at all has."""
-    found: int | None = connection.execute(
-        _REACHES, {"of_partition_id": bounds.partition_id, "at_ms": at_ms}
-    ).scalar_one_or_none()
+    found: int | None = _REACHES.value(connection, {"of_partition_id": bounds.partition_id, "at_ms": at_ms})
     return None if found is None else max(found, bounds.log_start_offset)
 
 

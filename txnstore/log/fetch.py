@@ -10,6 +10,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, bindparam, func, not_, or_, select
 
 from txnstore.db.schema import finished_transactions, record_batches
+from txnstore.db.statements import HotStatement
 from txnstore.errors import OffsetOutOfRange
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import RecordBatch, decode
@@ -80,7 +81,7 @@ _SIZES: Final = (
     .order_by(record_batches.c.last_offset)
     .limit(bindparam("batches_max"))
 )
-_NEXT: Final = (
+_NEXT: Final = HotStatement(
     select(record_batches.c.base_offset)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))
     .where(record_batches.c.last_offset >= bindparam("from_offset"))
@@ -93,8 +94,11 @@ _BATCHES: Final = (
 )
 #: By isolation level: which batches make a page, and the batches themselves.
 _STATEMENTS: Final = {
-    IsolationLevel.READ_UNCOMMITTED: (_SIZES, _BATCHES),
-    IsolationLevel.READ_COMMITTED: (_SIZES.where(_COMMITTED), _BATCHES.where(_COMMITTED)),
+    IsolationLevel.READ_UNCOMMITTED: (HotStatement(_SIZES), HotStatement(_BATCHES)),
+    IsolationLevel.READ_COMMITTED: (
+        HotStatement(_SIZES.where(_COMMITTED)),
+        HotStatement(_BATCHES.where(_COMMITTED)),
+    ),
 }
 
 
@@ -160,11 +164,11 @@ def _page(
     # The sizes come first: payloads are read only of what fits the page.
     # No batch has less than one record.
     batches_max = min(PAGE_BATCHES_MAX, room.records)
-    sizes = connection.execute(sizes_statement, {**range_, "batches_max": batches_max}).all()
+    sizes = sizes_statement.rows(connection, {**range_, "batches_max": batches_max})
     count, full = _fitting(sizes, room)
     full = full or count == batches_max
     if count == 0 and is_cut:
-        found = connection.execute(_NEXT, range_).scalar_one_or_none()
+        found = _NEXT.value(connection, range_)
         next_offset = end_offset if found is None else min(found, end_offset)
         if next_offset > range_["end_offset"]:
             # It looked at nothing but a gap.
@@ -175,7 +179,7 @@ def _page(
         # Behind what comes whole; to where the page was cut if nothing of it comes to that.
         end_of_batches = sizes[count - 1].last_offset + 1
         range_["end_offset"] = end_of_batches if full else max(range_["end_offset"], end_of_batches)
-    batches = tuple(decode(row) for row in connection.execute(batches_statement, range_))
+    batches = tuple(decode(row) for row in batches_statement.rows(connection, range_))
     return Page(bounds, batches, range_["end_offset"])
 
 

@@ -24,6 +24,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import chunks, must_hit, server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.log.append import Marker
@@ -41,10 +42,10 @@ _THIS: Final = transactions.c.transactional_id == bindparam("of_transactional_id
 # Every request of a transactional id takes this lock first and holds it to the end of its database transaction. So
 # requests of one id follow each other, and one that comes late finds the row as the one before it left it: Kafka's
 # pending states have no place here. (SQLite: the whole database transaction holds the write lock.)
-_LOCK: Final = select(transactions, server_now_ms().label("now_ms")).where(_THIS).with_for_update()
-_TRY_LOCK: Final = select(transactions.c.transactional_id).where(_THIS).with_for_update(skip_locked=True)
-_READ: Final = select(transactions, server_now_ms().label("now_ms")).where(_THIS)
-_NOW: Final = select(server_now_ms())
+_LOCK: Final = HotStatement(select(transactions, server_now_ms().label("now_ms")).where(_THIS).with_for_update())
+_TRY_LOCK: Final = HotStatement(select(transactions.c.transactional_id).where(_THIS).with_for_update(skip_locked=True))
+_READ: Final = HotStatement(select(transactions, server_now_ms().label("now_ms")).where(_THIS))
+_NOW: Final = HotStatement(select(server_now_ms()))
 # DO NOTHING: of two producers that use a new id at once, the second waits for the first and then locks its row.
 _INSERT: Final = upsert(transactions).on_conflict_do_nothing(index_elements=[transactions.c.transactional_id])
 _CHANGED: Final = (
@@ -64,7 +65,7 @@ _CHANGED: Final = (
     "fence_detail",
 )
 # Compare and set: the lock already keeps others away; that the row is as it was read is asserted all the same.
-_UPDATE: Final = (
+_UPDATE: Final = HotStatement(
     update(transactions)
     .where(_THIS)
     .where(transactions.c.producer_epoch == bindparam("before_epoch"))
@@ -72,26 +73,26 @@ _UPDATE: Final = (
     .values({name: bindparam(f"new_{name}") for name in _CHANGED})
 )
 _DELETE: Final = delete(transactions).where(_THIS)
-_JOURNAL: Final = insert(transaction_log)
-_PARTITIONS: Final = (
+_JOURNAL: Final = HotStatement(insert(transaction_log))
+_PARTITIONS: Final = HotStatement(
     select(transaction_partitions.c.partition_id)
     .where(transaction_partitions.c.transactional_id == bindparam("of_transactional_id"))
     .order_by(transaction_partitions.c.partition_id)
 )
-_GROUPS: Final = (
+_GROUPS: Final = HotStatement(
     select(transaction_groups.c.group_id)
     .where(transaction_groups.c.transactional_id == bindparam("of_transactional_id"))
     .order_by(transaction_groups.c.group_id)
 )
-_INSERT_PARTITIONS: Final = insert(transaction_partitions)
-_INSERT_GROUPS: Final = insert(transaction_groups)
-_DELETE_PARTITIONS: Final = delete(transaction_partitions).where(
-    transaction_partitions.c.transactional_id == bindparam("of_transactional_id")
+_INSERT_PARTITIONS: Final = HotStatement(insert(transaction_partitions))
+_INSERT_GROUPS: Final = HotStatement(insert(transaction_groups))
+_DELETE_PARTITIONS: Final = HotStatement(
+    delete(transaction_partitions).where(transaction_partitions.c.transactional_id == bindparam("of_transactional_id"))
 )
-_DELETE_GROUPS: Final = delete(transaction_groups).where(
-    transaction_groups.c.transactional_id == bindparam("of_transactional_id")
+_DELETE_GROUPS: Final = HotStatement(
+    delete(transaction_groups).where(transaction_groups.c.transactional_id == bindparam("of_transactional_id"))
 )
-_DELETE_GROUP: Final = _DELETE_GROUPS.where(transaction_groups.c.group_id == bindparam("of_group_id"))
+_DELETE_GROUP: Final = _DELETE_GROUPS.statement.where(transaction_groups.c.group_id == bindparam("of_group_id"))
 _WRITERS_OF_TRANSACTION: Final = transaction_writers.c.transactional_id == bindparam("of_transactional_id")
 _THIS_WRITER: Final = _WRITERS_OF_TRANSACTION & (transaction_writers.c.writer_producer_id == bindparam("of_writer_id"))
 _INSERT_WRITER: Final = insert(transaction_writers)
@@ -100,33 +101,37 @@ _REPORTED: Final = select(transaction_writers.c.reported).where(_THIS_WRITER)
 _REPORT: Final = update(transaction_writers).where(_THIS_WRITER).values(reported=True)
 # One statement for the producer's own partitions (its writer is NULL), the writers with theirs (NULL: none yet) and
 # undecided branches, so that a transaction without further writers and branches is not asked about them in vain.
-_PARTICIPANTS: Final = union_all(
-    select(
-        null().cast(Int64).label("writer_id"),
-        literal(True, Flag).label("reported"),
-        transaction_partitions.c.partition_id.label("partition_id"),
-        literal(False, Flag).label("is_branch"),
-    ).where(transaction_partitions.c.transactional_id == bindparam("of_transactional_id")),
-    select(
-        transaction_writers.c.writer_producer_id,
-        transaction_writers.c.reported,
-        transaction_writer_partitions.c.partition_id,
-        literal(False, Flag),
+_PARTICIPANTS: Final = HotStatement(
+    union_all(
+        select(
+            null().cast(Int64).label("writer_id"),
+            literal(True, Flag).label("reported"),
+            transaction_partitions.c.partition_id.label("partition_id"),
+            literal(False, Flag).label("is_branch"),
+        ).where(transaction_partitions.c.transactional_id == bindparam("of_transactional_id")),
+        select(
+            transaction_writers.c.writer_producer_id,
+            transaction_writers.c.reported,
+            transaction_writer_partitions.c.partition_id,
+            literal(False, Flag),
+        )
+        .outerjoin(
+            transaction_writer_partitions,
+            (transaction_writer_partitions.c.transactional_id == transaction_writers.c.transactional_id)
+            & (transaction_writer_partitions.c.writer_producer_id == transaction_writers.c.writer_producer_id),
+        )
+        .where(_WRITERS_OF_TRANSACTION),
+        select(null(), literal(False, Flag), null(), literal(True, Flag))
+        .where(transaction_branches.c.transactional_id == bindparam("of_transactional_id"))
+        .where(transaction_branches.c.outcome.is_(None)),
     )
-    .outerjoin(
-        transaction_writer_partitions,
-        (transaction_writer_partitions.c.transactional_id == transaction_writers.c.transactional_id)
-        & (transaction_writer_partitions.c.writer_producer_id == transaction_writers.c.writer_producer_id),
+)
+_DELETE_WRITER_PARTITIONS: Final = HotStatement(
+    delete(transaction_writer_partitions).where(
+        transaction_writer_partitions.c.transactional_id == bindparam("of_transactional_id")
     )
-    .where(_WRITERS_OF_TRANSACTION),
-    select(null(), literal(False, Flag), null(), literal(True, Flag))
-    .where(transaction_branches.c.transactional_id == bindparam("of_transactional_id"))
-    .where(transaction_branches.c.outcome.is_(None)),
 )
-_DELETE_WRITER_PARTITIONS: Final = delete(transaction_writer_partitions).where(
-    transaction_writer_partitions.c.transactional_id == bindparam("of_transactional_id")
-)
-_DELETE_WRITERS: Final = delete(transaction_writers).where(_WRITERS_OF_TRANSACTION)
+_DELETE_WRITERS: Final = HotStatement(delete(transaction_writers).where(_WRITERS_OF_TRANSACTION))
 #: There is one coordinator per database and no election: its epoch never changes. Kept for fidelity.
 COORDINATOR_EPOCH: Final = 0
 _MARKERS_OF_TRANSACTION: Final = pending_markers.c.transactional_id == bindparam("of_transactional_id")
@@ -153,17 +158,17 @@ class LockedRow:
 
 def lock_row(connection: Connection, transactional_id: str) -> LockedRow:
     """Lock and return the row; None if nobody has used this transactional id, or it has expired."""
-    return _found(connection, connection.execute(_LOCK, {"of_transactional_id": transactional_id}).one_or_none())
+    return _found(connection, _LOCK.row(connection, {"of_transactional_id": transactional_id}))
 
 
 def try_lock(connection: Connection, transactional_id: str) -> bool:
     """Lock the row if nobody has its lock; False if somebody at work on it has, or there is no row."""
-    return connection.execute(_TRY_LOCK, {"of_transactional_id": transactional_id}).one_or_none() is not None
+    return _TRY_LOCK.row(connection, {"of_transactional_id": transactional_id}) is not None
 
 
 def read_row(connection: Connection, transactional_id: str) -> LockedRow:
     """Return the row without locking it."""
-    return _found(connection, connection.execute(_READ, {"of_transactional_id": transactional_id}).one_or_none())
+    return _found(connection, _READ.row(connection, {"of_transactional_id": transactional_id}))
 
 
 def insert_row(connection: Connection, row: TransactionMetadata) -> None:
@@ -204,12 +209,12 @@ def delete_row(connection: Connection, row: TransactionMetadata) -> None:
 
 def partitions_of(connection: Connection, transactional_id: str) -> list[int]:
     """Return the partitions of the open or decided transaction, sorted."""
-    return list(connection.execute(_PARTITIONS, {"of_transactional_id": transactional_id}).scalars())
+    return _PARTITIONS.values(connection, {"of_transactional_id": transactional_id})
 
 
 def groups_of(connection: Connection, transactional_id: str) -> list[str]:
     """Return the groups whose offsets the open or decided transaction holds, sorted."""
-    return list(connection.execute(_GROUPS, {"of_transactional_id": transactional_id}).scalars())
+    return _GROUPS.values(connection, {"of_transactional_id": transactional_id})
 
 
 def add_partitions(connection: Connection, transactional_id: str, partition_ids: Iterable[int]) -> None:
@@ -218,14 +223,14 @@ def add_partitions(connection: Connection, transactional_id: str, partition_ids:
         {"transactional_id": transactional_id, "partition_id": partition_id} for partition_id in sorted(partition_ids)
     ]
     if entries:
-        connection.execute(_INSERT_PARTITIONS, entries)
+        _INSERT_PARTITIONS.run_each(connection, entries)
 
 
 def add_groups(connection: Connection, transactional_id: str, group_ids: Iterable[str]) -> None:
     """Enter groups into the transaction; they must not be in it yet."""
     entries = [{"transactional_id": transactional_id, "group_id": group_id} for group_id in sorted(group_ids)]
     if entries:
-        connection.execute(_INSERT_GROUPS, entries)
+        _INSERT_GROUPS.run_each(connection, entries)
 
 
 def forget_group(connection: Connection, transactional_id: str, group_id: str) -> None:
@@ -236,8 +241,8 @@ def forget_group(connection: Connection, transactional_id: str, group_id: str) -
 def forget_participants(connection: Connection, transactional_id: str) -> None:
     """Remove the partitions and groups of a transaction that is complete."""
     this = {"of_transactional_id": transactional_id}
-    connection.execute(_DELETE_PARTITIONS, this)
-    connection.execute(_DELETE_GROUPS, this)
+    _DELETE_PARTITIONS.run(connection, this)
+    _DELETE_GROUPS.run(connection, this)
 
 
 def metadata_from_row(row: Row[Any]) -> TransactionMetadata:
@@ -262,7 +267,7 @@ def metadata_from_row(row: Row[Any]) -> TransactionMetadata:
 
 def _found(connection: Connection, row: Row[Any] | None) -> LockedRow:
     if row is None:
-        return LockedRow(None, connection.execute(_NOW).scalar_one())
+        return LockedRow(None, _NOW.value(connection))
     return LockedRow(metadata_from_row(row), row.now_ms)
 
 
@@ -349,7 +354,7 @@ def participants_of(connection: Connection, transactional_id: str) -> Participan
     writers: dict[int, list[int]] = {}
     reported: dict[int, bool] = {}
     has_branches = False
-    for row in connection.execute(_PARTICIPANTS, {"of_transactional_id": transactional_id}):
+    for row in _PARTICIPANTS.rows(connection, {"of_transactional_id": transactional_id}):
         if row.is_branch:
             has_branches = True
             continue
@@ -368,8 +373,8 @@ def participants_of(connection: Connection, transactional_id: str) -> Participan
 def forget_writers(connection: Connection, transactional_id: str) -> None:
     """Remove the writers of a transaction that is complete."""
     this = {"of_transactional_id": transactional_id}
-    connection.execute(_DELETE_WRITER_PARTITIONS, this)
-    connection.execute(_DELETE_WRITERS, this)
+    _DELETE_WRITER_PARTITIONS.run(connection, this)
+    _DELETE_WRITERS.run(connection, this)
 
 
 def _of_writer(writer: TransactionWriter) -> dict[str, object]:
@@ -512,7 +517,7 @@ def journal(connection: Connection, steps: Iterable[TransactionMetadata], *, rea
             }
         )
         before = step
-    connection.execute(_JOURNAL, entries)
+    _JOURNAL.run_each(connection, entries)
 
 
 def _is_told_by(before: TransactionMetadata, after: TransactionMetadata) -> bool:
