@@ -9,7 +9,9 @@ from sqlalchemy import update
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, error_code, eventually, texts
 from txnstore import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from txnstore.clients.consumer import reader
 from txnstore.db.schema import partition_heads, record_batches
+from txnstore.log.fetch import fetch
 from txnstore.log.topics import delete_topic
 
 
@@ -46,6 +48,37 @@ def test_poll_waits_for_a_record_that_comes_later(log, assigned):
     assert consumer.poll(0.3) is None
     log.write("t", 0, b"late")
     assert consumer.poll(PATIENCE_SECONDS).value() == b"late"
+
+
+def test_commits_to_other_topics_cost_a_waiting_consumer_nothing(log, assigned, monkeypatch):
+    log.topic()
+    log.topic("other")
+    readings = []
+
+    def counted(connection, positions, **options):
+        readings.append(positions)
+        return fetch(connection, positions, **options)
+
+    monkeypatch.setattr(reader, "fetch", counted)
+    consumer = assigned({"isolation.level": "read_uncommitted"})
+    assert consumer.poll(0.5) is None
+    readings.clear()
+    start = time.monotonic()
+    for _ in range(30):
+        for _ in range(5):
+            log.write("other", 0, b"not for it")
+            transaction = log.transaction()
+            transaction.write("other", 0, b"nor this")
+            transaction.end(commit=True)
+        assert consumer.poll(0) is None
+    # It looks by itself from time to time: after half a second at first.
+    assert len(readings) <= 3 + (time.monotonic() - start) / 0.5
+    # Records alone, and a transaction's before it ends.
+    log.write("t", 0, b"for it")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"for it"
+    transaction = log.transaction()
+    transaction.write("t", 0, b"this, too")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"this, too"
 
 
 def test_consume_returns_what_there_is_when_the_time_is_up(log, assigned):

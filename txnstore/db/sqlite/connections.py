@@ -304,7 +304,7 @@ def _move(worker: sqlite3.Connection) -> Moved:
 
 #: How long a reader looks no more after commits of others alone: at first, and at most.
 VAIN_FIRST_SECONDS: Final = 0.001
-VAIN_LAST_SECONDS: Final = 0.025
+VAIN_LAST_SECONDS: Final = 0.05
 
 
 class _Waiting:
@@ -419,6 +419,7 @@ class FileWaiter:
         self._connection: sqlite3.Connection | None = None
         self._version: int | None = None
         self._seen: object = None
+        self._parameters = ("[]", "[]")
         self._has_moved()
         _waiting.add(path, self)
         close_before_fork(self, FileWaiter._close_connection)
@@ -471,11 +472,7 @@ class FileWaiter:
         if in_vain:
             self._vain_seconds = min(max(2 * self._vain_seconds, VAIN_FIRST_SECONDS), VAIN_LAST_SECONDS)
             # Touches have to wait.
-            self._signal.watch(-1)
-            is_woken = self._signal.wait(min(self._vain_seconds, left_seconds))
-            with self._lock:
-                self._signal.watch(self._watched)
-            if is_woken:
+            if self._signal.wait_alone(min(self._vain_seconds, left_seconds)):
                 return
         if self._watched >= 0:
             self._pause_ms = POLL_LAST_MS
@@ -514,13 +511,13 @@ class FileWaiter:
     def _compare(self, connection: sqlite3.Connection, *, is_first: bool) -> bool | None:
         if self.subjects.is_everything:
             return True
-        row = connection.execute(LOOK, self._parameters()).fetchone()
+        if is_first:
+            subjects = self.subjects
+            self._parameters = (json.dumps(sorted(subjects.partition_ids)), json.dumps(sorted(subjects.group_ids)))
+        row = connection.execute(LOOK, self._parameters).fetchone()
         seen, self._seen = self._seen, row
         # While a row waits, each commit may have let it go.
         return True if is_first or row != seen or row[0] else None
-
-    def _parameters(self) -> tuple[str, str]:
-        return json.dumps(sorted(self.subjects.partition_ids)), json.dumps(sorted(self.subjects.group_ids))
 
     def _adopt(self, opened: sqlite3.Connection) -> None:
         if self._connection is not None:
