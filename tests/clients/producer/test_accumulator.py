@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, PLACES, VALUE, Accumulator
+from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, PLACES, VALUE, Accumulator, DeliveryReport
 from txnstore.clients.producer.state import TransactionStage
 from txnstore.clients.producer.thread import Alarm
 from txnstore.log.topics import Topic
@@ -41,10 +41,15 @@ def test_what_was_taken_counts_until_it_is_released():
     queue = accumulator(records_max=2)
     add(queue, "t", 0, b"a")
     add(queue, "t", 0, b"bc")
-    queue.take_batches(5, 1000)
+    (batch,) = queue.take_batches(5, 1000)
     with pytest.raises(BufferError, match="Local: Queue full"):
         add(queue, "t", 0, b"d")
-    queue.release(1, 1)
+    report = DeliveryReport(batch.part(0, 1), base_offset=0)
+    queue.release(report)
+    assert (queue.record_count, queue.size_bytes) == (2, 3)
+    report.skip()
+    queue.release(report)
+    queue.release(report)
     add(queue, "t", 0, b"d")
     assert (queue.record_count, queue.size_bytes) == (2, 3)
 
@@ -177,3 +182,27 @@ def test_nothing_is_queued_or_counted_once_the_transaction_has_ended():
         add(queue, "t", 0, b"after")
     assert (queue.record_count, queue.size_bytes) == (1, 6)
     assert values(queue.take_batches(5, 1000)) == [("t", 0, [b"before"])]
+
+
+@pytest.mark.parametrize("known", [Topic(1, "t", "uuid", (1,), {"max.message.bytes": 640}, {}), None])
+def test_a_call_that_was_interrupted_before_its_record_was_queued_leaves_nothing_that_matters(monkeypatch, known):
+    queue = accumulator()
+    partition = 0 if known is not None else PARTITION_UNASSIGNED
+    queue_of_new = Accumulator._queue_of_new
+
+    def interrupted(*arguments):
+        queue_of_new(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Accumulator, "_queue_of_new", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.add("t", partition, known, b"lost", None, 0, None, None, 0.0, 4, 5)
+    assert queue.is_empty
+    assert (queue.record_count, queue.oldest_seconds, queue.oldest_unknown_seconds) == (0, None, None)
+    assert queue.waiting() == (None, False)
+    assert queue.take_expired(1.0) == []
+
+    queue.add("t", partition, known, b"queued", None, 0, None, None, 0.0, 6, 7)
+    (batch,) = queue.take_all()
+    assert (batch.values, batch.asked_for) == ([b"queued"], [] if known is not None else [7])

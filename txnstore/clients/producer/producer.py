@@ -652,7 +652,9 @@ class Producer:
         """Return how many records are queued, in flight, or wait for their report to be served."""
         if self._is_closed:
             return 0
-        return self._accumulator.settled_count()
+        # In a forked child the lock may be held for ever.
+        inherited = self._connection.is_inherited
+        return self._accumulator.record_count if inherited else self._accumulator.settled_count()
 
     def __bool__(self) -> bool:
         """Return True: a producer without records is one all the same."""

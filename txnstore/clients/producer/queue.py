@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from itertools import count as count_from
-from operator import length_hint
+from operator import attrgetter, length_hint
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from txnstore.clients.callbacks import EventQueue
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: How much of the topic's max.message.bytes is filled: what does not compress becomes a little larger by a codec.
 _FILLED_OF_64: Final = 63
+
+_PLACES: Final = attrgetter("places")
 
 #: Asked for by the caller: a partition chosen by key.
 PARTITION_UNASSIGNED: Final = -1
@@ -263,23 +265,21 @@ class Accumulator:
                 self._make_room(size_bytes)
             queue = self._queues.get((topic, partition))
             if queue is None or self._unassigned:
-                queue = self._queue_of_new(topic, partition, known)
+                queue = self._queue_of_new(topic, partition, known, asked_for)
             places = queue.places
             # No call in between: Ctrl-C finds all of this done, or nothing.
             places += (value, key, timestamp_ms, headers, callback, queued_seconds, size_bytes)
             self.record_count += 1
             self.size_bytes += size_bytes
             queue.size_bytes = waiting_bytes = queue.size_bytes + size_bytes
-            if queue.partition == PARTITION_UNASSIGNED:
-                queue.asked_for.append(asked_for)
             if waiting_bytes >= queue.notify_at_bytes or len(places) == self._batch_places_max:
                 is_full = waiting_bytes >= queue.batch_bytes_max
-                queue.notify_at_bytes = queue.batch_bytes_max + (waiting_bytes if is_full else 0)
                 if is_full or len(places) == self._batch_places_max:
                     self.alarm.ring()
                 else:
                     # Asleep until the record has lingered, or for less, the sender learns of it by itself.
                     self.alarm.ring(queued_seconds + self.linger_seconds)
+                queue.notify_at_bytes = queue.batch_bytes_max + (waiting_bytes if is_full else 0)
 
     def _make_room(self, size_bytes: int) -> None:
         """Count out what has been served meanwhile.
@@ -297,9 +297,13 @@ class Accumulator:
             self.settle()
             return self.record_count
 
-    def release(self, record_count: int, size_bytes: int) -> None:
-        """Count records out whose reports have been served."""
-        self.record_count -= record_count
+    def release(self, report: DeliveryReport) -> None:
+        """Count out the records of a report that have been served since this was last done."""
+        before, served_count = report.released_count, report.served_count
+        size_bytes = sum(report.batch.sizes_bytes[before:served_count])
+        # No call in between: Ctrl-C finds all of this done, or nothing.
+        report.released_count = served_count
+        self.record_count -= served_count - before
         self.size_bytes -= size_bytes
         if self.record_count == 0:
             self.changed.notify_all()
@@ -307,7 +311,7 @@ class Accumulator:
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not self._queues and not self._unassigned
+        return next(self._all_queues(), None) is None
 
     @property
     def oldest_seconds(self) -> float | None:
@@ -320,7 +324,9 @@ class Accumulator:
         Partitions for which `unless` is true are left out.
         """
         queues = [
-            queue for queue in self._queues.values() if unless is None or not unless(queue.topic, queue.partition)
+            queue
+            for queue in self._queues.values()
+            if queue.places and (unless is None or not unless(queue.topic, queue.partition))
         ]
         oldest_seconds = min((queue.oldest_seconds for queue in queues), default=None)
         return oldest_seconds, any(self._is_full(queue) for queue in queues)
@@ -328,7 +334,7 @@ class Accumulator:
     @property
     def oldest_unknown_seconds(self) -> float | None:
         """When the oldest record of a topic that is not known yet was queued."""
-        return min((queue.oldest_seconds for queue in self._unassigned.values()), default=None)
+        return min((queue.oldest_seconds for queue in self._unassigned.values() if queue.places), default=None)
 
     @property
     def unknown_topics(self) -> list[str]:
@@ -389,9 +395,13 @@ class Accumulator:
         self._unassigned.clear()
         return batches
 
-    def _queue_of_new(self, topic: str, partition: int, known: Topic | None) -> PartitionQueue:
-        """Return where a new record waits: not past those that were queued before the topic was known."""
-        return self._queue(topic, PARTITION_UNASSIGNED if topic in self._unassigned else partition, known)
+    def _queue_of_new(self, topic: str, partition: int, known: Topic | None, asked_for: int) -> PartitionQueue:
+        """Return where a new record is to wait: not past those that were queued before the topic was known."""
+        queue = self._queue(topic, PARTITION_UNASSIGNED if topic in self._unassigned else partition, known)
+        if queue.partition == PARTITION_UNASSIGNED:
+            # In its place, whatever an interrupted call has left there.
+            queue.asked_for[queue.record_count :] = [asked_for]
+        return queue
 
     def _queue(self, topic: str, partition: int, known: Topic | None) -> PartitionQueue:
         queues: dict[Any, PartitionQueue] = self._unassigned if partition == PARTITION_UNASSIGNED else self._queues
@@ -408,8 +418,9 @@ class Accumulator:
         return len(queue.places) >= self._batch_places_max or queue.size_bytes >= queue.batch_bytes_max
 
     def _all_queues(self) -> Iterator[PartitionQueue]:
-        yield from self._queues.values()
-        yield from self._unassigned.values()
+        # Ctrl-C may have come between a new queue and its first record.
+        for queues in self._queues, self._unassigned:
+            yield from filter(_PLACES, queues.values())
 
     def _drop_empty(self) -> None:
         self._queues = {key: queue for key, queue in self._queues.items() if queue.places}
@@ -419,7 +430,7 @@ class Accumulator:
 class DeliveryReport:
     """What became of records that travelled together."""
 
-    __slots__ = ("_callbacks", "_settled_count", "batch", "error", "is_wanted", "unserved")
+    __slots__ = ("_callbacks", "batch", "error", "is_wanted", "released_count", "unserved")
 
     def __init__(
         self,
@@ -436,7 +447,9 @@ class DeliveryReport:
         """Whether a record came with a callback of its own."""
 
         self._callbacks = iter(batch.callbacks)
-        self._settled_count = 0
+        self.released_count = 0
+        """How many of those that have been served count no more."""
+
         timestamp_type, timestamps_ms = TIMESTAMP_CREATE_TIME, iter(batch.timestamps_ms)
         if log_append_time_ms != NO_TIMESTAMP_MS:
             timestamp_type, timestamps_ms = TIMESTAMP_LOG_APPEND_TIME, repeat(log_append_time_ms)
@@ -467,12 +480,10 @@ class DeliveryReport:
         deque(self._callbacks, maxlen=0)
         return left_count
 
-    def take_served(self) -> tuple[int, int]:
-        """Return how many records have been served since this was last asked, and their bytes."""
-        sizes_bytes = self.batch.sizes_bytes
-        served_count = len(sizes_bytes) - length_hint(self._callbacks)
-        first, self._settled_count = self._settled_count, served_count
-        return served_count - first, sum(sizes_bytes[first:served_count])
+    @property
+    def served_count(self) -> int:
+        """How many records have been served."""
+        return self.batch.record_count - length_hint(self._callbacks)
 
 
 class DeliveryReports:
@@ -501,7 +512,8 @@ class DeliveryReports:
         """Let a report wait until it is served."""
         with self._changed:
             if self._only_errors and report.error is None:
-                self._accumulator.release(report.batch.record_count, report.batch.size_bytes)
+                report.skip()
+                self._accumulator.release(report)
             else:
                 self._reports.append(report)
             self._changed.notify_all()
@@ -571,7 +583,7 @@ class DeliveryReports:
     def _settle(self) -> None:
         """Count out what has been served of the first report; under the lock."""
         if self._reports:
-            self._accumulator.release(*self._reports[0].take_served())
+            self._accumulator.release(self._reports[0])
 
 
 #: The partitioners that treat an empty key as no key.
