@@ -133,7 +133,14 @@ def files_of_a_commit() -> set[str]:
     sys.setprofile(note)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            producer = Producer({"bootstrap.servers": f"sqlite:///{folder}/house.db", "transactional.id": "house"})
+            # Nothing leaves before the commit, however slow the machine is.
+            producer = Producer(
+                {
+                    "bootstrap.servers": f"sqlite:///{folder}/house.db",
+                    "transactional.id": "house",
+                    "linger.ms": 60_000,
+                }
+            )
             producer.init_transactions()
             for is_seen in (False, True):
                 producer.begin_transaction()
