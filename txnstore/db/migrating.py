@@ -39,9 +39,7 @@ def upgrade(connection: Connection, *, kind: str, schema: str) -> None:
     with _alone_and_quiet():
         from alembic import command  # slow to import, and rarely needed
 
-        config = _config(kind, schema)
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(_config_on(connection, kind, schema), "head")
 
 
 def downgrade(connection: Connection, *, kind: str, schema: str, to_version: int) -> None:
@@ -52,9 +50,7 @@ def downgrade(connection: Connection, *, kind: str, schema: str, to_version: int
     with _alone_and_quiet():
         from alembic import command
 
-        config = _config(kind, schema)
-        config.attributes["connection"] = connection
-        command.downgrade(config, _revision(to_version))
+        command.downgrade(_config_on(connection, kind, schema), _revision(to_version))
     if to_version == 0:
         version_table.drop(connection)
 
@@ -133,6 +129,15 @@ def _alone_and_quiet() -> Iterator[None]:
 def _revision(version: int) -> str:
     """Return Alembic's name of a version: a migration is called by the version that it makes."""
     return f"{version:04}" if version else "base"
+
+
+def _config_on(connection: Connection, kind: str, schema: str) -> Config:
+    if not connection.in_transaction():
+        # Alembic commits by itself where SQLAlchemy knows of no transaction: it has not seen that of the store begin.
+        connection.begin()
+    config = _config(kind, schema)
+    config.attributes["connection"] = connection
+    return config
 
 
 def _config(kind: str, schema: str, output: io.StringIO | None = None) -> Config:
