@@ -23,7 +23,7 @@ from tests.clients.membership.steps import (
     TURN_SECONDS,
     Crew,
 )
-from txnstore import Consumer
+from txnstore import Consumer, KafkaError, KafkaException
 from txnstore.db.opening import open_store
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
@@ -42,6 +42,8 @@ WORK_SECONDS = 0.005
 SLACK_SECONDS = 0.3
 #: What comes about within a second or two takes longer on a machine that is busy.
 PATIENCE_SECONDS = 40.0
+#: Said to a member that has not heard of it yet.
+GROUP_HAS_CHANGED = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS)
 
 
 def fill(log, name="t"):
@@ -115,6 +117,16 @@ def positions_of(member):
     return [tp for tp in member.consumer.position(member.consumer.assignment()) if tp.offset >= 0]
 
 
+def commits_position(member):
+    positions = positions_of(member)
+    try:
+        return bool(positions) and bool(member.consumer.commit(offsets=positions, asynchronous=False))
+    except KafkaException as error:
+        if error.args[0].code() not in GROUP_HAS_CHANGED:
+            raise
+        return False
+
+
 def has_all(reading):
     return len(set(reading.seen())) == PARTITIONS * RECORDS
 
@@ -159,10 +171,8 @@ def test_nothing_is_handed_out_past_the_local_deadline_until_the_group_has_answe
         count = len(reading.came_at)
     reading.until(lambda: len(reading.came_at) > count)
     reading.until(reading.is_shared)
-    # The commits of their new places count.
-    for member in reading.members:
-        reading.until(lambda member=member: positions_of(member))
-        assert member.consumer.commit(offsets=positions_of(member), asynchronous=False)
+    # The commits of their new places count, once each has heard which these are.
+    reading.until(lambda: reading.is_shared() and all(map(commits_position, reading.members)))
 
 
 @both_strategies
