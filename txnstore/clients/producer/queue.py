@@ -61,7 +61,7 @@ HEADERS: Final = 3
 CALLBACK: Final = 4
 QUEUED_SECONDS: Final = 5
 SIZE_BYTES: Final = 6
-#: How many they are.
+#: How many places a record takes.
 PLACES: Final = 7
 
 
@@ -135,7 +135,7 @@ class Batch:
     queued_seconds: Sequence[float]
     sizes_bytes: Sequence[int]
     asked_for: Sequence[int] = ()
-    """Which partition each was to go to, as long as `partition` is none."""
+    """Which partition was asked for by each, or -1, while `partition` is -1."""
 
     @classmethod
     def of(cls, topic: str, partition: int, places: list[Any], asked_for: Sequence[int] = ()) -> Batch:
@@ -254,7 +254,7 @@ class Accumulator:
 
         Raises:
             BufferError: the queue is full; serve delivery reports and try again.
-            KafkaException: the transaction is over: the record would belong to none.
+            KafkaException: the transaction is over, so the record would belong to no transaction.
         """
         with self._lock:
             gate = self.gate

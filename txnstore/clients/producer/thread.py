@@ -59,7 +59,7 @@ class Alarm:
         """Begin awake; `lock` is the producer's one lock."""
         self.lock = lock
         self._rung = threading.Condition(lock)
-        #: Until when somebody sleeps, by the monotonic clock, unless he is woken.
+        #: Until when the thread sleeps, by the monotonic clock, unless it is woken.
         self._sleeps_until = -math.inf
 
     def sleep(self, until_seconds: float = math.inf) -> None:
@@ -72,7 +72,7 @@ class Alarm:
             self._sleeps_until = -math.inf
 
     def ring(self, at_seconds: float = -math.inf) -> None:
-        """Wake who sleeps beyond this moment: there is something to do then, by default now."""
+        """Wake the thread if it would sleep beyond this moment, when there is something to do; by default now."""
         if at_seconds < self._sleeps_until:
             self._sleeps_until = -math.inf
             self._rung.notify_all()
