@@ -14,11 +14,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 
-from rich.console import Console
-from rich.table import Table
-
 from scripts import bench_branches, bench_clients, bench_cluster, bench_enlist, bench_groups, bench_log, bench_outbox
-from scripts.bench_support import MANY, Bench, Raw, Result
+from scripts.bench_support import Bench, Raw, Result, number, print_table
 from txnstore.db.opening import open_store
 from txnstore.testing.servers import choose_server
 
@@ -34,8 +31,9 @@ BENCHES = (
 
 
 @contextmanager
-def databases(names: list[str]) -> Iterator[list[tuple[str, str]]]:
+def databases(names: list[str], *, connections_max: int = 100) -> Iterator[list[tuple[str, str]]]:
     """Give the URL of an empty database for each name; servers and files are gone afterwards."""
+    settings = {"max_connections": str(connections_max)}
     with ExitStack() as stack:
         urls = []
         for name in names:
@@ -43,7 +41,7 @@ def databases(names: list[str]) -> Iterator[list[tuple[str, str]]]:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="txnstore-bench-"))
                 urls.append((name, f"sqlite:///{folder}/bench.db"))
             else:
-                server = stack.enter_context(choose_server().start(fsync=True))
+                server = stack.enter_context(choose_server().start(fsync=True, settings=settings))
                 server.create_database("txnstore_bench")
                 stack.callback(server.drop_database, "txnstore_bench")
                 urls.append((name, server.url("txnstore_bench")))
@@ -52,22 +50,23 @@ def databases(names: list[str]) -> Iterator[list[tuple[str, str]]]:
 
 def show(results: list[Result]) -> None:
     """Print the results as a table."""
-    table = Table(title=f"txnstore against the raw driver ({platform.machine()}, Python {platform.python_version()})")
-    for heading in ("database", "what", "against", "ours", "other", "unit", "ratio", "reach"):
-        table.add_column(heading, justify="right" if heading in ("ours", "other", "ratio") else "left")
-    for result in results:
-        figures = [f"{figure:,.0f}" if figure >= MANY else f"{figure:.2f}" for figure in (result.ours, result.other)]
-        mark = "" if result.reached else " !"
-        table.add_row(
-            result.database,
-            result.name,
-            result.against,
-            *figures,
-            result.unit,
-            f"{result.ratio:.2f}{mark}",
-            result.reach,
-        )
-    Console(width=150).print(table)
+    print_table(
+        f"txnstore against the raw driver ({platform.machine()}, Python {platform.python_version()})",
+        ("database", "what", "against", "ours", "other", "unit", "ratio", "reach"),
+        [
+            (
+                result.database,
+                result.name,
+                result.against,
+                *(number(figure) for figure in (result.ours, result.other)),
+                result.unit,
+                f"{result.ratio:.2f}{'' if result.reached else ' !'}",
+                result.reach,
+            )
+            for result in results
+        ],
+        numbers={"ours", "other", "ratio"},
+    )
 
 
 def main() -> None:

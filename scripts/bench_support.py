@@ -1,15 +1,21 @@
-"""What the benchmarks share: the raw driver, rounds that take turns, and a result with what is to be reached."""
+"""What the benchmarks share: the raw driver, rounds that take turns, results with what is to be reached, tables."""
 
 # ruff: noqa: S608 - what stands in these statements are constants of these files
 
 from __future__ import annotations
 
+import argparse
+import json
 import sqlite3
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from txnstore.db.postgresql.backend import connect_driver
 from txnstore.db.store import Store
@@ -62,15 +68,17 @@ class Raw:
             self.connection.execute(statement, parameters or None) if parameters else self.connection.execute(statement)
         )
 
-    def insert_rows(self, table: str, rows: list[tuple[Any, ...]]) -> None:
-        """Insert rows in one database transaction, in the fastest way that the driver has."""
+    def insert_rows(
+        self, table: str, rows: list[tuple[Any, ...]], types: Sequence[str] = ("int8", "int8", "bytea", "bytea")
+    ) -> None:
+        """Insert rows, with columns of these types, in one database transaction, as fast as the driver can."""
         self.run("BEGIN")
         if self.is_sqlite:
             marks = ", ".join("?" * len(rows[0]))
             self.connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
         else:
             with self.connection.cursor() as cursor, cursor.copy(f"COPY {table} FROM STDIN (FORMAT BINARY)") as copy:
-                copy.set_types(["int8", "int8", "bytea", "bytea"])
+                copy.set_types(types)
                 for row in rows:
                     copy.write_row(row)
         self.run("COMMIT")
@@ -127,3 +135,36 @@ def records(count: int) -> list[Record]:
     """Return records of 100 bytes, stamped now."""
     now_ms = time.time_ns() // 1_000_000
     return [Record(VALUE, timestamp_ms=now_ms) for _ in range(count)]
+
+
+def number(value: float) -> str:
+    """Return a figure as it stands in tables."""
+    return f"{value:,.0f}" if value >= MANY else f"{value:.2f}"
+
+
+def print_table(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str], width: int = 150
+) -> None:
+    """Print a table for a terminal; the columns under `numbers` stand to the right."""
+    table = Table(title=title)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in numbers else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=width).print(table)
+
+
+def write_files(
+    options: argparse.Namespace,
+    content: Mapping[str, Any],
+    *,
+    markdown: Callable[[], str] | None = None,
+    draw: Callable[[Path], object] | None = None,
+) -> None:
+    """Write the files that the command line asks for: `--json`, and `--markdown` and `--plot` where there are such."""
+    if options.json is not None:
+        options.json.write_text(json.dumps(content, indent=2, default=asdict), encoding="utf-8")
+    if markdown is not None and options.markdown is not None:
+        options.markdown.write_text(markdown(), encoding="utf-8")
+    if draw is not None and options.plot is not None:
+        draw(options.plot)

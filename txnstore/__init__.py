@@ -5,10 +5,6 @@ The names are those of `confluent_kafka`: a program changes its import and its `
 
 from __future__ import annotations
 
-import gc
-import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
@@ -40,16 +36,17 @@ from txnstore.clients.model.topic_partition import (
     OFFSET_STORED,
     TopicPartition,
 )
+from txnstore.late_import import import_late
 from txnstore.log.partitioners import consistent, fnv1a, murmur2
 
 if TYPE_CHECKING:
     from txnstore.clients.consumer.consumer import Consumer
-    from txnstore.clients.consumer.deserializing import DeserializingConsumer
+    from txnstore.clients.outcome import Outcome, PreparedTxnState, outcome
     from txnstore.clients.producer.producer import Producer
-    from txnstore.clients.producer.serializing import SerializingProducer
-    from txnstore.clients.producer.transactions import Outcome, PreparedTxnState, outcome
     from txnstore.confluent_kafka_names import install_as_confluent_kafka
+    from txnstore.deserializing_consumer import DeserializingConsumer
     from txnstore.outbox import Outbox
+    from txnstore.serializing_producer import SerializingProducer
 
 __all__ = [
     "OFFSET_BEGINNING",
@@ -97,14 +94,14 @@ __version__ = VERSION
 #: that imports txnstore for an error or for its command line does not have to wait for.
 _MODULES: Final = {
     "Consumer": "txnstore.clients.consumer.consumer",
-    "DeserializingConsumer": "txnstore.clients.consumer.deserializing",
+    "DeserializingConsumer": "txnstore.deserializing_consumer",
     "Outbox": "txnstore.outbox",
-    "Outcome": "txnstore.clients.producer.transactions",
-    "PreparedTxnState": "txnstore.clients.producer.transactions",
+    "Outcome": "txnstore.clients.outcome",
+    "PreparedTxnState": "txnstore.clients.outcome",
     "Producer": "txnstore.clients.producer.producer",
-    "SerializingProducer": "txnstore.clients.producer.serializing",
+    "SerializingProducer": "txnstore.serializing_producer",
     "install_as_confluent_kafka": "txnstore.confluent_kafka_names",
-    "outcome": "txnstore.clients.producer.transactions",
+    "outcome": "txnstore.clients.outcome",
 }
 _SUBMODULES: Final = frozenset(
     {"admin", "aio", "cimpl", "deserializing_consumer", "error", "serialization", "serializing_producer"}
@@ -114,25 +111,11 @@ _SUBMODULES: Final = frozenset(
 def __getattr__(name: str) -> Any:
     """Import a client, or a submodule, when it is asked for first (PEP 562)."""
     if name in _SUBMODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return import_late(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _collecting_later():
-        module = importlib.import_module(_MODULES[name])
-    found = globals()[name] = getattr(module, name)
+    found = globals()[name] = getattr(import_late(_MODULES[name]), name)
     return found
-
-
-@contextmanager
-def _collecting_later() -> Iterator[None]:
-    """Look for no garbage meanwhile: what an import makes stays, and looking through it takes a tenth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,13 @@ SECRET = "Hunter2SecretWord"
 PROGRAM = "from txnstore.cli import main; main()"
 
 
+def test_python_runs_the_package_as_the_program():
+    command = [sys.executable, "-m", "txnstore", "no such command"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "Usage: txnstore" in ended.stderr
+
+
 def test_the_version_is_that_of_the_package(txnstore, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: f"1.2.3 of {name}")
     assert txnstore("--version") == (0, "txnstore 1.2.3 of txnstore\n", "")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 from txnstore.clients.consumer import consumer as consumer_module
+from txnstore.clients.producer import pipeline as pipeline_module
 from txnstore.clients.producer import producer as producer_module
 
 #: What is written to, and what is read: only the latter has an end.
@@ -118,6 +119,23 @@ class CommitsBlock(Initializes):
             self.client.produce(TOPIC, b"v")
 
 
+class LeavesCommits(CommitsBlock):
+    """Waits once there is room for no more."""
+
+    def prepare(self):
+        super().prepare()
+        pipeline_module.PENDING_MAX = 3
+        self.client.begin_transaction()
+        self.client.produce(TOPIC, b"v")
+        self.client.commit_transaction_async().result(PATIENCE_SECONDS)
+
+    def block(self):
+        while True:
+            self.client.begin_transaction()
+            self.client.produce(TOPIC, b"v")
+            self.client.commit_transaction_async()
+
+
 class IsInBlock(CommitsBlock):
     def block(self):
         with self.client.transaction():
@@ -178,8 +196,8 @@ class ClosesConsumer(Reads):
 
 #: Calls that wait when nobody may write.
 WAIT_FOR_WRITERS = (
-    Polls, Flushes, Closes, Initializes, Commits, Aborts, SendsOffsets, CommitsBlock, IsInBlock, Reads, Consumes,
-    CommitsOffsets, ClosesConsumer,
+    Polls, Flushes, Closes, Initializes, Commits, Aborts, SendsOffsets, CommitsBlock, LeavesCommits, IsInBlock, Reads,
+    Consumes, CommitsOffsets, ClosesConsumer,
 )  # fmt: skip
 #: Calls that wait when nobody may read either.
 WAIT_FOR_READERS = (Lists, ReadsCommitted, ListsToConsumer, AsksForWatermarks)

@@ -43,6 +43,7 @@ PRODUCER_CALLS = {
     "begin_transaction": lambda producer: producer.begin_transaction(),
     "send_offsets_to_transaction": lambda producer: producer.send_offsets_to_transaction(HERE, NO_MEMBER),
     "commit_transaction": lambda producer: producer.commit_transaction(),
+    "commit_transaction_async": lambda producer: producer.commit_transaction_async(),
     "abort_transaction": lambda producer: producer.abort_transaction(),
     "enlist": lambda producer: producer.enlist(object()),
     "transaction": lambda producer: producer.transaction().__enter__(),

@@ -22,6 +22,7 @@ TOPIC = "orders"
 FILES = {
     "callers/enlisted.py",
     "producer/enlistment.py",
+    "producer/pipeline.py",
     "producer/producer.py",
     "producer/progress.py",
     "producer/thread.py",
@@ -155,6 +156,33 @@ def test_a_transaction_that_is_interrupted_anywhere_can_be_ended_and_the_next_on
     producer.close()
     found = [value.decode() for value in values(read_to_end(bank, TOPIC)) if value]
     assert [entry for entry in found if entry.startswith("next")] == [f"next {number}" for number in range(1, at + 1)]
+
+
+@pytest.mark.slow
+def test_a_commit_that_nobody_waits_for_is_left_or_not_wherever_it_is_interrupted(bank):
+    producer = Producer({"bootstrap.servers": bank, "transactional.id": "anna", "linger.ms": 9_000})
+    producer.init_transactions(PATIENCE_SECONDS)
+    wanted: list[str] = []
+    futures = []
+    for at, interrupt in every_interrupt():
+        producer.begin_transaction()
+        producer.produce(TOPIC, str(at), partition=0)
+        attempt(interrupt, lambda: futures.append(producer.commit_transaction_async()))
+        refused = None
+        if interrupt.where is not None:
+            refused = refusal_of(producer.abort_transaction, PATIENCE_SECONDS)
+            assert refused is None or str(refused.text).endswith("state Ready"), (interrupt.where, refused)
+        if interrupt.where is None or refused is not None:
+            wanted.append(str(at))
+        producer.begin_transaction()
+        producer.produce(TOPIC, f"next {at}", partition=0)
+        wanted.append(f"next {at}")
+        futures.append(producer.commit_transaction_async())
+    for future in futures:
+        assert future.result(PATIENCE_SECONDS) is None
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    producer.close()
+    assert values(read_to_end(bank, TOPIC)) == [value.encode() for value in wanted]
 
 
 @pytest.mark.slow

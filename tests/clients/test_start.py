@@ -28,6 +28,7 @@ NEVER = {
     "txnstore.spark",
     "txnstore.testing",
     "txnstore.transactions.listing",
+    "txnstore.transactions.recovery",
     "typer",
 }
 #: What only the one or the other database needs.
@@ -36,20 +37,27 @@ OF_OTHERS = {
     "postgresql": {"txnstore.db.sqlite.backend"},
 }
 
-PRODUCE = """
+#: Where this takes longer than a second, a producer asks who holds its readers back, and imports more: not here.
+ASK_NOBODY = """
 import sys
 from txnstore import Producer
+from txnstore.clients.producer import thread
 
+thread.WRITER_ASKS_SECONDS = 3600
+"""
+PRODUCE = (
+    ASK_NOBODY
+    + """
 producer = Producer({"bootstrap.servers": sys.argv[1]})
 producer.produce("started", b"value")
 assert producer.flush(60) == 0
 print(*sys.modules)
 producer.close()
 """
-PRODUCE_IN_TRANSACTION = """
-import sys
-from txnstore import Producer
-
+)
+PRODUCE_IN_TRANSACTION = (
+    ASK_NOBODY
+    + """
 producer = Producer({"bootstrap.servers": sys.argv[1], "transactional.id": "starts"})
 producer.init_transactions(60)
 producer.begin_transaction()
@@ -58,8 +66,10 @@ producer.commit_transaction(60)
 print(*sys.modules)
 producer.close()
 """
+)
 CONSUME = """
 import sys
+import txnstore.admin
 from txnstore import Consumer, TopicPartition
 
 consumer = Consumer({"bootstrap.servers": sys.argv[1], "group.id": "starts", "enable.auto.commit": False})

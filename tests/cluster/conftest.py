@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from sqlalchemy import select, update
@@ -18,7 +18,9 @@ from sqlalchemy import select, update
 from tests.transactions.bench import sent_offsets
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.opening import open_store
+from txnstore.db.postgresql.connections import ListenWaiter
 from txnstore.db.schema import databases, pending_markers, record_batches, stores
+from txnstore.db.sqlite.waiter import FileWaiter
 from txnstore.db.store import Store
 from txnstore.errors import StoreUnavailable
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
@@ -194,18 +196,33 @@ def row_of(cluster: Cluster, transactional_id: str) -> TransactionMetadata:
     return row
 
 
+#: What reads on the connection that waits for commits, and the stores that are away.
+_ROWS: Final[dict[Any, Any]] = {waiter: waiter.rows for waiter in (FileWaiter, ListenWaiter)}
+_down: Final[list[Store]] = []
+
+
 @contextmanager
 def down(cluster: Cluster, store: Store) -> Iterator[None]:
-    """Let a database be away: everything on the store fails as if it could not be reached."""
+    """Let a database be away: everything on the store fails as if it could not be reached.
+
+    What waits for commits reads nothing either, whichever database it waits for.
+    """
 
     def refuse(*_: object) -> None:
         raise StoreUnavailable(f"the database {store.label or ''!r}: it is away")
 
     store._attempt = refuse  # type: ignore[method-assign, assignment]
+    _down.append(store)
+    for waiter in _ROWS:
+        waiter.rows = lambda *_: None
     try:
         yield
     finally:
         del store._attempt
+        _down.remove(store)
+        if not _down:
+            for waiter, rows_of_waiter in _ROWS.items():
+                waiter.rows = rows_of_waiter
         # As if the pause were over.
         cluster._pauses.clear()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txnstore.errors import InvalidConfiguration
-from txnstore.spark.options import store_address, store_at
+from txnstore.spark.stores import store_address, store_at
 
 
 def test_several_databases_are_refused_by_spark(site):

@@ -18,7 +18,7 @@ from tests.crash.afterlives import (
 )
 from tests.crash.scenarios import FIRST, SECOND, SENT, Scenario, ends, recovers, sends
 from tests.crash.worlds import TIMEOUT_MS, Place, Step, World, look, state_of
-from tests.tools.crashes import CrashPoint, When, every_second_crash, noting
+from tests.tools.crashes import CrashPoint, When, every_second_crash, is_commit, noting
 from tests.tools.elsewhere import assert_sound_elsewhere
 from txnstore.db.store import Store
 from txnstore.model import ControlType
@@ -128,7 +128,7 @@ def _after_commits(numbers: Collection[int]) -> Callable[[CrashPoint], bool]:
         nonlocal commits
         if (point.step, point.when) == (1, When.BEFORE):
             return not numbers or 0 in numbers
-        if point.when is When.BEFORE or point.statement != "COMMIT":
+        if point.when is When.BEFORE or not is_commit(point.statement):
             return False
         commits += 1
         return not numbers or commits in numbers

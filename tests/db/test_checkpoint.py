@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -24,6 +26,7 @@ from txnstore.db.sqlite.connections import (
     connect,
     make_room,
 )
+from txnstore.db.statements import run_on_driver
 
 CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
 #: Where a file need not wait for a disk: how often matters here, not that it lasts.
@@ -90,6 +93,61 @@ def test_no_connection_of_a_store_checkpoints_by_itself(store, path, monkeypatch
     assert store.read(lambda connection: connection.exec_driver_sql(shown).scalar_one()) == 0
     with closing(store.waiter()) as waiter:
         assert waiter._connection.execute(shown).fetchone() == (0,)
+
+
+def test_the_connections_that_checkpoint_are_kept_until_the_store_is_closed(txnstore_sqlite_url, path, monkeypatch):
+    connections: list[tuple[sqlite3.Connection, int]] = []
+    with open_store(txnstore_sqlite_url) as store:
+        store.write(lambda connection: connection.exec_driver_sql("CREATE TABLE shop (data BLOB)"))
+        monkeypatch.setattr(sqlite_connections, "connect", recording(connections))
+        for _ in range(3):
+            write(store, WAL_BYTES_DUE)
+        assert len(connections) == 2
+        with closing(sqlite3.connect(path, timeout=0)) as other:
+            # They hold nothing meanwhile: the lock is free, and the log starts anew.
+            other.execute("BEGIN IMMEDIATE")
+    assert [is_open(connection) for connection, _ in connections] == [False, False]
+
+
+def test_a_checkpoint_that_failed_keeps_no_connection(store, path, other, monkeypatch):
+    connections: list[tuple[sqlite3.Connection, int]] = []
+    kept: list[Any] = []
+    monkeypatch.setattr(sqlite_connections, "connect", recording(connections))
+    assert checkpoint(path, kept)
+    assert [is_open(connection) for connection, _ in connections] == [True, True]
+    other.execute("BEGIN IMMEDIATE")
+    assert not checkpoint(path, kept)
+    assert kept == []
+    assert [is_open(connection) for connection, _ in connections] == [False, False]
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="nothing forks here")
+def test_no_connection_that_was_kept_is_open_while_the_process_forks(store):
+    """Neither that of the last write, nor those of the last checkpoint."""
+    write(store, WAL_BYTES_DUE)
+    written = store.write(the_drivers_connection)
+    assert store.write(the_drivers_connection) is written
+    pair = store.engine.dialect.checkpointer._kept[0]
+    try:
+        sqlite_connections._before_fork()
+    finally:
+        sqlite_connections.FORK_LOCK.release()
+    assert [is_open(connection) for connection in (written, *pair)] == [False] * 3
+    store.write(the_drivers_connection)
+    write(store, WAL_BYTES_DUE)
+
+
+def the_drivers_connection(connection):
+    run_on_driver(connection, "INSERT INTO shop VALUES ('')")
+    return connection.connection.driver_connection
+
+
+def is_open(connection):
+    try:
+        connection.execute("SELECT 1")
+    except sqlite3.ProgrammingError:
+        return False
+    return True
 
 
 def recording(connections):
@@ -194,7 +252,7 @@ def test_readers_that_overlap_without_a_pause_do_not_let_the_log_grow(store, pat
                 reader.go_on()
                 sizes.append(wal_bytes(path))
     assert max(sizes) < WAL_BYTES_ROOM + WAL_BYTES_DUE + 1_000_000
-    assert min(sizes[len(sizes) // 2 :]) < WAL_BYTES_DUE
+    assert min(sizes[len(sizes) // 2 :]) == WAL_BYTES_DUE
     assert 0 < waits.seconds < ROOM_LAST_SECONDS
 
 
@@ -221,6 +279,74 @@ def test_a_log_that_has_grown_is_moved_after_a_commit_and_starts_anew(store, pat
     assert WAL_BYTES_DUE < largest < 2 * WAL_BYTES_DUE
     write(store, 1)
     assert Path(path).stat().st_size > 20_000_000
+
+
+def test_a_log_that_starts_anew_keeps_its_space_and_is_moved_once_it_is_long_again(store, path, monkeypatch):
+    moved = []
+
+    def count(*arguments, **options):
+        moved.append(len(written))
+        return make_room(*arguments, **options)
+
+    monkeypatch.setattr(sqlite_connections, "make_room", count)
+    written = []
+    for _ in range(60):
+        write(store, 250_000)
+        written.append(wal_bytes(path))
+    # Four commits of 250,000 bytes are a megabyte of the log, and a bit more.
+    assert 3 <= len(moved) <= 60 * 260_000 / WAL_BYTES_DUE
+    assert min(b - a for a, b in itertools.pairwise(moved)) > 12
+    assert set(written[moved[0] + 1 :]) <= set(range(WAL_BYTES_DUE, WAL_BYTES_DUE + 260_000))
+
+
+def test_a_log_is_as_long_as_its_own_frames(store, path):
+    def salt(log, length_bytes):
+        return sqlite_connections._LogFile(log).salt(length_bytes)
+
+    write(store, WAL_BYTES_DUE)
+    log = f"{path}-wal"
+    assert wal_bytes(path) > WAL_BYTES_DUE
+    first = salt(log, WAL_BYTES_DUE)
+    assert first is not None
+    assert salt(log, 100_000) == first
+    assert salt(log, 2 * WAL_BYTES_DUE) is None
+    write(store, 100_000)
+    assert wal_bytes(path) == WAL_BYTES_DUE
+    assert salt(log, 100_000) not in {None, first}
+    assert salt(log, 200_000) is None
+    assert salt(log, WAL_BYTES_DUE) is None
+    nothing = Path(f"{path}-nothing")
+    nothing.touch()
+    assert salt(str(nothing), 100_000) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="they tell each other where writers stand in line")
+def test_of_several_processes_one_moves_the_log(path, store, txnstore_sqlite_url, monkeypatch):
+    """Another one who finds it long in the meantime leaves it alone, until the log has grown once more."""
+
+    def make_room_meanwhile(*arguments, **options):
+        calls.append(None)
+        if len(calls) == 1:
+            another.backend.after_commit(another.engine)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return make_room(*arguments, **options)
+
+    calls: list[None] = []
+    monkeypatch.setattr(sqlite_connections, "make_room", make_room_meanwhile)
+    with open_store(txnstore_sqlite_url) as another, closing(Reader(path)):
+        write(store, WAL_BYTES_DUE)
+        assert len(calls) == 1
+        another.backend.after_commit(another.engine)
+        store.backend.after_commit(store.engine)
+        assert len(calls) == 1
+        write(another, WAL_BYTES_DUE)
+        assert len(calls) == 2
+        # One that is stopped in the middle leaves it to the next one.
+        with pytest.raises(KeyboardInterrupt):
+            write(store, WAL_BYTES_DUE)
+        another.backend.after_commit(another.engine)
+        assert len(calls) == 4
 
 
 def test_a_reader_that_needs_the_log_only_delays_its_end(store, path, other):

@@ -12,6 +12,9 @@ from txnstore.db.opening import open_store
 from txnstore.db.postgresql.backend import connect_driver
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidUrl
+from txnstore.log.fetch import Room
+from txnstore.log.news import read_news
+from txnstore.model import IsolationLevel
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
 
@@ -143,8 +146,9 @@ def test_what_strangers_planted_in_the_search_path_is_never_called(
         with open_store(url) as store:
             client_path(store)
             with closing(store.waiter()) as waiter:
-                client_path(store, "more")
+                partition_id = client_path(store, "more")
                 assert waiter.wait(10_000)
+                assert read_news(waiter.rows, {partition_id: 0}, IsolationLevel.READ_COMMITTED, Room(100, 100_000))
         assert owner.execute("SELECT * FROM evil.caught").fetchall() == []
         # The traps do work: a client that trusts its search path falls into one.
         with connect_driver(parse_url(url)) as careless:

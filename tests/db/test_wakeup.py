@@ -12,15 +12,18 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import event
+from sqlalchemy import bindparam, event, literal, select
 
 from tests.tools.proxy import Proxy, upstream_of
-from txnstore.db.backend import EVERYTHING, Subjects
+from txnstore.db.backend import EVERYTHING, POLL_LAST_MS, Subjects
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import connections as postgresql_connections
 from txnstore.db.postgresql.connections import SILENCE_MS
+from txnstore.db.schema import partition_heads
 from txnstore.db.sqlite import connections as sqlite_connections
-from txnstore.db.sqlite.connections import FileWaiter
+from txnstore.db.sqlite import waiter as sqlite_waiter
+from txnstore.db.sqlite.waiter import FileWaiter
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import note_change
 from txnstore.errors import StoreBusy
 from txnstore.log.append import Append, append
@@ -252,6 +255,39 @@ def test_a_reader_is_woken_by_commits_to_what_it_reads_alone(orders, bills, url)
             settle(waiter)
 
 
+def test_a_notification_that_comes_with_an_answer_is_not_lost(postgresql, observer):
+    with closing(postgresql.store.waiter(about(postgresql))) as waiter:
+        settle(waiter)
+        (channel,) = waiter._heard - {postgresql_connections._ANYBODY}
+        observer.execute(f"NOTIFY {postgresql.store.channel}_{channel}")
+        # Whatever was sent before the question comes before its answer.
+        assert waiter.rows(HotStatement(select(literal(17).label("number"))), {}) == [(17,)]
+        assert is_woken(waiter)
+        assert not waiter.wait(SHORT_MS)
+
+
+def test_a_waiter_reads_alone_until_its_session_is_another_one(orders):
+    statement = HotStatement(
+        select(partition_heads.c.next_offset).where(partition_heads.c.partition_id == bindparam("of_partition_id"))
+    )
+    parameters = {"of_partition_id": orders.partition_id}
+    with closing(orders.store.waiter(about(orders))) as waiter:
+        for expected in range(3):
+            assert waiter.rows(statement, parameters) == [(expected,)]
+            orders.add()
+        if orders.store.backend.name == "postgresql":
+            # As behind a pooler.
+            waiter._connection.execute("DEALLOCATE ALL")
+            assert waiter.rows(statement, parameters) is None
+            settle(waiter)
+            orders.add()
+            assert is_woken(waiter)
+            waiter._close_connection()
+            assert waiter.rows(statement, parameters) is None
+            waiter._listen()
+            assert waiter.rows(statement, parameters) == [(4,)]
+
+
 def test_a_reader_that_turns_to_another_partition_hears_of_that_one(orders, bills):
     with closing(orders.store.waiter(about(orders))) as waiter:
         assert not waiter.listen(about(orders))
@@ -354,7 +390,7 @@ def test_a_reader_of_a_file_looks_seldom_while_others_commit(txnstore_sqlite_sto
             bills.add()
         seconds = time.monotonic() - start
         # The first ones follow closely.
-        assert len(looks) <= 6 + seconds / sqlite_connections.VAIN_LAST_SECONDS
+        assert len(looks) <= 6 + seconds / sqlite_waiter.VAIN_LAST_SECONDS
         orders.add()
         waiting.join(WAKE_LIMIT_SECONDS)
         assert not waiting.is_alive()
@@ -364,22 +400,41 @@ def test_a_reader_of_a_file_looks_seldom_while_others_commit(txnstore_sqlite_sto
 def test_a_touch_of_the_log_makes_readers_look_at_once_where_the_system_tells(
     txnstore_sqlite_store, monkeypatch, is_watched
 ):
-    monkeypatch.setattr(sqlite_connections, "POLL_LAST_MS", 60_000 if is_watched else 1)
+    for name in ("POLL_LAST_MS", "WATCHED_LAST_MS"):
+        monkeypatch.setattr(sqlite_waiter, name, 60_000 if is_watched else 1)
     if not is_watched:
-        monkeypatch.setattr(sqlite_connections._Inotify, "watch", lambda *_: -1)
+        monkeypatch.setattr(sqlite_waiter._Inotify, "watch", lambda *_: -1)
     elif sys.platform != "linux":
         pytest.skip("needs inotify")
     orders = Orders(txnstore_sqlite_store)
     with closing(orders.store.waiter(about(orders))) as waiter:
         assert (waiter._watched >= 0) == is_watched
         waiter.wait(0)
-        monkeypatch.setattr(sqlite_connections._waiting, "at", lambda _: [])
+        monkeypatch.setattr(sqlite_connections.waiting, "at", lambda _: [])
         for _ in range(3):
             waiting = threading.Thread(target=waiter.wait, args=(60_000,), daemon=True)
             waiting.start()
             orders.add()
             waiting.join(WAKE_LIMIT_SECONDS)
             assert not waiting.is_alive()
+
+
+def test_a_reader_of_a_file_that_nobody_writes_to_looks_less_and_less(txnstore_sqlite_store, monkeypatch):
+    if sys.platform != "linux":
+        pytest.skip("needs inotify")
+    orders = Orders(txnstore_sqlite_store)
+    with closing(orders.store.waiter(about(orders))) as waiter:
+        settle(waiter)
+        pauses: list[float] = []
+        monkeypatch.setattr(waiter._signal, "wait", pauses.append)
+        monkeypatch.setattr(waiter, "_has_moved", lambda: len(pauses) > 9)
+        assert waiter.wait(60_000)
+        assert pauses[-1] == sqlite_waiter.WATCHED_LAST_MS / 1000
+        assert pauses == sorted(pauses)
+        # Once there was something it is soon back.
+        pauses.clear()
+        assert waiter.wait(60_000)
+        assert pauses[0] == POLL_LAST_MS / 1000
 
 
 def listen(observer, store):
@@ -409,6 +464,49 @@ def test_many_commits_are_told_in_few_hints(postgresql, observer):
         postgresql.store.announce()
     hints = len(list(observer.notifies(timeout=1)))
     assert 1 <= hints < 1_000
+
+
+@pytest.fixture
+def announced(postgresql, observer):
+    """A store that has told of something, and its announcer, whose thread is told of nothing any more."""
+    listen(observer, postgresql.store)
+    postgresql.store.announce()
+    assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+    announcer = postgresql.store._announcer
+    until(lambda: announcer._is_free)
+    return postgresql.store, announcer
+
+
+def test_a_writer_notifies_by_itself_where_nothing_is_under_way(announced, observer, monkeypatch):
+    store, announcer = announced
+    thread = announcer._thread
+    # Without its thread: it hears of nothing.
+    monkeypatch.setattr(announcer, "_due", threading.Event())
+    for _ in range(3):
+        announcer._sends_again_at = 0
+        # Where the answer to the one before has come.
+        until(lambda: not announcer._asked or not announcer._connection.pgconn.is_busy() or read_more(announcer))
+        store.announce()
+        assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+    assert announcer._thread is thread
+    assert not announcer._due.is_set()
+
+
+def read_more(announcer):
+    announcer._connection.pgconn.consume_input()
+    return False
+
+
+def test_a_notification_that_was_sent_on_a_connection_that_had_broken_is_sent_again(announced, observer):
+    store, announcer = announced
+    observer.execute(
+        "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity WHERE query LIKE '%pg_notify(%'"
+        " AND pid <> pg_backend_pid() AND datname = current_database()"
+    )
+    for _ in range(2):
+        announcer._sends_again_at = 0
+        store.announce()
+    assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
 
 
 def test_without_a_connection_to_listen_on_a_reader_looks_again_and_again(proxied, proxy, monkeypatch):
@@ -475,7 +573,7 @@ def test_a_file_that_cannot_be_read_for_a_moment_wakes_and_is_opened_again(txnst
     with closing(orders.store.waiter()) as waiter:
         settle(waiter)
         with monkeypatch.context() as patched:
-            patched.setattr(sqlite_connections, "connect", refuse)
+            patched.setattr(sqlite_waiter, "connect", refuse)
             waiter._close_connection()
             orders.add(wakes_readers=False)
             assert not waiter.wait(20)
@@ -509,7 +607,7 @@ def test_a_fork_and_a_reader_that_opens_its_file_wait_for_each_other_only_so_lon
         # As the first look of a fork does, which looks again until all is closed.
         waiter._close_connection()
         connect = sqlite_connections.connect
-        monkeypatch.setattr(sqlite_connections, "connect", connect_during_fork)
+        monkeypatch.setattr(sqlite_waiter, "connect", connect_during_fork)
         reading = threading.Thread(target=waiter.wait, args=(0,), daemon=True)
         reading.start()
         assert is_opening.wait(WAKE_LIMIT_SECONDS)

@@ -218,7 +218,8 @@ def test_who_ends_the_demonstration_ends_its_query(tmp_path):
                 break
         [log] = tmp_path.glob("txnstore-demo-*")
         while not (log / "spark.log").exists() and process.poll() is None:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
     assert [line for line in command_lines() if "refunds.py" in line and str(tmp_path) in line] == []

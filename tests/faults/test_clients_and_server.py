@@ -227,13 +227,15 @@ def test_clients_go_on_by_themselves_when_the_server_is_killed(cluster, url, top
 
 def test_a_worker_that_consumes_and_produces_does_each_thing_once_when_the_server_is_killed(cluster, url, topic, until):
     source, target = f"{topic}-in", f"{topic}-out"
-    count = 250
-    with producer_of(url) as writer:
-        for number in range(count):
-            writer.produce(source, b"%d" % number)
-        assert writer.flush(PATIENCE_SECONDS) == 0
+    numbers = itertools.count()
+    writer = producer_of(url)
     consumer, producer = consumer_of(url, auto_offset_reset="earliest"), producer_of(url, transactional_id=topic)
     source_partition = TopicPartition(source, 0)
+
+    def write():
+        # As long as the server is killed now and then: the worker never runs out of work.
+        writer.produce(source, b"%d" % next(numbers))
+        return writer.flush(0.05) == 0
 
     def transform():
         messages = [message for message in consumer.consume(5, 0.1) if message.error() is None]
@@ -250,15 +252,21 @@ def test_a_worker_that_consumes_and_produces_does_each_thing_once_when_the_serve
     try:
         producer.init_transactions(PATIENCE_SECONDS)
         consumer.assign([source_partition])
-        work = Work(transform)
+        writing, work = Work(write), Work(transform)
         try:
-            kill_and_start(cluster, [work], until)
+            try:
+                kill_and_start(cluster, [writing, work], until)
+            finally:
+                writing.stop()
+            assert writer.flush(PATIENCE_SECONDS) == 0
+            count = next(numbers)
             until(lambda: committed_offset(consumer, source_partition) == count, PATIENCE_SECONDS)
         finally:
             work.stop()
     finally:
         consumer.close()
         producer.close()
+        writer.close()
     assert records(url, target) == [b"%d" % number for number in range(count)]
 
 

@@ -166,7 +166,13 @@ def test_a_client_that_stopped_with_the_lock_of_a_partition_loses_it(
     assert direct.values() == [b"from another client"]
 
 
-SILENCE = {"statement_timeout_ms": 300, "answer_timeout_ms": 300, "idle_timeout_ms": 300, "transaction_timeout_ms": 900}
+#: Short, but longer than a busy machine keeps a client from its next statement.
+SILENCE = {
+    "statement_timeout_ms": 1_000,
+    "answer_timeout_ms": 1_000,
+    "idle_timeout_ms": 2_000,
+    "transaction_timeout_ms": 4_000,
+}
 
 
 @pytest.mark.parametrize("side", ["before", "after"])

@@ -32,7 +32,7 @@ def assert_pinned(requirements, lock):
 
 
 def test_the_lock_holds_no_address(locks):
-    assert sorted(locks) == ["development", "uv"]
+    assert sorted(locks) == ["development", "queues", "uv"]
     assert [name for name, lock in locks.items() if "://" in lock or "--" in lock.replace("--hash=", "")] == []
 
 

@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 
 from txnstore.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge, UnsupportedCompression
 from txnstore.log import columns
-from txnstore.log.codec import EncodedBatch, RecordBatch, checksum, control_record_bytes, decode, encode, encode_control
-from txnstore.log.columns import Codec
+from txnstore.log.codec import (
+    EncodedBatch,
+    RecordBatch,
+    checksum,
+    control_columns,
+    control_record_bytes,
+    decode,
+    encode,
+    encode_control,
+)
+from txnstore.log.columns import Codec, pack_bytes
 from txnstore.model import ControlType, ProducerIdentity, Record, StoredRecord, TimestampType
 
 BASE_OFFSET = 5000
@@ -235,6 +244,27 @@ def test_a_marker_can_be_shown_as_kafka_writes_it(control_type: ControlType) -> 
     key, value = control_record_bytes(control_type, 258)
     assert key == struct.pack(">hh", 0, control_type)
     assert value == b"\0\0\0\0\x01\x02"
+
+
+@pytest.mark.parametrize("control_type", ControlType)
+@pytest.mark.parametrize("producer", [ProducerIdentity(0, 0), ProducerIdentity(2**63 - 1, 32767)])
+@pytest.mark.parametrize(("coordinator_epoch", "timestamp_ms"), [(0, 0), (3, 1_700_000_000_000)])
+def test_the_columns_of_a_marker_are_those_of_its_batch(
+    control_type: ControlType, producer: ProducerIdentity, coordinator_epoch: int, timestamp_ms: int
+) -> None:
+    of: Any = {"coordinator_epoch": coordinator_epoch, "producer": producer, "timestamp_ms": timestamp_ms}
+    columns = control_columns(control_type, **of)
+    assert columns == encode_control(control_type, **of).columns()
+    # Nobody writes into what the next one begins with.
+    columns["record_count"] = 7
+    assert control_columns(control_type, **of)["record_count"] == 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 9, 10, 99, 100, 12_345])
+def test_a_single_key_or_value_is_packed_as_several_are(length: int) -> None:
+    cell: Any = bytearray(length)
+    assert pack_bytes([bytes(cell)], "value") == pack_bytes([cell], "value")
+    assert pack_bytes([None], "value").data is None
 
 
 def test_a_stamped_batch_has_the_appends_time_for_all_records() -> None:

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import Connection, event, update
 
 from tests.models.model import LAST_EPOCH, Batch, Model, Refused
+from tests.tools.crashes import is_commit
 from tests.tools.elsewhere import Elsewhere
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import transactions
@@ -80,7 +81,7 @@ def dying_after(store: Store, commits: int | None) -> Iterator[None]:
 
     def die(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
         nonlocal left
-        if left is not None and statement == "COMMIT":
+        if left is not None and is_commit(statement):
             if left == 0:
                 raise Died
             left -= 1

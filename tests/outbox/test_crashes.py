@@ -100,7 +100,8 @@ def test_a_second_crash_is_no_worse_than_the_first(url, store, make, victims):
     helper = victims()
 
     def recover(subject: Round) -> None:
-        sequence_outbox(helper)
+        # The server may not have noticed yet that the first one is dead.
+        sequence_outbox(helper, waits=True)
 
     def matters(point: CrashPoint) -> bool:
         # The others leave no traces, as the test before shows; on PostgreSQL a crash takes longer.

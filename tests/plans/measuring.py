@@ -58,8 +58,8 @@ def measured(database: str) -> Iterator[list[Touched]]:
     def after(connection: Connection, cursor: Any, *_: Any) -> None:
         touched = connection.info.get(_CURRENT)
         if connection.dialect.name == database == "postgresql" and touched is not None:
-            # The driver has all of it by now.
-            touched.fetched = cursor.rowcount if cursor.description else 0
+            # The driver has all of it by now; the statement that commits a whole transaction has no cursor.
+            touched.fetched = cursor.rowcount if cursor is not None and cursor.description else 0
 
     event.listen(Engine, "before_cursor_execute", before)
     event.listen(Engine, "after_cursor_execute", after)

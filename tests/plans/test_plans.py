@@ -7,12 +7,15 @@ too.  What a call may touch does not depend on how much there is.
 from __future__ import annotations
 
 import itertools
+import re
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection
 
@@ -23,6 +26,9 @@ from tests.transactions.bench import Producer as CoreProducer
 from tests.transactions.bench import sent_offsets
 from txnstore import Consumer, ConsumerGroupTopicPartitions, Producer, TopicCollection, TopicPartition
 from txnstore.admin import AdminClient, OffsetSpec
+from txnstore.db.backend import Subjects
+from txnstore.db.statements import HotStatement
+from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.groups import coordinator as group_coordinator
 from txnstore.groups.administration import find_group, list_offsets
@@ -31,8 +37,10 @@ from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.append import Append, append, find_appended
 from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp, read_bounds
 from txnstore.log.codec import encode
-from txnstore.log.fetch import PAGE_OFFSETS_MAX, fetch
+from txnstore.log.fetch import PAGE_OFFSETS_MAX, Page, Room, fetch
+from txnstore.log.news import OFFSETS_MAX, read_news
 from txnstore.log.outbox.rows import has_outbox_rows
+from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import DUTIES, MaintenanceDuty
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -162,6 +170,10 @@ def _committed(big: BigStore, connection: Connection) -> None:
     commit_offsets(connection, GroupMembership("simple"), offsets)
 
 
+def _append_to(store: Store, partition_id: int) -> None:
+    store.write(lambda connection: append(connection, [Append(partition_id, encode([Record(b"a")]))]))
+
+
 def _report(group_id: str) -> Report:
     return Report(GroupMembership(group_id, NO_GENERATION, uuid.uuid4().hex), 1, frozenset())
 
@@ -258,6 +270,22 @@ def _held_back(big: BigStore) -> int:
     return big.held_back
 
 
+def _news(ends: Callable[[BigStore], Mapping[int, int]], isolation: IsolationLevel = COMMITTED) -> _Call:
+    """Ask as a reader that waits does, but where statements are measured."""
+
+    def work(big: BigStore, connection: Connection) -> None:
+        def run(statement: HotStatement, parameters: Mapping[str, int]) -> list[Any]:
+            return statement.rows(connection, parameters)
+
+        assert read_news(run, ends(big), isolation, Room(10_000, 8 * 1024 * 1024)) is not None
+
+    return _read(work)
+
+
+def _all_ends(big: BigStore) -> dict[int, int]:
+    return {big.transactions: 299_998, big.plain: 499_998, big.held_back: OPEN_OFFSET}
+
+
 #: A page of 100 batches: their sizes, then they themselves.
 PAGE = {"rows": 500, "instructions": 10_000}
 #: The batches of as many offsets as one page looks at.
@@ -281,6 +309,10 @@ CALLS = [
     Call("page below an open transaction", _page(_held_back, OPEN_OFFSET - 10)),
     Call("page at the last stable offset", _page(_held_back, OPEN_OFFSET)),
     Call("page at the end", _page(_plain, 499_990)),
+    Call("news at the end", _news(lambda big: {big.plain: 499_998}), **PAGE),
+    Call("news at the end of transactions", _news(lambda big: {big.transactions: 299_998}), **PAGE),
+    Call("news of several partitions", _news(_all_ends), rows=OFFSETS_MAX + 50, instructions=50 * OFFSETS_MAX),
+    Call("news of a reader that sees all", _news(lambda big: {big.plain: 499_998}, UNCOMMITTED), **PAGE),
     Call("offset at the earliest time", _of_time(0, _plain)),
     Call("offset at a time in the middle", _of_time(250_000, _plain)),
     Call("offset at a time of the last records", _of_time(499_000, _plain)),
@@ -324,6 +356,43 @@ CALLS += [
     Call("look into the outbox", _read(lambda _, connection: has_outbox_rows(connection))),
     Call("consumer", _consumer),
 ]
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["with statistics", "before there are any"])
+def test_the_plan_that_a_waiting_reader_keeps_goes_by_the_key(txnstore_postgresql_store: Store, is_known: bool) -> None:
+    """It is made once, mostly while the tables are still empty, and kept for what comes."""
+    store = txnstore_postgresql_store
+    (partition_id,) = store.write(lambda connection: create_topic(connection, "t")).partition_ids
+    with closing(store.waiter(Subjects(frozenset([partition_id])))) as waiter:
+
+        def ask(position: int) -> Page:
+            found = read_news(waiter.rows, {partition_id: position}, COMMITTED, Room(100, 100_000))
+            assert found is not None
+            return found[partition_id]
+
+        ask(0)
+        for number in range(1_000):
+            _append_to(store, partition_id)
+            if number % 100 == 0:
+                ask(number)
+        listening: psycopg.Connection[Any] = vars(waiter)["_connection"]
+        if is_known:
+            listening.execute("VACUUM ANALYZE")
+        assert len(ask(998).batches) == 2
+        (name,) = vars(waiter)["_prepared"]
+        kept = listening.execute("SELECT generic_plans, custom_plans FROM pg_prepared_statements").fetchall()
+        assert kept == [(12, 0)]
+        count = listening.execute("SELECT cardinality(parameter_types) FROM pg_prepared_statements").fetchone()
+        assert count is not None
+        listening.execute("SET plan_cache_mode = force_generic_plan")
+        listening.execute("SET search_path = pg_catalog, pg_temp")
+        rows = listening.execute(f"EXPLAIN EXECUTE {name}({', '.join(['0'] * count[0])})").fetchall()
+        plan = "\n".join(row[0] for row in rows)
+        assert plan.count("Index Scan using record_batches_pk on record_batches") == 1, plan
+        assert re.search(r"Index Cond: .*partition_id = \$\d.*last_offset >= \$\d.*last_offset < \$\d", plan)
+        for index in ("finished_transactions_producer", "producer_states_open", "outbox_waiting"):
+            assert f"using {index} " in plan, plan
+        assert "Seq Scan on record_batches" not in plan
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)

@@ -21,9 +21,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
-from txnstore.spark import sink_writer
 from txnstore.spark.data_source import TxnStoreDataSource
-from txnstore.spark.sink_writer import batch_writer, stream_writer
 
 PLACES: Final = ("before-write", "mid-write", "after-write", "before-decision", "after-decision")
 #: A chunk of a task, so that there is a middle.
@@ -96,9 +94,13 @@ class SteppedDataSource(TxnStoreDataSource):
         return "txnstore_stepped"
 
     def writer(self, schema, overwrite):
+        from txnstore.spark.sink_writer import batch_writer
+
         return _SteppedBatchWriter(batch_writer(self._own_options(), schema, overwrite=overwrite), self._folder)
 
     def streamWriter(self, schema, overwrite):  # noqa: N802 - Spark's name
+        from txnstore.spark.sink_writer import stream_writer
+
         return _SteppedStreamWriter(stream_writer(self._own_options(), schema, overwrite=overwrite), self._folder)
 
     @property
@@ -119,7 +121,9 @@ class _Stepped:
         context = TaskContext.get()
         batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0) if context else 0
         steps.come_by("before-write", batch_id)
-        sink_writer.APPEND_ROWS = _ROWS
+        from txnstore.spark import sink_task  # as late as the sink itself imports it
+
+        sink_task.APPEND_ROWS = _ROWS
         message = self._inner.write(_interrupted(iterator, steps, batch_id))
         steps.come_by("after-write", batch_id)
         return message

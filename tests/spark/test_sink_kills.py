@@ -43,12 +43,15 @@ class Driver:
         self.queries.append(
             {
                 "url": url,
-                "checkpoint": str(self.folder / f"checkpoint-{name}"),
+                "checkpoint": str(self.checkpoint(name)),
                 "steps": str(steps.folder),
                 "per_batch": per_batch,
             }
         )
         return steps
+
+    def checkpoint(self, name: str) -> Path:
+        return self.folder / f"checkpoint-{name}"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -111,9 +114,9 @@ class Driver:
 
 @pytest.mark.parametrize("places", KILLS, ids=["while-tasks-write", "when-they-have"])
 def test_a_driver_that_is_killed_at_every_step_of_a_batch_writes_each_record_once(
-    txnstore_sqlite_url, txnstore_postgresql_url, spark_environment, tmp_path, places
+    txnstore_sqlite_url, txnstore_postgresql_url, spark, spark_environment, tmp_path, places
 ):
-    """One driver serves both databases: a Spark takes its time to start."""
+    """One driver serves both databases, and the last one is this process: a Spark takes its time to start."""
     urls = {"sqlite": txnstore_sqlite_url, "postgresql": txnstore_postgresql_url}
     driver = Driver(tmp_path, spark_environment)
     steps = []
@@ -125,8 +128,8 @@ def test_a_driver_that_is_killed_at_every_step_of_a_batch_writes_each_record_onc
         for each in steps:
             each.at(place, batch_id, "wait")
         driver.kill_at(f"{place}-{batch_id}", steps)
-    driver.finish()
-    for url in urls.values():
+    for name, url in urls.items():
+        finish(start(spark, url, driver.checkpoint(name)))
         check(url)
         assert wasted(url) > 0, "nothing was killed in the middle of its work"
 

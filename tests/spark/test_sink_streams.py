@@ -15,6 +15,8 @@ from txnstore.model import IsolationLevel
 pytestmark = pytest.mark.slow
 
 COUNT = 200
+#: Three batches: with what is aborted and the ends of transactions there are twice as many offsets as records.
+PER_BATCH = 160
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_tasks_that_fail_or_are_killed_are_tried_again_and_leave_nothing(spark, 
     steps.at("mid-write", 1, "kill")
     steps.at("after-write", 1, "raise")
     steps.at("after-write", 2, "kill")
-    query = start(spark, pipeline, tmp_path / "checkpoint", steps=steps)
+    query = start(spark, pipeline, tmp_path / "checkpoint", steps=steps, per_batch=PER_BATCH)
     finish(query)
     assert query.exception() is None
     assert len(steps.taken()) == 5
@@ -66,12 +68,12 @@ def test_a_driver_that_fails_after_its_decision_aborts_nothing_and_drops_the_rep
     spark, pipeline, steps, tmp_path, action
 ):
     steps.at("after-decision", 1, action)
-    query = start(spark, pipeline, tmp_path / "checkpoint", steps=steps)
+    query = start(spark, pipeline, tmp_path / "checkpoint", steps=steps, per_batch=PER_BATCH)
     with pytest.raises(StreamingQueryException):
         finish(query)
     with open_store(pipeline) as store:
         decided = read(store, "out")
-    again = start(spark, pipeline, tmp_path / "checkpoint", steps=steps)
+    again = start(spark, pipeline, tmp_path / "checkpoint", steps=steps, per_batch=PER_BATCH)
     finish(again)
     assert batches(again)[0] == 1, "Spark has not replayed the batch"
     with open_store(pipeline) as store:
@@ -82,15 +84,15 @@ def test_a_driver_that_fails_after_its_decision_aborts_nothing_and_drops_the_rep
 
 def test_an_older_checkpoint_and_a_lost_one_write_nothing_twice(spark, pipeline, tmp_path):
     checkpoint, copy = tmp_path / "checkpoint", tmp_path / "copy"
-    finish(start(spark, pipeline, checkpoint))
+    finish(start(spark, pipeline, checkpoint, per_batch=PER_BATCH))
     shutil.copytree(checkpoint, copy)
     fill(pipeline, COUNT, 150)
-    finish(start(spark, pipeline, checkpoint))
+    finish(start(spark, pipeline, checkpoint, per_batch=PER_BATCH))
     check(pipeline)
 
     # The backup of yesterday; its next batches are cut otherwise than they were.
     fill(pipeline, COUNT + 150, 30)
-    older = start(spark, pipeline, copy, per_batch=70)
+    older = start(spark, pipeline, copy, per_batch=110)
     finish(older)
     assert older.exception() is None
     check(pipeline)

@@ -15,7 +15,7 @@ from txnstore.errors import InvalidRequest, OutcomeUnknown, ProducerFenced, Reco
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic, find_topics
 from txnstore.model import IsolationLevel
-from txnstore.spark import options, sink_writer
+from txnstore.spark import sink_retries, sink_task, sink_writer, stores
 from txnstore.spark.sink_writer import batch_writer, stream_writer
 from txnstore.transactions import writers
 
@@ -95,8 +95,8 @@ class Query:
 def opened_stores():
     """Stores that the sink opens are closed with the test."""
     yield
-    while options._stores:
-        options._stores.popitem()[1].close()
+    while stores._stores:
+        stores._stores.popitem()[1].close()
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_records_of_all_tasks_are_there_once_the_driver_has_decided_and_not_befo
 
 
 def test_a_failed_attempt_leaves_nothing_and_its_repetition_counts(query, out, monkeypatch):
-    monkeypatch.setattr(sink_writer, "APPEND_ROWS", 1)
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 1)
 
     def failing():
         yield from rows("a", "b", "c")
@@ -147,7 +147,7 @@ def test_of_two_attempts_that_finish_the_one_that_spark_names_counts(query, out)
 
 
 def test_a_decided_batch_that_comes_again_is_drained_and_dropped(query, out, monkeypatch):
-    monkeypatch.setattr(sink_writer, "APPEND_ROWS", 1)
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 1)
     query.run(0, rows("a"), rows("b"))
     for run_id in ("run-1", "run-2"):
         query.run_id = run_id
@@ -171,7 +171,7 @@ def test_a_new_run_takes_over_from_a_dead_one_that_had_not_decided(query, out):
 
 
 def test_two_runs_of_one_query_fence_each_other(query, out, monkeypatch):
-    monkeypatch.setattr(sink_writer, "APPEND_ROWS", 1)
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 1)
     messages = [query.task(0, rows("a"))]
     newer = Query(query.url, run_id="run-2")
 
@@ -268,7 +268,7 @@ def test_topics_are_not_made_if_they_are_not_to_be(query, out):
 
 
 def test_a_record_that_is_too_large_is_named_by_its_row_and_nothing_is_visible(query, out, monkeypatch):
-    monkeypatch.setattr(sink_writer, "APPEND_ROWS", 2)
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 2)
     with pytest.raises(RecordTooLarge, match=r"row 3 of the task .* topic out, 1048588") as caught:
         query.task(0, rows("a", ["b", "c"], "secret" * 300_000))
     assert "secret" not in str(caught.value)
@@ -276,7 +276,7 @@ def test_a_record_that_is_too_large_is_named_by_its_row_and_nothing_is_visible(q
 
 
 def test_no_database_transaction_is_open_while_rows_are_pulled(query, out, monkeypatch):
-    monkeypatch.setattr(sink_writer, "APPEND_ROWS", 1)
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 1)
 
     def reading_the_same_file():
         for number, batch in enumerate(rows("a", "b", "c")):
@@ -290,7 +290,7 @@ def test_no_database_transaction_is_open_while_rows_are_pulled(query, out, monke
 
 def test_lost_answers_change_nothing(query, out, monkeypatch):
     """Every step is done, its answer lost, and done again."""
-    monkeypatch.setattr(sink_writer, "_PAUSE_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(sink_retries, "_PAUSE_FIRST_SECONDS", 0.0)
     lost = []
 
     def losing(step):
@@ -304,7 +304,7 @@ def test_lost_answers_change_nothing(query, out, monkeypatch):
 
         return twice
 
-    for module, name in ((sink_writer, "open_writer"), (sink_writer, "append_as_writer"), (sink_writer, "decide")):
+    for module, name in ((sink_task, "open_writer"), (sink_task, "append_as_writer"), (sink_writer, "decide")):
         monkeypatch.setattr(module, name, losing(getattr(module, name)))
     query.run(0, rows("a"), rows("b"))
     query.run(1, rows("c"))
@@ -314,14 +314,14 @@ def test_lost_answers_change_nothing(query, out, monkeypatch):
 
 def test_an_append_of_many_batches_is_recognised_when_it_is_repeated(query, out, monkeypatch):
     """The log remembers the last five batches of a writer in each partition, and no more."""
-    monkeypatch.setattr(sink_writer, "_PAUSE_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(sink_retries, "_PAUSE_FIRST_SECONDS", 0.0)
     append = writers.append_as_writer
 
     def twice(*arguments, **keywords):
         append(*arguments, **keywords)
         return append(*arguments, **keywords)
 
-    monkeypatch.setattr(sink_writer, "append_as_writer", twice)
+    monkeypatch.setattr(sink_task, "append_as_writer", twice)
     query.options = {"batch.num.messages": "1"}
     texts = [f"{number:02}" for number in range(23)]
     query.run(0, rows(texts), rows(texts, key="k"))
@@ -336,7 +336,7 @@ def test_a_step_whose_outcome_stays_unknown_is_given_up_in_time(monkeypatch):
         raise OutcomeUnknown
 
     with pytest.raises(OutcomeUnknown):
-        sink_writer.repeat_while_unknown(unknown, 300)
+        sink_retries.repeat_while_unknown(unknown, 300)
     assert 2 <= len(tries) <= 3
     assert tries == sorted(tries, reverse=True)
     assert tries[0] <= 300
@@ -356,10 +356,10 @@ def test_a_task_of_nobody_is_refused(query):
 
 
 def test_rows_go_in_portions_that_one_database_transaction_takes(monkeypatch):
-    monkeypatch.setattr(sink_writer, "APPEND_BYTES", 1000)
-    monkeypatch.setattr(sink_writer, "APPEND_ROWS", 5)
+    monkeypatch.setattr(sink_task, "APPEND_BYTES", 1000)
+    monkeypatch.setattr(sink_task, "APPEND_ROWS", 5)
     batches = list(rows(["x" * 300] * 40, [], ["y"] * 3, "z", "z", ["w" * 5000], "z"))
-    chunks = list(sink_writer._chunks(batches))
+    chunks = list(sink_task._chunks(batches))
     assert pa.Table.from_batches(chunks) == pa.Table.from_batches(batches)
     assert all(chunk.num_rows > 0 for chunk in chunks)
     for chunk in chunks:

@@ -16,10 +16,10 @@ from txnstore.log.columns import Codec
 from txnstore.model import ControlType, IsolationLevel, Record
 from txnstore.spark import source_ranges
 from txnstore.spark.data_source import TxnStoreDataSource
-from txnstore.spark.options import store_at
-from txnstore.spark.source_batches import source_schema
 from txnstore.spark.source_options import read_source_options
 from txnstore.spark.source_readers import TxnStoreReader
+from txnstore.spark.source_schema import source_schema
+from txnstore.spark.stores import store_at
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from txnstore.log.codec import checksum, decode, encode
 from txnstore.log.columns import Codec, DamagedColumn, pack_integers
 from txnstore.model import PartitionName, Record
 from txnstore.spark import source_batches
-from txnstore.spark.source_batches import TIMESTAMP_MS_MAX, ArrowReader, byte_strings, integers, source_schema
+from txnstore.spark.source_batches import TIMESTAMP_MS_MAX, ArrowReader, byte_strings, integers
+from txnstore.spark.source_schema import source_schema
 
 SCHEMA = source_schema(include_headers=True)
 PARTITION = PartitionName("settlements", 3)

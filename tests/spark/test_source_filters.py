@@ -23,11 +23,11 @@ from pyspark.sql.datasource import (
 )
 
 from txnstore.model import PartitionName
-from txnstore.spark.source_batches import COLUMNS
 from txnstore.spark.source_filters import SourceFilters
 from txnstore.spark.source_options import read_source_options
 from txnstore.spark.source_ranges import OffsetRange
 from txnstore.spark.source_readers import TxnStoreReader
+from txnstore.spark.source_schema import COLUMNS
 
 COMPARED = {
     EqualTo: lambda left, right: left == right,

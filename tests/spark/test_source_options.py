@@ -11,9 +11,10 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from txnstore.errors import InvalidConfiguration
 from txnstore.model import IsolationLevel, PartitionName
-from txnstore.spark.options import Side, read_options, store_address
-from txnstore.spark.source_batches import COLUMNS, HEADERS, check_schema, source_schema
+from txnstore.spark.options import Side, read_options
 from txnstore.spark.source_options import AtOffsets, AtTime, AtTimes, Edge, read_source_options
+from txnstore.spark.source_schema import COLUMNS, HEADERS, check_schema, source_schema
+from txnstore.spark.stores import store_address
 
 URL = "postgresql://reader:pa55word@db.example/shop"
 T0, T1 = PartitionName("t", 0), PartitionName("t", 1)

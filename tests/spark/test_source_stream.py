@@ -18,9 +18,9 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic, delete_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.spark import source_snapshot
-from txnstore.spark.source_batches import source_schema
 from txnstore.spark.source_options import read_source_options
 from txnstore.spark.source_readers import TxnStoreStreamReader
+from txnstore.spark.source_schema import source_schema
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 

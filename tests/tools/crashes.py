@@ -99,6 +99,11 @@ def at_each_step(call: AtStep) -> Iterator[None]:
         event.remove(Engine, "after_cursor_execute", after)
 
 
+def is_commit(statement: str) -> bool:
+    """Return whether a statement commits: COMMIT, or the one that commits a whole transaction at once."""
+    return statement == "COMMIT" or (statement.startswith("SELECT ") and ".commit_transaction(" in statement)
+
+
 def _shortened(statement: str) -> str:
     words = " ".join(statement.split())
     return words if len(words) <= _STATEMENT_LENGTH_MAX else words[: _STATEMENT_LENGTH_MAX - 3] + "..."

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, event
 
+from tests.tools.crashes import is_commit
 from txnstore.db.postgresql.backend import connect_driver
 from txnstore.db.store import Store
 
@@ -197,7 +198,7 @@ class Actor:
     def passed(self, statement: str) -> None:
         """Note that the statement was executed."""
         self._executing = None
-        if statement in ("COMMIT", "ROLLBACK"):
+        if statement == "ROLLBACK" or is_commit(statement):
             self._ended_transaction = True
 
     def _run(self) -> None:
@@ -229,7 +230,7 @@ _NOT_THE_SAME: Final = "the scenario does not do the same when it is run again"
 
 def before_transactions(statement: str) -> bool:
     """Stop before each database transaction."""
-    return statement.startswith("BEGIN")
+    return statement.startswith("BEGIN") or (statement != "COMMIT" and is_commit(statement))
 
 
 def before_statements(statement: str) -> bool:

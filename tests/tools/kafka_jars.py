@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,10 +143,10 @@ class Jar:
         return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.file_name}"
 
 
-def listed_jars() -> list[Jar]:
-    """Return what the list holds."""
+def listed_jars(list_file: Path = _LIST) -> list[Jar]:
+    """Return what a list holds; the broker's, unless it is another."""
     jars = []
-    for line in _LIST.read_text(encoding="utf-8").splitlines():
+    for line in list_file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             coordinates, sha256 = line.split()
             group, artifact, version = coordinates.split(":")
@@ -159,8 +159,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "txnstore", "kafka")
 
 
-def fetch_jars(folder: Path | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Path]:
-    """Return the jars, downloaded if they are not in the cache yet: of several processes one does, the others wait.
+def fetch_jars(
+    folder: Path | None = None, *, jars: Sequence[Jar] | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> list[Path]:
+    """Return the broker's jars or `jars`, downloaded if they are not in the cache yet.
+
+    Of several processes one does that, the others wait.
 
     Raises:
         NoKafkaError: Maven Central is not known, not reached or too slow, a jar is not the one that is listed, or
@@ -168,7 +172,8 @@ def fetch_jars(folder: Path | None = None, *, timeout_seconds: float = TIMEOUT_S
     """
     folder = folder or cache_folder()
     deadline = time.monotonic() + timeout_seconds
-    jars = listed_jars()
+    if jars is None:
+        jars = listed_jars()
     if not all(_is_there(folder, jar) for jar in jars):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +204,7 @@ def _locked(folder: Path, deadline: float) -> Iterator[None]:
         yield
 
 
-def _download_missing(folder: Path, jars: list[Jar], deadline: float) -> None:
+def _download_missing(folder: Path, jars: Sequence[Jar], deadline: float) -> None:
     # Looked for again: whoever had the lock before may have brought them.
     missing = [jar for jar in jars if not _is_there(folder, jar)]
     if not missing:

@@ -140,11 +140,14 @@ _OPAQUE: Final = re.compile(
 def contains_statement(text: str, beginning: str) -> bool:
     """Return whether one of the statements in `text` begins with the words of `beginning`, in any case.
 
-    COMMIT alone does not mean COMMIT PREPARED, nor ROLLBACK the rollback to a savepoint or of what is prepared.
+    COMMIT is also the statement that commits a whole transaction.  Alone it does not mean COMMIT PREPARED, nor
+    ROLLBACK the rollback to a savepoint or of what is prepared.
     """
     wanted = beginning.upper().split()
     for statement in _OPAQUE.sub(_without_semicolons, text).split(";"):
         words = statement.upper().split()
+        if wanted == ["COMMIT"] and words[:1] == ["SELECT"] and ".commit_transaction(" in statement:
+            return True
         if words[: len(wanted)] == wanted and _is_the_plain_command(wanted, words):
             return True
     return False

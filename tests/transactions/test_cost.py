@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from sqlalchemy import Engine, event, insert
 
+from tests.tools.crashes import is_commit
 from txnstore.db.schema import group_members
 from txnstore.transactions.transaction import SentOffsets
 
@@ -35,7 +36,7 @@ def counted(engine: Engine) -> Iterator[Counted]:
         # A BEGIN that finds the file locked for a moment is tried again.
         if not (statement.startswith("BEGIN") and counts.statements[-1:] == [statement]):
             counts.statements.append(statement)
-        counts.commits += statement == "COMMIT"
+        counts.commits += is_commit(statement)
 
     event.listen(engine, "before_cursor_execute", note)
     try:
@@ -68,8 +69,9 @@ def give_a_member_to(bench, producer, sent: SentOffsets) -> None:
 
 @pytest.mark.parametrize("with_offsets", [False, True], ids=["records", "records and offsets"])
 def test_a_small_transaction_that_is_still_buffered_costs_one_commit(
-    bench, offsets_of: Callable, with_offsets: bool
+    bench, offsets_of: Callable, monkeypatch: pytest.MonkeyPatch, with_offsets: bool
 ) -> None:
+    monkeypatch.setattr(bench.store, "commits_whole", False)
     producer = bench.started()
     warm_up(bench, producer, offsets_of, with_offsets=with_offsets)
     # Who is in other groups is looked up only for them.
@@ -83,6 +85,41 @@ def test_a_small_transaction_that_is_still_buffered_costs_one_commit(
     # ended transactions, with offsets the group and its offsets, the coordinator's row, the journal; COMMIT.
     assert len(counts.statements) == (13 if with_offsets else 11), str(counts)
     assert bench.read(bench.partition_ids[0])[-1] == b"b"
+
+
+@pytest.mark.parametrize("with_offsets", [False, True], ids=["records", "records and offsets"])
+def test_where_the_database_commits_it_at_once_it_costs_one_statement(
+    bench, offsets_of: Callable, monkeypatch: pytest.MonkeyPatch, with_offsets: bool
+) -> None:
+    if bench.store.backend.commit_whole is None:
+        pytest.skip("this database has no statement for whole transactions")
+    monkeypatch.setattr(bench.store, "commits_whole", True)
+    producer = bench.started()
+    warm_up(bench, producer, offsets_of, with_offsets=with_offsets)
+    appends = [producer.batch(number, b"b") for number in bench.partition_ids]
+    offsets = [offsets_of(bench.prefix, {bench.partition_ids[1]: 2})] if with_offsets else []
+    with counted(bench.store.engine) as counts:
+        producer.commit(appends=appends, offsets=offsets)
+    assert (counts.commits, len(counts.statements)) == (1, 1), str(counts)
+    assert [bench.read(number)[-1] for number in bench.partition_ids] == [b"b", b"b"]
+
+
+@pytest.mark.parametrize("with_offsets", [False, True], ids=["records", "records and offsets"])
+def test_where_the_database_has_no_such_function_nothing_is_read_but_the_heads(
+    bench, offsets_of: Callable, monkeypatch: pytest.MonkeyPatch, with_offsets: bool
+) -> None:
+    monkeypatch.setattr(bench.store, "commits_whole", True)
+    monkeypatch.setattr(bench.store, "has_commit_function", False)
+    producer = bench.started()
+    warm_up(bench, producer, offsets_of, with_offsets=with_offsets)
+    appends = [producer.batch(bench.partition_ids[0], b"b")]
+    offsets = [offsets_of(bench.prefix, {bench.partition_ids[1]: 2})] if with_offsets else []
+    with counted(bench.store.engine) as counts:
+        producer.commit(appends=appends, offsets=offsets)
+    # BEGIN, the coordinator's row, the head; batch and marker, the head, the producer, the index of ended transactions,
+    # with offsets the group and its offsets, the journal; COMMIT. And the time, if it is a server's.
+    asks_server = bench.store.backend.name != "sqlite" and bench.store.clock is None
+    assert (counts.commits, len(counts.statements)) == (1, (11 if with_offsets else 9) + asks_server), str(counts)
 
 
 @pytest.mark.parametrize("batches", [1, 5, 20])

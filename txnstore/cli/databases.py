@@ -21,6 +21,17 @@ from txnstore.db.url import parse_url
 from txnstore.errors import MissingMember, TxnStoreError
 from txnstore.participants import adoption
 
+_FromVersion = Annotated[
+    int,
+    typer.Option(
+        "--from",
+        metavar="VERSION",
+        min=0,
+        max=SCHEMA_VERSION,
+        help="With --sql: the version of the present tables.",
+    ),
+]
+
 #: A migration may rebuild an index over the whole log; that a server cannot be reached is said within seconds.
 _LIMITS: Final = Limits(statement_timeout_ms=24 * 3_600_000, retry_timeout_ms=10_000)
 
@@ -45,16 +56,7 @@ def migrate(
         bool,
         typer.Option("--sql", help="Print the SQL for psql or sqlite3 instead of running it; connects to nothing."),
     ] = False,
-    from_version: Annotated[
-        int,
-        typer.Option(
-            "--from",
-            metavar="VERSION",
-            min=0,
-            max=SCHEMA_VERSION,
-            help="With --sql: the version of the present tables.",
-        ),
-    ] = 0,
+    from_version: _FromVersion = 0,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Create the tables in a database, or bring those of an older version up to date."""

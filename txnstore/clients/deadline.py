@@ -1,13 +1,21 @@
-"""The time of a client: what a call has left, whose timeout is checked once, and the milliseconds of its records."""
+"""The time of a client: what a call has left, how its caller waits, and the milliseconds of its records."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from typing import Self, SupportsFloat
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, Self, SupportsFloat, TypeVar
 
 from txnstore.clock import Clock
+
+Result = TypeVar("Result")
+
+#: CPython does not hear a signal that comes just before its main thread begins to wait for a lock, until that wait is
+#: over: a call waits no longer than this at once, so that Ctrl-C always ends it.
+WAIT_SECONDS_MAX: Final = 0.5
 
 
 def check_timeout(timeout: object) -> float:
@@ -36,6 +44,30 @@ def check_timeout(timeout: object) -> float:
 def bounded(timeout_seconds: float, longest_seconds: float) -> float:
     """Return how many seconds a call may take: what its caller allows, at most and by default the longest time."""
     return timeout_seconds if 0 <= timeout_seconds <= longest_seconds else longest_seconds
+
+
+def result_within(future: Future[Result], timeout_seconds: float) -> Result:
+    """Return the result once it is there, or raise TimeoutError after so long; Ctrl-C is heard meanwhile."""
+    deadline = Deadline(timeout_seconds)
+    while True:
+        left_seconds = deadline.left_seconds()
+        try:
+            return future.result(min(left_seconds, WAIT_SECONDS_MAX))
+        except TimeoutError:
+            # Just now, perhaps; or it is the work that has raised this.
+            if future.done():
+                return future.result()
+            if left_seconds <= WAIT_SECONDS_MAX:
+                raise
+
+
+def wait_within(changed: threading.Condition, is_there: Callable[[], object], timeout_seconds: float) -> bool:
+    """Wait until something is there, or for so long; return whether it is.  Ctrl-C is heard meanwhile."""
+    deadline = Deadline(timeout_seconds)
+    while not changed.wait_for(is_there, min(left_seconds := deadline.left_seconds(), WAIT_SECONDS_MAX)):
+        if left_seconds <= WAIT_SECONDS_MAX:
+            return False
+    return True
 
 
 class Deadline:

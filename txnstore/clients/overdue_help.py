@@ -11,7 +11,6 @@ from typing import Final
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import StoreClosed, TxnStoreError
-from txnstore.transactions.recovery import abort_overdue_in
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +66,9 @@ def end_overdue(
     store: Callable[[], Store], partition_ids: Collection[int], cluster: Callable[[], Cluster] | None = None
 ) -> float:
     """End what holds these partitions back and is overdue; return in how many seconds more may be, or infinity."""
+    # A client that nothing holds back does not wait for the import of what transactions are made of.
+    from txnstore.transactions.recovery import abort_overdue_in
+
     try:
         left_ms = abort_overdue_in(store(), partition_ids, None if cluster is None else cluster())
     except StoreClosed:

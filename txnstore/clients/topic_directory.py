@@ -38,8 +38,8 @@ class _Entry:
 class TopicDirectory:
     """The topics that a client has to do with; safe to share between its threads.
 
-    All methods but `cached` and `forget` ask the database: run them on a worker.  They raise TxnStoreError if it
-    cannot be reached or refuses.
+    All methods but `cached`, `known` and `forget` ask the database: run them on a worker.  They raise TxnStoreError if
+    it cannot be reached or refuses.
     """
 
     def __init__(
@@ -83,6 +83,17 @@ class TopicDirectory:
             for name in names:
                 self.forget(name)
             return call()
+
+    def known(self, names: Iterable[str]) -> dict[str, Topic] | None:
+        """Return the topics if `find` would return them all without asking the database."""
+        oldest_seconds = self._monotonic_seconds() - self._refresh_seconds
+        found: dict[str, Topic] = {}
+        for name in names:
+            entry = self._entries.get(name)
+            if entry is None or entry.read_seconds <= oldest_seconds:
+                return None
+            found[name] = entry.topic
+        return found
 
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
         """Return those of the topics that there are; the database is asked for what is unknown or was read long ago."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from txnstore.clock import Clock
+from txnstore.db.statements import HotStatement
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import StoreUnavailable, TxnStoreError
+
+Holder = TypeVar("Holder")
 
 #: A reader that nobody wakes looks again after this long at first, then ever more rarely.
 POLL_FIRST_MS: Final = 1
@@ -116,6 +119,55 @@ EVERYTHING: Final = Subjects(is_everything=True)
 NOTHING: Final = Subjects()
 
 
+@dataclass(frozen=True, slots=True)
+class OffsetGroup:
+    """The group that a whole transaction commits offsets of, and the member that consumed them."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    """Empty: nobody in particular."""
+
+    group_instance_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTransaction:
+    """All that a transaction writes, before anything of it is in the database; or batches that belong to none."""
+
+    transactional_id: str | None
+    """None: the batches belong to no transaction, and nothing ends."""
+
+    producer_id: int
+    producer_epoch: int
+    """Both -1: the batches, of no transaction, have no sequence numbers."""
+
+    earliest_ms: int
+    """The earliest time at which the topics take the records' timestamps."""
+
+    latest_ms: int
+    """The latest one."""
+
+    marker_crc: int
+    """The checksum of the marker that ends it, if the marker had the time 0."""
+
+    partitions: Sequence[tuple[int, int]]
+    """Partition ids, ascending, and how many batches go to each."""
+
+    batches: Sequence[tuple[Any, ...]]
+    """The columns of each batch that differ from batch to batch, in the order of the partitions."""
+
+    group: OffsetGroup | None
+    offsets: Sequence[tuple[int, int, int, str | None]]
+    """Partition id, committed offset, leader epoch, metadata; ascending."""
+
+    open_group_id: str | None = None
+    """The one group whose offsets it holds already, and nothing else; None: it has not begun."""
+
+    stays_open: bool = False
+    """Whether it only begins, and holds the offsets until it is committed."""
+
+
 class Waiter(Protocol):
     """One reader's place to wait until something is committed that it reads; for one thread, but for `wake`.
 
@@ -137,6 +189,13 @@ class Waiter(Protocol):
         """
         ...
 
+    def rows(self, statement: HotStatement, parameters: Mapping[str, int]) -> list[Any] | None:
+        """Run a statement that reads, by itself, on the waiter's own connection: one snapshot, and one way there.
+
+        None: it cannot be run so, or it failed; then it is for `Store.read`, which also says what is wrong.
+        """
+        ...
+
     def wake(self) -> None:
         """Let the wait that is under way, or else the next one, return True at once; for any thread."""
         ...
@@ -144,6 +203,36 @@ class Waiter(Protocol):
     def close(self) -> None:
         """Give back what it holds; a second call does nothing."""
         ...
+
+
+class CommitWhole(Protocol):
+    """Commits or begins a transaction that is wholly in the client, or appends batches of no transaction.
+
+    It is one statement, and that is a database transaction of its own.
+    """
+
+    def __call__(
+        self,
+        connection: Connection,
+        schema: str,
+        whole: WholeTransaction,
+        limits: Limits,
+        clock: Clock | None,
+    ) -> list[int] | None:
+        """Commit it if nothing about it is unusual; the connection is in no database transaction before and after.
+
+        Returns for each batch its base offset and the log start offset of its partition; None: nothing was changed.
+
+        Raises:
+            NoWholeCommits: the database has no such statement, or this role may not use it; nothing was changed.
+            OutcomeUnknown: the connection broke: it may have been committed.
+            TxnStoreError: the database is busy or away; nothing was changed.
+        """
+        ...
+
+
+class NoWholeCommits(Exception):
+    """Nothing is committed by one statement here."""
 
 
 class Announcer(Protocol):
@@ -167,10 +256,31 @@ class Backend(Protocol):
     #: Whether readers that wait are woken by every commit, also one of an application's own rows.
     every_commit_wakes_readers: bool
 
+    @property
+    def commit_whole(self) -> CommitWhole | None:
+        """What commits a transaction that is wholly in the client at once; None where nothing does."""
+        ...
+
+    @property
+    def commit_whole_in(self) -> CommitWhole | None:
+        """The same within the database transaction that is open on the connection, which its owner commits.
+
+        What the database refuses it with is a `DBAPIError`, as of any statement.
+        """
+        ...
+
     def create_engine(
         self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int
     ) -> Engine:
         """Return an engine whose connections are in the state that the other members expect: no open transaction."""
+        ...
+
+    def close_before_fork(self, holder: Holder, let_go: Callable[[Holder], None]) -> None:
+        """Call `let_go(holder)` before a fork, if connections to this database must not be open then."""
+        ...
+
+    def let_go(self, engine: Engine) -> None:
+        """Close what is open beside the connections of the engine's pool; it may be opened again."""
         ...
 
     def begin(self, connection: Connection, access: Access, limits: Limits) -> None:

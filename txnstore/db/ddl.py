@@ -1,4 +1,4 @@
-"""What SQLAlchemy has no words for: column types that both databases have, how columns are kept, and the view."""
+"""What SQLAlchemy has no words for: types that both databases have, how columns are kept, the view, the function."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
+from txnstore.db.postgresql import commit_function
 from txnstore.db.postgresql import records_view as records_view_postgresql
 from txnstore.db.sqlite import records_view as records_view_sqlite
 
@@ -131,6 +132,7 @@ def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
         _KEEP_AS_THEY_ARE.replace("{schema}", schema),
         records_view_postgresql.create_view(schema),
         *records_view_postgresql.comment_on_view(schema),
+        *commit_function.create_functions(schema),
     )
     return [Verbatim(statement) for statement in statements]
 
@@ -140,4 +142,5 @@ def before_tables_go(kind: str, schema: str | None) -> list[Verbatim]:
     if kind == "sqlite":
         return [Verbatim(records_view_sqlite.drop_view())]
     assert schema is not None
-    return [Verbatim(records_view_postgresql.drop_view(schema))]
+    statements = (*commit_function.drop_functions(schema), records_view_postgresql.drop_view(schema))
+    return [Verbatim(statement) for statement in statements]

@@ -34,6 +34,7 @@ from txnstore.errors import (
     StoreReadOnly,
     TxnStoreError,
 )
+from txnstore.late_import import collecting_later
 
 _OUR_TABLES: Final = frozenset(str(table.name) for table in metadata.tables.values())
 #: What PostgreSQL keeps of an identifier; it cuts a longer one silently.
@@ -67,11 +68,11 @@ _INSERT_DATABASE: Final = (
 def backend_of(kind: str) -> Backend:
     """Return what speaks to databases of this kind; the drivers of others are not imported."""
     if kind == "sqlite":
-        from txnstore.db.sqlite.backend import SQLiteBackend
-
+        with collecting_later():
+            from txnstore.db.sqlite.backend import SQLiteBackend
         return SQLiteBackend()
-    from txnstore.db.postgresql.backend import PostgreSQLBackend
-
+    with collecting_later():
+        from txnstore.db.postgresql.backend import PostgreSQLBackend
     return PostgreSQLBackend()
 
 

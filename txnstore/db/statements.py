@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from sqlalchemy import Connection, Dialect, Insert, LargeBinary
 from sqlalchemy.sql.base import Executable
@@ -61,7 +62,7 @@ class HotStatement:
         Raises:
             DBAPIError: as `connection.execute`.
         """
-        found = self._found_for(connection, parameters)
+        found = self.rendered(connection.dialect, parameters)
         if found is None:
             return list(connection.execute(self.statement, parameters))
         return found.named(run_on_driver(connection, found.text, found.values_from(parameters), self).rows)
@@ -99,10 +100,10 @@ class HotStatement:
         Raises:
             DBAPIError: as `connection.execute`.
         """
-        found = self._found_for(connection, parameters)
+        found = self.rendered(connection.dialect, parameters)
         if found is None:
             return connection.execute(self.statement, parameters).rowcount
-        return run_on_driver(connection, found.text, found.values_from(parameters)).count
+        return run_on_driver(connection, found.text, found.values_from(parameters)).hit
 
     def run_each(self, connection: Connection, each: Sequence[Mapping[str, Any]]) -> int:
         """Run it once for each of the parameters, at least one, in order; return how many rows it has hit in all.
@@ -112,24 +113,24 @@ class HotStatement:
         """
         if len(each) == 1:
             return self.run(connection, each[0])
-        found = self._found_for(connection, each[0])
+        found = self.rendered(connection.dialect, each[0])
         assert found is not None, "a statement with a list of values is run once"
         values = list(map(found.values_from, each))
         if self._is_plain_insert and len(values) * len(values[0]) <= _INSERTED_VALUES_MAX:
-            return run_on_driver(connection, found.text_of_rows(len(values)), tuple(chain.from_iterable(values))).count
-        return run_on_driver(connection, found.text, values).count
+            return run_on_driver(connection, found.text_of_rows(len(values)), tuple(chain.from_iterable(values))).hit
+        return run_on_driver(connection, found.text, values).hit
 
-    def _found_for(self, connection: Connection, parameters: Mapping[str, Any]) -> _Rendered | None:
+    def rendered(self, dialect: Dialect, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> Rendered | None:
         """Return what is sent; None: it is for Core to render, for a list is too long to be kept."""
-        renderings = _renderings_of(connection.dialect)
+        renderings = _renderings_of(dialect)
         found = renderings.get(self)
         if found is None:
-            found = renderings[self] = _Renderings(self.statement, connection.dialect)
+            found = renderings[self] = _Renderings(self.statement, dialect)
         return found.find(parameters)
 
 
 @dataclass(slots=True)
-class _Rendered:
+class Rendered:
     """The text of a statement for one engine, and how values come into it and rows out of it."""
 
     text: str
@@ -201,9 +202,9 @@ class _Renderings:
         self._asked = {name for bind, name in compiled.bind_names.items() if bind.required}
         self._lists = sorted(compiled.bind_names[bind] for bind in compiled.post_compile_params)
         self._only = None if self._lists else self._render(compiled, {})
-        self._by_lengths: dict[tuple[int, ...], _Rendered] = {}
+        self._by_lengths: dict[tuple[int, ...], Rendered] = {}
 
-    def find(self, parameters: Mapping[str, Any]) -> _Rendered | None:
+    def find(self, parameters: Mapping[str, Any]) -> Rendered | None:
         """Return the text for the lists of these parameters; None if one is too long."""
         if self._only is not None:
             return self._only
@@ -222,7 +223,7 @@ class _Renderings:
             columns = [column.key for column in statement.table.c if not (column.computed or column.identity)]
         return statement.compile(dialect=self._dialect, column_keys=columns, compile_kwargs=options)
 
-    def _render(self, compiled: Any, lists: Mapping[str, Sequence[Any]]) -> _Rendered:
+    def _render(self, compiled: Any, lists: Mapping[str, Sequence[Any]]) -> Rendered:
         text, names = str(compiled), compiled.positiontup
         if names is None:
             names = _NAMED_PLACE.findall(text)
@@ -235,7 +236,7 @@ class _Renderings:
                 types = _types_of_item(bind.type)
                 for each, number in _places(name, lists[name]):
                     processors[each] = _bind_processor(types[number], self._dialect)
-        return _Rendered(
+        return Rendered(
             text,
             names,
             {name: process for name, process in processors.items() if process is not None},
@@ -311,14 +312,13 @@ def _result_processor(type_: TypeEngine[Any], dialect: Dialect) -> Callable[[Any
 # --- on the driver's cursor ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What the driver said to a statement."""
 
     rows: list[Any]
     """All of them; empty if the statement returns none."""
 
-    count: int
+    hit: int
     """How many rows it has hit, over all of its executions."""
 
 
@@ -332,7 +332,7 @@ def run_on_driver(
     Raises:
         DBAPIError: as `connection.exec_driver_sql`.
     """
-    if _has_listeners(connection):
+    if has_listeners(connection):
         result = connection.exec_driver_sql(
             text, values, {**(statement.execution_options if statement else {}), "preserve_rowcount": True}
         )
@@ -341,7 +341,8 @@ def run_on_driver(
     cursor: Any = None
     try:
         # A cursor of our own connection that is read to its end here needs no looking after.
-        cursor = getattr(pooled.dbapi_connection, "passing_cursor", pooled.cursor)()
+        new_cursor = getattr(pooled.dbapi_connection, "passing_cursor", None)
+        cursor = pooled.cursor() if new_cursor is None else new_cursor()
         if isinstance(values, list):
             connection.dialect.do_executemany(cursor, text, values)
         else:
@@ -355,7 +356,21 @@ def run_on_driver(
     return answer
 
 
-def _has_listeners(connection: Connection) -> bool:
+@contextmanager
+def heard(connection: Connection, text: str) -> Iterator[None]:
+    """Tell whoever listens of a statement that is run within, past Core and its cursors."""
+    if not has_listeners(connection):
+        yield
+        return
+    dispatch: Any = connection.dispatch
+    for listener in dispatch.before_cursor_execute:
+        listener(connection, None, text, (), None, False)
+    yield
+    for listener in dispatch.after_cursor_execute:
+        listener(connection, None, text, (), None, False)
+
+
+def has_listeners(connection: Connection) -> bool:
     """Return whether somebody listens for statements, or has them logged: Core tells them."""
     listens: Any = connection
     if not (listens._has_events or listens.engine._has_events or listens._echo):  # noqa: SLF001 - what Core asks itself

@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -30,7 +31,20 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from txnstore.backoff import Backoff
 from txnstore.clock import Clock
-from txnstore.db.backend import EVERYTHING, NOTHING, Access, Announcer, Backend, Limits, Stage, Subjects, Waiter
+from txnstore.db.backend import (
+    EVERYTHING,
+    NOTHING,
+    Access,
+    Announcer,
+    Backend,
+    CommitWhole,
+    Limits,
+    NoWholeCommits,
+    Stage,
+    Subjects,
+    Waiter,
+    WholeTransaction,
+)
 from txnstore.db.statements import HotStatement
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
@@ -46,6 +60,10 @@ from txnstore.errors import (
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+#: With the value 0 all transactions go the general way, as those do that are unusual: for tests, and for comparing.
+COMMITS_WHOLE_VARIABLE: Final = "TXNSTORE_COMMITS_WHOLE"
+COMMITS_WHOLE: Final = os.environ.get(COMMITS_WHOLE_VARIABLE) != "0"
 
 #: A database that belongs to no others, and the first of those that do.
 ONLY_DATABASE_ID: Final = 1
@@ -98,11 +116,20 @@ class Store:
         """What errors call it; None: it is the only one, and needs no name."""
         self.has_learned_of_others: Callable[[], bool] | None = None
         """Asked about what is not here: whether it may be elsewhere, which was not known before."""
+        self.commits_whole = COMMITS_WHOLE
+        """Whether transactions that are wholly in the client go a shorter way."""
+        self.has_commit_function = backend.commit_whole is not None
+        """Whether the database commits them by one statement, as far as anybody knows; it appends other batches too."""
+
         self._announcer: Announcer | None = None
+        self._kept: list[tuple[Any, Connection]] = []
+        """The connection of the last write, and its pool: the way through that takes longer than a small statement."""
+
         self._lock = threading.Lock()
         self._closed = False
         self._random = random.Random()
         event.listen(engine, "connect", _doubting(self))
+        backend.close_before_fork(self, Store._drop_kept)
         _opened.add(self)
 
     def __repr__(self) -> str:
@@ -138,7 +165,7 @@ class Store:
             TxnStoreError: any other error of the database; nothing was changed.
         """
         if not wakes_readers:
-            result = self._attempt(work, Access.WRITE, retry_timeout_ms)
+            result = self._attempt(partial(self._run_once, work, Access.WRITE), retry_timeout_ms)
             self.backend.after_commit(self.engine)
             return result
         subjects = EVERYTHING
@@ -150,11 +177,35 @@ class Store:
             subjects = take_changes(connection)
             return result
 
-        result = self._attempt(noting, Access.WRITE, retry_timeout_ms)
+        result = self._attempt(partial(self._run_once, noting, Access.WRITE), retry_timeout_ms)
         self.backend.after_commit(self.engine)
         if subjects != NOTHING:
             self.announce(subjects)
         return result
+
+    def commit_whole(self, whole: WholeTransaction, *, retry_timeout_ms: int | None = None) -> list[int] | None:
+        """Commit a transaction that is wholly in the client, or append batches outside transactions, by one statement.
+
+        Returns for each batch its base offset and the log start offset of its partition.  None: something is
+        unusual and nothing was changed; the general way, in several statements, does it or says why not.
+
+        Raises:
+            OutcomeUnknown: the connection broke; repeat the same call only if it recognises itself.
+            TxnStoreError: the database is busy or away; nothing was changed.
+        """
+        commit = self.backend.commit_whole
+        if commit is None:
+            return None
+        try:
+            places = self._attempt(partial(self._commit_whole_once, commit, whole), retry_timeout_ms)
+        except NoWholeCommits:
+            self.has_commit_function = False
+            return None
+        if places is not None:
+            self.backend.after_commit(self.engine)
+            if whole.partitions:
+                self.announce(Subjects(partition_ids=frozenset(number for number, _ in whole.partitions)))
+        return places
 
     def read(self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None) -> Result:
         """Run `work` on one snapshot of the database and return what it returned.
@@ -162,7 +213,7 @@ class Store:
         Raises:
             TxnStoreError: the database refused or cannot be reached.
         """
-        return self._attempt(work, Access.READ, retry_timeout_ms)
+        return self._attempt(partial(self._run_once, work, Access.READ), retry_timeout_ms)
 
     def waiter(self, subjects: Subjects = EVERYTHING) -> Waiter:
         """Return what one reader waits on until somebody has committed something about these; close it after use."""
@@ -195,12 +246,13 @@ class Store:
             return
         if announcer is not None:
             announcer.close(timeout_seconds)
-        self.engine.dispose()
+        self._dispose()
         _opened.discard(self)
 
     def forget_connections_after_fork(self) -> None:
         """In a forked child: leave the parent's connections alone, and open for the parent."""
-        _inherited.append((self.engine.pool, self._announcer))
+        _inherited.append((self.engine.pool, self._announcer, self._kept))
+        self._kept = []
         self.engine.dispose(close=False)
         self.prepare_announcements()
         self._lock = threading.Lock()
@@ -210,14 +262,14 @@ class Store:
         if self._closed:
             raise StoreClosed(f"the store {self.url} has been closed")
 
-    def _attempt(self, work: Callable[[Connection], Result], access: Access, retry_timeout_ms: int | None) -> Result:
+    def _attempt(self, once: Callable[[float], Result], retry_timeout_ms: int | None) -> Result:
         timeout_ms = self.limits.retry_timeout_ms if retry_timeout_ms is None else retry_timeout_ms
         deadline = time.monotonic() + timeout_ms / 1000
         backoff: Backoff | None = None
         while True:
             self._refuse_if_closed()
             try:
-                return self._run_once(work, access, deadline)
+                return once(deadline)
             except (WriteConflict, StoreUnavailable, StoreBusy) as error:
                 if isinstance(error, StoreUnavailable) and self.limits.on_unavailable is not None:
                     self.limits.on_unavailable(error)
@@ -235,13 +287,17 @@ class Store:
         """Run one database transaction, whatever comes: at the end none is open."""
         pool = self.engine.pool
         connection = self._connect(deadline)
+        is_kept = False
         try:
-            return self._run_on(connection, work, access, deadline)
+            result = self._run_on(connection, work, access, deadline)
+            # After a statement of its own Core believes that its transaction is open.
+            is_kept = access is Access.WRITE and not connection.in_transaction()
         finally:
-            if self.engine.pool is not pool:
-                # The pool was disposed of meanwhile: nobody would ever close what comes back to it.
-                connection.invalidate()
-            connection.close()
+            if is_kept:
+                self._keep(connection, pool)
+            else:
+                self._give_back(connection, pool)
+        return result
 
     def _run_on(
         self, connection: Connection, work: Callable[[Connection], Result], access: Access, deadline: float
@@ -260,7 +316,7 @@ class Store:
             self._abandon(connection, keep=not (translated.outcome_unknown or isinstance(translated, StoreReadOnly)))
             if translated.outcome_unknown:
                 # What this engine's other connections believe may be wrong as well.
-                self.engine.dispose()
+                self._dispose()
             raise translated from None
         except BaseException:
             # An interrupt while committing leaves the driver in the middle of its conversation: drop the connection.
@@ -268,7 +324,72 @@ class Store:
             raise
         return result
 
+    def _commit_whole_once(self, commit: CommitWhole, whole: WholeTransaction, deadline: float) -> list[int] | None:
+        pool = self.engine.pool
+        connection = self._connect(deadline)
+        is_sound = False
+        try:
+            places = commit(connection, self.schema, whole, self.limits, self.clock)
+            is_sound = True
+        except TxnStoreError as error:
+            is_sound = isinstance(error, WriteConflict | StoreBusy)
+            if error.outcome_unknown:
+                # What this engine's other connections believe may be wrong as well.
+                self._dispose()
+            raise self._named(error) from None
+        except NoWholeCommits:
+            is_sound = True
+            raise
+        finally:
+            if not is_sound:
+                connection.invalidate()
+                connection.close()
+            else:
+                self._keep(connection, pool)
+        return places
+
+    def _keep(self, connection: Connection, pool: Any) -> None:
+        """Keep a connection, on which no database transaction is open, for the next call."""
+        if self._kept or pool is not self.engine.pool:
+            self._give_back(connection, pool)
+            return
+        self._kept.append((pool, connection))
+        if self._closed or pool is not self.engine.pool:
+            self._drop_kept()
+
+    def _give_back(self, connection: Connection, pool: Any) -> None:
+        if pool is not self.engine.pool:
+            # The pool was disposed of meanwhile: nobody would ever close what comes back to it.
+            connection.invalidate()
+        connection.close()
+
+    def _take_kept(self) -> Connection | None:
+        while self._kept:
+            try:
+                pool, connection = self._kept.pop()
+            except IndexError:
+                # Another thread was faster.
+                break
+            if pool is self.engine.pool:
+                return connection
+            self._give_back(connection, pool)
+        return None
+
+    def _drop_kept(self) -> None:
+        while (connection := self._take_kept()) is not None:
+            connection.invalidate()
+            connection.close()
+
+    def _dispose(self) -> None:
+        """Close every connection that is not in use, and those in use as soon as they are not."""
+        self._drop_kept()
+        self.engine.dispose()
+        self.backend.let_go(self.engine)
+
     def _connect(self, deadline: float) -> Connection:
+        kept = self._take_kept()
+        if kept is not None:
+            return kept
         try:
             return self._while_contended(self.engine.connect, deadline)
         except DBAPIError as error:
@@ -352,6 +473,12 @@ def _compile_server_now_ms(element: server_now_ms, compiler: SQLCompiler, **keyw
         return "CAST(extract(epoch from pg_catalog.clock_timestamp()) * 1000 AS BIGINT)"
     value: Any = bindparam("server_now_ms", callable_=clock.now_ms, type_=BigInteger(), unique=True)
     return str(compiler.process(value, **keywords))
+
+
+def clock_of(connection: Connection) -> Clock | None:
+    """Return the clock that `server_now_ms` asks; None: it is the server's, and only a statement can ask it."""
+    clock: Clock | None = getattr(connection.dialect, "clock", None)
+    return clock
 
 
 class RowsMissedError(AssertionError):

@@ -44,6 +44,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, exists, select, update
 
 from txnstore.db.schema import group_members, groups
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.groups import rebalance_rules, rows
@@ -61,7 +62,7 @@ _NOBODY_ELSE_EXPIRED: Final = ~exists().where(
     _others.c.deadline_ms <= server_now_ms(),
 )
 # Without the group's lock, in one statement: a heartbeat in a group in which nothing happens waits for nobody.
-_RENEW: Final = (
+_RENEW: Final = HotStatement(
     update(group_members)
     .where(
         group_members.c.group_id == bindparam("of_group_id"),
@@ -74,7 +75,7 @@ _RENEW: Final = (
     )
     .values(deadline_ms=server_now_ms() + group_members.c.session_timeout_ms)
 )
-_IS_CURRENT: Final = (
+_IS_CURRENT: Final = HotStatement(
     select(groups.c.generation)
     .join(group_members, group_members.c.group_id == groups.c.group_id)
     .where(
@@ -112,7 +113,7 @@ def join(connection: Connection, report: Report, details: MemberDetails) -> Memb
 
 def renew(connection: Connection, membership: GroupMembership) -> bool:
     """Extend the deadline of a settled member; False if nothing was done because there is news: send a heartbeat."""
-    return connection.execute(_RENEW, _of(membership)).rowcount > 0
+    return _RENEW.run(connection, _of(membership)) > 0
 
 
 def has_news(connection: Connection, membership: GroupMembership) -> bool:
@@ -120,7 +121,7 @@ def has_news(connection: Connection, membership: GroupMembership) -> bool:
 
     It has to rebalance if another member was silent for longer than its session timeout.
     """
-    return connection.execute(_IS_CURRENT, _of(membership)).one_or_none() is None
+    return not _IS_CURRENT.rows(connection, _of(membership))
 
 
 def heartbeat(connection: Connection, report: Report) -> MemberAnswer:

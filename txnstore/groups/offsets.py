@@ -306,9 +306,12 @@ class _LockedGroup:
     now_ms: int
 
 
-def _check_request(
-    connection: Connection, committer: GroupMembership, offsets: Mapping[int, OffsetAndMetadata]
-) -> None:
+def check_form(committer: GroupMembership, offsets: Mapping[int, OffsetAndMetadata]) -> None:
+    """Refuse what cannot be an offset of a group, whatever is in the database.
+
+    Raises:
+        InvalidGroupId, InvalidRequest: the group or an offset is not of the documented form.
+    """
     check_group_id(committer.group_id)
     for offset in offsets.values():
         if (
@@ -321,6 +324,12 @@ def _check_request(
             raise InvalidRequest(f"a leader epoch has to be a number from -1 to {LEADER_EPOCH_MAX}")
         if offset.metadata is not None and not (isinstance(offset.metadata, str) and is_storable_text(offset.metadata)):
             raise InvalidRequest("the metadata of an offset has to be text without NUL or half of a surrogate pair")
+
+
+def _check_request(
+    connection: Connection, committer: GroupMembership, offsets: Mapping[int, OffsetAndMetadata]
+) -> None:
+    check_form(committer, offsets)
     if any(offset.metadata for offset in offsets.values()):
         # The setting is only asked for when there is something to measure.
         check_offsets(list(offsets.values()), read_store_settings(connection)["offset.metadata.max.bytes"])

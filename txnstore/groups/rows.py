@@ -28,7 +28,7 @@ _LOCK: Final = HotStatement(
 _READ: Final = HotStatement(
     select(groups.c.generation, groups.c.assignor).where(groups.c.group_id == bindparam("of_group_id"))
 )
-_INSERT_GROUP: Final = (
+_INSERT_GROUP: Final = HotStatement(
     upsert(groups)
     .values(generation=0, commit_number=0, last_update_ms=server_now_ms())
     .on_conflict_do_nothing(index_elements=[groups.c.group_id])
@@ -45,10 +45,8 @@ _REMOVE_EXPIRED: Final = HotStatement(
     .where(_OF_GROUP, group_members.c.deadline_ms <= server_now_ms(), group_members.c.member_id != bindparam("spared"))
     .returning(group_members.c.member_id)
 )
-_REMOVE: Final = delete(group_members).where(_OF_GROUP, _OF_MEMBER)
-_ADD: Final = insert(group_members).values(
-    deadline_ms=server_now_ms() + bindparam("lease_ms"),
-)
+_REMOVE: Final = HotStatement(delete(group_members).where(_OF_GROUP, _OF_MEMBER))
+_ADD: Final = HotStatement(insert(group_members).values(deadline_ms=server_now_ms() + bindparam("lease_ms")))
 _NEW: Final[dict[str, BindParameter[Any]]] = {
     name: bindparam(f"new_{name}")
     for name in ("client_id", "generation", "session_timeout_ms", "subscription", "assignment")
@@ -59,7 +57,7 @@ _RENEW: Final = HotStatement(
     .where(_OF_GROUP, _OF_MEMBER)
     .values(deadline_ms=server_now_ms() + group_members.c.session_timeout_ms)
 )
-_CATALOGUE: Final = (
+_CATALOGUE: Final = HotStatement(
     select(topics.c.name, partitions.c.partition_id)
     .join(partitions, partitions.c.topic_id == topics.c.topic_id)
     .where(topics.c.name.in_(bindparam("names", expanding=True)))
@@ -95,7 +93,7 @@ def ensure_group(connection: Connection, group_id: str) -> None:
         NotCoordinator: the group lives in another database.
     """
     check_lives_here(connection, group_id)
-    connection.execute(_INSERT_GROUP, {"group_id": group_id})
+    _INSERT_GROUP.run(connection, {"group_id": group_id, "assignor": None})
 
 
 def remove_expired(connection: Connection, group_id: str, spared_member_id: str = "") -> list[str]:
@@ -127,7 +125,7 @@ def read_known_partitions(
         names |= {partition.topic for partition in member.owned}
     found: dict[str, list[int]] = {}
     if names:
-        for name, partition_id in connection.execute(_CATALOGUE, {"names": sorted(names)}):
+        for name, partition_id in _CATALOGUE.rows(connection, {"names": sorted(names)}):
             found.setdefault(name, []).append(partition_id)
     return KnownPartitions({name: tuple(ids) for name, ids in found.items()})
 
@@ -153,7 +151,7 @@ def save_group(
         must_hit_each(connection, _SAVE, [_changes(group_id, member, known) for member in changed])
     for name, member in after.members.items():
         if name not in former:
-            connection.execute(_ADD, _row(group_id, member, known))
+            _ADD.run(connection, _row(group_id, member, known))
     if speaker in former:
         must_hit(connection, _RENEW, {"of_group_id": group_id, "of_member_id": speaker})
 

@@ -7,6 +7,10 @@ The check against what a producer sent before and the insert happen under the sa
 as a repetition however late and from wherever it comes.  A producer whose answer was lost finds the batches of a
 transaction that has finished since (`find_appended`).
 
+Batches that belong to no transaction, and that nothing is unusual about, are appended by one statement of the database
+where it has one (`db.postgresql.commit_function`).  Everything that the client knows about that is asked here
+(`WholeAppend`), everything that the database knows by the statement; `append` alone waits, explains and refuses.
+
 A marker's epoch is above that of the records it ends (KIP-890, KIP-1228): whatever their producer sends late is old
 by then.
 """
@@ -15,13 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final, Self
 
 from sqlalchemy import Connection, bindparam, insert, select
 
 from txnstore.config import Settings
+from txnstore.db.backend import WholeTransaction
 from txnstore.db.schema import finished_transactions, partition_heads, record_batches
 from txnstore.db.statements import HotStatement
+from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidRecord,
@@ -30,7 +37,7 @@ from txnstore.errors import (
     RecordTooLarge,
     TransactionCoordinatorFenced,
 )
-from txnstore.log.codec import EncodedBatch, encode_control
+from txnstore.log.codec import TIMESTAMP_MS_MAX, EncodedBatch, encode_control
 from txnstore.log.partition_rows import (
     Head,
     ProducerKey,
@@ -44,16 +51,45 @@ from txnstore.log.sequences import (
     RecentBatch,
     check_append,
     find_duplicate,
+    increment_sequence,
     last_sequence_of,
     remember,
 )
 from txnstore.log.topics import DEFAULT_TOPIC_SETTINGS
-from txnstore.model import NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP_MS, ControlType, ProducerIdentity, TimestampType
+from txnstore.model import (
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP_MS,
+    SEQUENCE_MAX,
+    ControlType,
+    ProducerIdentity,
+    TimestampType,
+)
 
 #: Of the state of a producer that no marker has touched.
 _NO_COORDINATOR_EPOCH: Final = -1
 #: How many rows of the index are read in one go.
 _PAGE_ROWS: Final = 1_000
+#: More is appended by a statement for each batch: one for all would hold it in memory several times.
+PAYLOAD_BYTES_MAX: Final = 4 * 1024 * 1024
+#: What the statement takes of a batch, in its order.
+_COLUMNS: Final = attrgetter(
+    "record_count",
+    "base_timestamp_ms",
+    "max_timestamp_ms",
+    "base_sequence",
+    "codec",
+    "crc",
+    "size_bytes",
+    "timestamp_deltas_ms",
+    "key_positions",
+    "null_keys",
+    "value_positions",
+    "null_values",
+    "headers",
+    "key_data",
+    "value_data",
+)
 _INSERT_BATCHES: Final = HotStatement(insert(record_batches))
 _INSERT_FINISHED: Final = HotStatement(insert(finished_transactions))
 # The index of finished transactions says between which offsets to look.
@@ -232,7 +268,7 @@ class LockedPartitions:
         """Write what was placed."""
         if not self._batches:
             return
-        _INSERT_BATCHES.run_each(self.connection, self._batches)
+        insert_batches(self.connection, self._batches)
         moved = sorted({row["partition_id"] for row in self._batches})
         save_heads(self.connection, [self.heads[partition_id] for partition_id in moved])
         save_producer_states(self.connection, self._changed, self._known)
@@ -328,6 +364,114 @@ def append(
     appended = place_all(work, appends, coordinated=coordinated)
     work.save()
     return appended
+
+
+class WholeAppend:
+    """Batches of one producer, in the order of their partitions."""
+
+    def __init__(self, producer: ProducerIdentity, appends: Sequence[Append], *, is_transactional: bool) -> None:
+        """Take the batches; nothing is checked yet."""
+        self.producer = producer
+        # Stable: batches of one partition stay in their order.
+        self._order = sorted(range(len(appends)), key=lambda number: appends[number].partition_id)
+        self.appends = [appends[number] for number in self._order]
+        """In the order of their partitions."""
+        self._is_transactional = is_transactional
+        self.partitions: Sequence[tuple[int, int]] = ()
+        """Partition ids, ascending, and how many batches go to each."""
+        self.earliest_ms, self.latest_ms = 0, TIMESTAMP_MS_MAX
+        """At which times the topics take the records' timestamps."""
+
+    def is_usual(self) -> bool:
+        """Return whether nothing that the client knows speaks against writing them at once."""
+        times = _times_of(self.appends)
+        partitions = self._partitions()
+        if times is None or partitions is None:
+            return False
+        self.earliest_ms, self.latest_ms = times
+        self.partitions = partitions
+        return True
+
+    def columns(self) -> list[tuple[Any, ...]]:
+        """Return of each batch what differs from batch to batch."""
+        return [_COLUMNS(item.batch) for item in self.appends]
+
+    def appended(self, places: Sequence[int]) -> list[Appended]:
+        """Return the answer, given for each batch its base offset and the log start offset of its partition."""
+        appended: list[Appended | None] = [None] * len(self._order)
+        last_partition_id: int | None = None
+        for number, item, base_offset, log_start_offset in zip(
+            self._order, self.appends, places[::2], places[1::2], strict=True
+        ):
+            appended[number] = Appended(
+                item.partition_id,
+                base_offset,
+                base_offset + item.batch.record_count - 1,
+                NO_TIMESTAMP_MS,
+                log_start_offset,
+                begins_transaction=self._is_transactional and item.partition_id != last_partition_id,
+            )
+            last_partition_id = item.partition_id
+        return [place for place in appended if place is not None]
+
+    def _partitions(self) -> list[tuple[int, int]] | None:
+        """Return each partition with the number of its batches; None if one of those is unusual."""
+        counts: dict[int, int] = {}
+        next_sequence = payload_bytes = 0
+        identity = (self.producer.producer_id, self.producer.epoch)
+        has_sequences = min(identity) >= 0
+        if not has_sequences and (self._is_transactional or max(identity) >= 0):
+            return None
+        for item in self.appends:
+            batch, settings = item.batch, item.topic_settings
+            if item.partition_id not in counts:
+                counts[item.partition_id] = 0
+                # Every transaction begins at 0 in each of its partitions (KIP-890).
+                next_sequence = 0 if self._is_transactional else batch.base_sequence
+            payload_bytes += batch.size_bytes
+            if (
+                (batch.producer_id, batch.producer_epoch) != identity
+                or batch.is_transactional is not self._is_transactional
+                or batch.control_type is not None
+                or batch.timestamp_type is not TimestampType.CREATE_TIME
+                or batch.offset_deltas is not None
+                or batch.base_sequence != next_sequence
+                or (batch.base_sequence == NO_SEQUENCE) is has_sequences
+                or batch.base_sequence > SEQUENCE_MAX - batch.record_count
+                or batch.size_bytes > settings["max.message.bytes"]
+                or settings["message.timestamp.type"] == "LogAppendTime"
+                or payload_bytes > PAYLOAD_BYTES_MAX
+            ):
+                return None
+            counts[item.partition_id] += 1
+            if has_sequences:
+                next_sequence = increment_sequence(next_sequence, batch.record_count)
+        return list(counts.items())
+
+
+def append_at_once(
+    store: Store, appends: Sequence[Append], producer: ProducerIdentity, *, retry_timeout_ms: int | None = None
+) -> list[Appended]:
+    """Append one producer's batches that belong to no transaction, by a database transaction of their own.
+
+    Raises:
+        OutcomeUnknown: they may or may not be in the log.
+        TxnStoreError: see `append`; nothing was appended.
+    """
+    if store.commits_whole and store.has_commit_function:
+        whole = WholeAppend(producer, appends, is_transactional=False)
+        if whole.is_usual():
+            places = store.commit_whole(_without_transaction(whole), retry_timeout_ms=retry_timeout_ms)
+            if places is not None:
+                return whole.appended(places)
+    return store.write(
+        lambda connection: append(connection, appends), wakes_readers=True, retry_timeout_ms=retry_timeout_ms
+    )
+
+
+def insert_batches(connection: Connection, placed: Sequence[Mapping[str, Any]]) -> None:
+    """Write batches, at least one, that have their offsets: the heads of their partitions are locked."""
+    _INSERT_BATCHES.run_each(connection, placed)
 
 
 def announce(connection: Connection, producer: ProducerIdentity, partition_ids: Iterable[int]) -> None:
@@ -522,3 +666,31 @@ def finished_since(connection: Connection, partition_id: int, from_offset: int) 
     """Return a page of the index: transactions that ended at `from_offset` or later, in the order of their ends."""
     page = {"of_partition_id": partition_id, "from_offset": from_offset, "count_max": _PAGE_ROWS}
     return list(connection.execute(_HISTORY, page))
+
+
+def _without_transaction(whole: WholeAppend) -> WholeTransaction:
+    return WholeTransaction(
+        None,
+        whole.producer.producer_id,
+        whole.producer.epoch,
+        whole.earliest_ms,
+        whole.latest_ms,
+        0,
+        whole.partitions,
+        whole.columns(),
+        None,
+        (),
+    )
+
+
+def _times_of(appends: Sequence[Append]) -> tuple[int, int] | None:
+    """Return between which times all topics take the records' timestamps (KIP-937)."""
+    earliest_ms, latest_ms = 0, TIMESTAMP_MS_MAX
+    for item in appends:
+        earliest_ms = max(
+            earliest_ms, item.batch.max_timestamp_ms - item.topic_settings["message.timestamp.after.max.ms"]
+        )
+        before_max_ms = item.topic_settings["message.timestamp.before.max.ms"]
+        if before_max_ms < TIMESTAMP_MS_MAX:
+            latest_ms = min(latest_ms, item.batch.min_timestamp_ms + before_max_ms)
+    return None if latest_ms < earliest_ms else (earliest_ms, latest_ms)

@@ -52,27 +52,16 @@ from txnstore.model import (
 _TRAILER: Final = struct.Struct(">iBqqii?biB9q")
 #: Stands for NULL: no column has this length, no batch this control type or coordinator epoch.
 _NULL_NUMBER: Final = -1
-_payload_of_columns = attrgetter(
-    "key_data",
-    "value_data",
-    "key_positions",
-    "null_keys",
-    "value_positions",
-    "null_values",
-    "headers",
-    "offset_deltas",
-    "timestamp_deltas_ms",
-)
 _payload: Final = attrgetter(
-    "timestamp_deltas_ms",
-    "offset_deltas",
+    "key_data",
+    "value_data",
     "key_positions",
     "null_keys",
     "value_positions",
     "null_values",
     "headers",
-    "key_data",
-    "value_data",
+    "offset_deltas",
+    "timestamp_deltas_ms",
 )
 
 _T = TypeVar("_T")
@@ -136,16 +125,22 @@ def checksum(columns: ChecksummedColumns) -> int:
     Raises:
         struct.error, TypeError, ValueError, AttributeError: a column holds what no column of this kind can hold.
     """
-    crc = 0
+    return _sealed(columns)[0]
+
+
+def _sealed(columns: ChecksummedColumns) -> tuple[int, int]:
+    """Return the checksum, and the size of the columns: characters of text and bytes."""
+    crc = size = 0
     lengths = []
-    for column in _payload_of_columns(columns):
+    for column in _payload(columns):
         if column is None:
             lengths.append(_NULL_NUMBER)
             continue
+        size += len(column)
         data = column.encode() if isinstance(column, str) else column
         lengths.append(len(data))
         crc = zlib.crc32(data, crc)
-    return zlib.crc32(_TRAILER.pack(*_numbers(columns), *lengths), crc)
+    return zlib.crc32(_TRAILER.pack(*_numbers(columns), *lengths), crc), size
 
 
 def _numbers(columns: ChecksummedColumns) -> tuple[int, ...]:
@@ -195,8 +190,9 @@ class EncodedBatch:
     size_bytes: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "crc", checksum(self))
-        object.__setattr__(self, "size_bytes", sum(len(column) for column in _payload(self) if column is not None))
+        crc, size_bytes = _sealed(self)
+        object.__setattr__(self, "crc", crc)
+        object.__setattr__(self, "size_bytes", size_bytes)
 
     @property
     def min_timestamp_ms(self) -> int:
@@ -512,6 +508,24 @@ def encode_control(
         control_type=control_type,
         coordinator_epoch=coordinator_epoch,
     )
+
+
+#: A marker's columns but for those that `control_columns` gives.
+_MARKER: Final = EncodedBatch(record_count=1, base_timestamp_ms=0, max_timestamp_ms=0, is_transactional=True).columns()
+_NO_PAYLOAD: Final = (_NULL_NUMBER,) * 9
+
+
+def control_columns(
+    control_type: ControlType, *, coordinator_epoch: int, producer: ProducerIdentity, timestamp_ms: int
+) -> dict[str, Any]:
+    """Return the columns of the marker that `encode_control` returns; every commit writes one."""
+    columns = _MARKER.copy()
+    columns["base_timestamp_ms"] = columns["max_timestamp_ms"] = timestamp_ms
+    columns["producer_id"], columns["producer_epoch"] = producer.producer_id, producer.epoch
+    columns["control_type"], columns["coordinator_epoch"] = control_type, coordinator_epoch
+    numbers = (1, 0, timestamp_ms, producer.producer_id, producer.epoch, NO_SEQUENCE, True, control_type)
+    columns["crc"] = zlib.crc32(_TRAILER.pack(*numbers, coordinator_epoch, 0, *_NO_PAYLOAD))
+    return columns
 
 
 def decode(row: RecordBatchRow) -> RecordBatch:

@@ -272,6 +272,10 @@ def pack_bytes(cells: Sequence[bytes | None], what: str) -> PackedBytes:
         InvalidRecord: one is neither bytes, bytearray, memoryview nor None.
         RecordTooLarge: together they take more than COLUMN_BYTES_MAX.
     """
+    if len(cells) == 1 and type(cells[0]) is bytes and len(cells[0]) <= COLUMN_BYTES_MAX:
+        # The same as below, in less time: many batches hold one record.
+        end = str(len(cells[0]))
+        return PackedBytes(f"[{'0'.rjust(len(end))},{end}]", None, cells[0])
     kinds = set(map(type, cells))
     if kinds == _NULLS:
         return _ALL_NULL

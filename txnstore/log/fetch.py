@@ -38,7 +38,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class Room:
     """How much still fits a page."""
 
     records: int
@@ -64,8 +64,9 @@ IN_RANGE: Final = and_(
     record_batches.c.base_offset < bindparam("end_offset"),
 )
 _IN_PAGE: Final = and_(IN_RANGE, record_batches.c.control_type.is_(None))
-# A transaction has an epoch of its own (KIP-890), so this finds how the one that a batch belongs to ended.
-_COMMITTED: Final = or_(
+#: Batches of committed transactions, and of none.  A transaction has an epoch of its own (KIP-890), so this finds how
+#: the one that a batch belongs to ended.
+IS_COMMITTED: Final = or_(
     not_(record_batches.c.is_transactional),
     select(finished_transactions.c.outcome)
     .where(finished_transactions.c.partition_id == record_batches.c.partition_id)
@@ -96,8 +97,8 @@ _BATCHES: Final = (
 _STATEMENTS: Final = {
     IsolationLevel.READ_UNCOMMITTED: (HotStatement(_SIZES), HotStatement(_BATCHES)),
     IsolationLevel.READ_COMMITTED: (
-        HotStatement(_SIZES.where(_COMMITTED)),
-        HotStatement(_BATCHES.where(_COMMITTED)),
+        HotStatement(_SIZES.where(IS_COMMITTED)),
+        HotStatement(_BATCHES.where(IS_COMMITTED)),
     ),
 }
 
@@ -125,7 +126,7 @@ def fetch(
         CorruptBatch: a stored batch is damaged.
     """
     pages: dict[int, Page] = {}
-    room = _Room(records_max, bytes_max)
+    room = Room(records_max, bytes_max)
     for partition_id, bounds in read_bounds(connection, positions, asks_outbox=asks_outbox).items():
         position = positions[partition_id]
         _check_position(bounds, position)
@@ -133,7 +134,7 @@ def fetch(
         if room.records > 0 and room.size_bytes > 0:
             end_offset = min(bounds.end(isolation), end_offsets.get(partition_id, OFFSET_MAX))
             page = _page(connection, bounds, position, end_offset, isolation=isolation, room=room)
-        room = _Room(
+        room = Room(
             room.records - sum(batch.record_count for batch in page.batches),
             room.size_bytes - sum(batch.size_bytes for batch in page.batches),
         )
@@ -150,7 +151,7 @@ def _check_position(bounds: Bounds, position: int) -> None:
 
 
 def _page(
-    connection: Connection, bounds: Bounds, position: int, end_offset: int, *, isolation: IsolationLevel, room: _Room
+    connection: Connection, bounds: Bounds, position: int, end_offset: int, *, isolation: IsolationLevel, room: Room
 ) -> Page:
     if position >= end_offset:
         return Page(bounds, (), position)
@@ -183,7 +184,7 @@ def _page(
     return Page(bounds, batches, range_["end_offset"])
 
 
-def _fitting(sizes: Sequence[Any], room: _Room) -> tuple[int, bool]:
+def _fitting(sizes: Sequence[Any], room: Room) -> tuple[int, bool]:
     """Return how many of these batches make the page, and whether some have no room."""
     records = size_bytes = 0
     for index, batch in enumerate(sizes):

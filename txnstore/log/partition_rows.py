@@ -33,18 +33,19 @@ _FIELDS_OF_BATCH: Final = 5
 # This lock is what puts appends in order: an offset is given out and committed before the next writer is given one,
 # so no reader passes a gap that is filled later. Everybody locks heads in the order of their ids, so nobody waits in
 # a circle. (SQLite renders no FOR UPDATE: there the whole database transaction holds the write lock.)
+_HEADS: Final = select(
+    partition_heads.c.partition_id,
+    partition_heads.c.log_start_offset,
+    partition_heads.c.next_offset,
+    partition_heads.c.running_max_timestamp_ms,
+    server_now_ms().label("now_ms"),
+).with_for_update()
 _LOCK_HEADS: Final = HotStatement(
-    select(
-        partition_heads.c.partition_id,
-        partition_heads.c.log_start_offset,
-        partition_heads.c.next_offset,
-        partition_heads.c.running_max_timestamp_ms,
-        server_now_ms().label("now_ms"),
+    _HEADS.where(partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True))).order_by(
+        partition_heads.c.partition_id
     )
-    .where(partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
-    .order_by(partition_heads.c.partition_id)
-    .with_for_update()
 )
+_LOCK_HEAD: Final = HotStatement(_HEADS.where(partition_heads.c.partition_id == bindparam("of_partition_id")))
 _MOVE_HEADS: Final = HotStatement(
     update(partition_heads)
     .where(partition_heads.c.partition_id == bindparam("of_partition_id"))
@@ -136,7 +137,10 @@ def lock_heads(connection: Connection, partition_ids: Iterable[int]) -> LockedHe
         UnknownTopicOrPartition: one of them is not in this database.
     """
     wanted = sorted(set(partition_ids))
-    rows = [row for some in chunks(wanted) for row in _LOCK_HEADS.rows(connection, {"partition_ids": some})]
+    if len(wanted) == 1:
+        rows = _LOCK_HEAD.rows(connection, {"of_partition_id": wanted[0]})
+    else:
+        rows = [row for some in chunks(wanted) for row in _LOCK_HEADS.rows(connection, {"partition_ids": some})]
     heads = {row[0]: Head(*row[:4]) for row in rows}
     if len(heads) != len(wanted):
         missing = next(number for number in wanted if number not in heads)

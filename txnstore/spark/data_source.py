@@ -12,8 +12,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from txnstore.spark.options import boolean, check_names
-from txnstore.spark.source_batches import check_schema, source_schema
-from txnstore.spark.source_options import read_source_options
+from txnstore.spark.source_schema import check_schema, source_schema
+from txnstore.spark.worker_process import spare_what_is_loaded
 
 
 class TxnStoreDataSource(DataSource):
@@ -43,6 +43,7 @@ class TxnStoreDataSource(DataSource):
         Raises:
             InvalidConfiguration: an option or a column is not one of the source's.
         """
+        from txnstore.spark.source_options import read_source_options
         from txnstore.spark.source_readers import TxnStoreReader
 
         options = read_source_options(self.options, streaming=False)
@@ -55,6 +56,7 @@ class TxnStoreDataSource(DataSource):
         Raises:
             InvalidConfiguration: an option or a column is not one of the source's.
         """
+        from txnstore.spark.source_options import read_source_options
         from txnstore.spark.source_readers import TxnStoreStreamReader
 
         options = read_source_options(self.options, streaming=True)
@@ -80,3 +82,7 @@ class TxnStoreDataSource(DataSource):
         from txnstore.spark.sink_writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)
+
+
+# Every process that Spark plans with imports this; what few of them need is imported where it is used.
+spare_what_is_loaded()

@@ -36,10 +36,12 @@ for a do shift; [ "$a" = "{_OPTION}" ] || set -- "$@" "$a"; done
 exec {{java}} "$@"
 """
 _TIMEOUT_S: Final = 30.0
-#: What keeps a session small, quiet and to itself. A second core makes it parallel; a task is tried four times.
+#: What keeps a session small, quiet and to itself. A second core makes it parallel; a task is tried four times.  Java's
+#: optimising compiler would take more of two cores than all that a short life of the session does.
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.master": "local[2,4]",
     "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",

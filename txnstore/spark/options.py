@@ -1,48 +1,27 @@
-"""The options of the data source, and the stores that a Python process of Spark has open.
+"""The options of the data source: their names, and values of a kind that several of them have.
 
 Spark hands options over as text, with their names in lower case.  Names are those of Spark's Kafka source and sink;
 a Kafka client's key may come with or without `kafka.` in front.  What is unknown is refused with the nearest known
 name; what only brokers could do something with is accepted and has no effect.
 
-Spark starts many Python processes and uses each for many tasks.  What travels to them is an address; a connection is
-opened where it is used, never before a fork, and used again by the next task of the process: one store for each
-address, kept as long as the process.
+Processes of Spark's that only look for data sources, or ask for a schema, import this: it brings no SQLAlchemy along.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
-import os
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from sqlalchemy.engine import make_url
-
-from txnstore.clients.configuration.configuration import admin_configuration
-from txnstore.clients.configuration.keys import KEYS_BY_ALIAS
-from txnstore.clients.model.errors import KafkaException
-from txnstore.db.cluster.membership import read_databases, split_urls
-from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.opening import open_store
-from txnstore.db.store import Store
-from txnstore.db.url import parse_url
 from txnstore.errors import InvalidConfiguration
 
 _logger: Final = logging.getLogger("txnstore")
 _KAFKA_PREFIX: Final = "kafka."
 _SHOWN_LENGTH_MAX: Final = 80
 _SERIALIZATION: Final = "keys and values are binary columns: turn them into what you need with functions of Spark"
-_SEVERAL: Final = (
-    "Spark reads and writes a log in one database; one that is spread over several is read with Consumer and written"
-    " with Producer"
-)
-#: A process of Spark runs one task at a time.
-_POOL_SIZE: Final = 2
-_lock: Final = threading.Lock()
 
 
 class Side(enum.Flag):
@@ -171,7 +150,7 @@ def _find(name: str, side: Side) -> Option | None:
     """Return the option, or None for a key of Kafka's clients that means nothing here."""
     option = _BY_NAME.get(name.lower())
     if option is None:
-        if name.lower().startswith(_KAFKA_PREFIX) and name[len(_KAFKA_PREFIX) :].lower() in KEYS_BY_ALIAS:
+        if name.lower().startswith(_KAFKA_PREFIX) and _is_key(name[len(_KAFKA_PREFIX) :].lower()):
             return None
         raise InvalidConfiguration(_unknown(name, side))
     if side not in option.side:
@@ -180,6 +159,13 @@ def _find(name: str, side: Side) -> Option | None:
     if option.refused:
         raise InvalidConfiguration(f"the option {name} cannot be given: {option.refused}")
     return option
+
+
+def _is_key(name: str) -> bool:
+    """Return whether Kafka's clients have a key of this name."""
+    from txnstore.clients.configuration.keys import KEYS_BY_ALIAS  # brings SQLAlchemy along, for few queries
+
+    return name in KEYS_BY_ALIAS
 
 
 def _unknown(name: str, side: Side) -> str:
@@ -230,79 +216,3 @@ def one_of(values: Mapping[str, str], name: str, words: tuple[str, ...], default
     if text not in words:
         raise InvalidConfiguration(f"{name} is {' or '.join(words)}, not {text[:_SHOWN_LENGTH_MAX]!r}")
     return text
-
-
-@dataclass(frozen=True, slots=True)
-class StoreAddress:
-    """Where a store is; picklable, and no text made of it shows a password."""
-
-    url: str = field(repr=False)
-    schema: str = DEFAULT_SCHEMA
-
-    def __str__(self) -> str:
-        """Return the URL without its password."""
-        return str(parse_url(self.url))
-
-
-_stores: Final[dict[tuple[int, StoreAddress], Store]] = {}
-
-
-def store_address(values: Mapping[str, str]) -> StoreAddress:
-    """Return the address that the options name (see `options.read_options`).
-
-    A relative path of an SQLite file is taken from the driver's folder, also by executors.
-
-    Raises:
-        InvalidConfiguration: there is no URL, it cannot be understood, or other processes could not open it.
-    """
-    text = values.get("url")
-    if text is None:
-        raise InvalidConfiguration(
-            "no database is named: the option url (or kafka.bootstrap.servers) takes its URL, for example"
-            " sqlite:////path/to/file.db or postgresql://user@host/database"
-        )
-    if len(split_urls(text)) > 1:
-        raise InvalidConfiguration(f"url names several databases: {_SEVERAL}")
-    schema = values.get("txnstore.schema", DEFAULT_SCHEMA)
-    try:
-        url = admin_configuration(({"bootstrap.servers": text, "txnstore.schema": schema},), {}).url
-    except KafkaException as error:
-        message = error.args[0].str().replace("bootstrap.servers", "url (or kafka.bootstrap.servers)")
-        # What led to it may hold the password: it is not chained.
-        raise InvalidConfiguration(message) from None
-    if url.kind == "sqlite":
-        if url.url.database in (None, "", ":memory:"):
-            raise InvalidConfiguration("url names a database in memory, which Spark's other processes cannot open")
-        if "password" in values:
-            raise InvalidConfiguration("password is for a database server; an SQLite file has none")
-        return StoreAddress(f"sqlite:///{os.path.abspath(str(url.url.database))}", schema)  # noqa: PTH100 - `..` stays
-    if "password" in values:
-        text = make_url(text).set(password=values["password"]).render_as_string(hide_password=False)
-    return StoreAddress(text, schema)
-
-
-def store_at(address: StoreAddress, *, create: bool = False) -> Store:
-    """Return the store at the address, open in this process; with `create`, an empty database gets its tables.
-
-    Raises:
-        TxnStoreError: there is no store, or it cannot be reached.
-    """
-    key = (os.getpid(), address)
-    with _lock:
-        store = _stores.get(key)
-        if store is None:
-            # A reader with a typing error in its URL is told so; it does not make an empty store.
-            store = open_store(address.url, schema=address.schema, pool_size=_POOL_SIZE, create=create)
-            try:
-                _refuse_several(store)
-            except BaseException:
-                store.close()
-                raise
-            _stores[key] = store
-        return store
-
-
-def _refuse_several(store: Store) -> None:
-    """Refuse a store that is one of several databases."""
-    if len(store.read(read_databases)) > 1:
-        raise InvalidConfiguration(f"{store.url} is one of several databases: {_SEVERAL}")

@@ -34,8 +34,9 @@ from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import InvalidConfiguration, InvalidRequest, InvalidTopic, UnsupportedCompression
 from txnstore.log.columns import Codec, require_codec
 from txnstore.log.topics import check_topic_name
-from txnstore.spark.options import Side, StoreAddress, read_options, store_address
+from txnstore.spark.options import Side, read_options
 from txnstore.spark.sink_coordination import TIMEOUT_MS_DEFAULT
+from txnstore.spark.stores import StoreAddress, store_address
 from txnstore.transactions.coordinator import TRANSACTIONAL_ID_LENGTH_MAX, check_transactional_id
 
 #: What the sink takes of a producer's keys, by the producer's own rules.

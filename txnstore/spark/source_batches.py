@@ -1,6 +1,6 @@
-"""Arrow record batches made of stored ones: what a task of Spark gets for a range of a partition, and its schema.
+"""Arrow record batches made of stored ones: what a task of Spark gets for a range of a partition.
 
-The columns have the names and types of Spark's Kafka source.  Integers and byte strings become Arrow arrays without a
+Integers and byte strings become Arrow arrays without a
 Python object for each: positions are an offsets buffer of Arrow's, written as numbers of one width, and the data is the
 buffer behind it.
 """
@@ -15,18 +15,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
-from txnstore.errors import InvalidConfiguration
 from txnstore.log.codec import RecordBatch, RecordRow, corrupt_batch
 from txnstore.log.columns import (
     COLUMN_BYTES_MAX,
@@ -38,20 +28,6 @@ from txnstore.log.columns import (
 )
 from txnstore.model import Header, PartitionName
 
-HEADERS: Final = StructField(
-    "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-)
-COLUMNS: Final = StructType(
-    [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
-    ]
-)
 #: With fewer numbers Python's own JSON is faster than setting up Arrow's functions.
 _ARROW_FROM: Final = 200
 _TYPE_CODES: Final = {pa.int32(): "i", pa.int64(): "q"}
@@ -63,37 +39,6 @@ GATHERED_MAX: Final = 10_000
 TIMESTAMP_MS_MAX: Final = (2**63 - 1) // 1000
 _Column = Callable[[RecordBatch], pa.Array]
 _HAS_ARANGE: Final = hasattr(pa, "arange")
-
-
-def source_schema(*, include_headers: bool) -> StructType:
-    """Return the columns that a read gives."""
-    return StructType([*COLUMNS.fields, *([HEADERS] if include_headers else [])])
-
-
-def check_schema(schema: StructType, *, include_headers: bool) -> None:
-    """Refuse a schema of the user's that asks for other columns; some of ours, in any order, are fine.
-
-    Columns that are left out are not even made: Spark tells a Python source of no other projection.
-
-    Raises:
-        InvalidConfiguration: a column is not one of the source's, or of another type.
-    """
-    ours = {column.name: column for column in source_schema(include_headers=True)}
-    for column in schema:
-        known = ours.get(column.name)
-        if known is None:
-            raise InvalidConfiguration(
-                f"the schema asks for a column {column.name[:80]!r}; the source has {', '.join(ours)}"
-            )
-        if column.dataType != known.dataType or not column.nullable:
-            raise InvalidConfiguration(
-                f"the schema asks for the column {column.name} as {column.dataType.simpleString()}"
-                f"{'' if column.nullable else ' not null'}; it is {known.dataType.simpleString()}"
-            )
-        if column.name == HEADERS.name and not include_headers:
-            raise InvalidConfiguration("the schema asks for the column headers, which needs includeHeaders=true")
-    if len({column.name for column in schema}) != len(schema):
-        raise InvalidConfiguration("the schema names a column twice")
 
 
 def integers(text: str, count: int, kind: pa.DataType, what: str) -> pa.Array:

@@ -12,7 +12,8 @@ from typing import Any, Final
 from txnstore.errors import InvalidConfiguration, InvalidTopic
 from txnstore.log.topics import check_topic_name
 from txnstore.model import OFFSET_MAX, IsolationLevel, PartitionName
-from txnstore.spark.options import Side, StoreAddress, boolean, one_of, read_options, store_address, whole_number
+from txnstore.spark.options import Side, boolean, one_of, read_options, whole_number
+from txnstore.spark.stores import StoreAddress, store_address
 
 #: In place of an offset; Kafka's numbers.
 LATEST: Final = -1

@@ -10,9 +10,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
@@ -22,7 +21,9 @@ from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.fetch import Page, fetch
 from txnstore.model import IsolationLevel, PartitionName
-from txnstore.spark.source_batches import ArrowReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _logger: Final = logging.getLogger("txnstore")
 #: How much a task has in memory at a time; at least one batch.
@@ -172,6 +173,8 @@ class RangeReader:
             OffsetOutOfRange: records of the range are gone, and the query fails on that.
             TxnStoreError: a batch is damaged, or the database cannot be asked.
         """
+        from txnstore.spark.source_batches import ArrowReader  # who only plans needs none
+
         arrow = ArrowReader(self.schema, wanted.partition)
         position = wanted.start_offset
         while position < wanted.end_offset:

@@ -20,9 +20,8 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -39,12 +38,16 @@ from txnstore.errors import InvalidConfiguration
 from txnstore.log.bounds import offset_for_time
 from txnstore.log.topics import find_topics
 from txnstore.model import PartitionName
-from txnstore.spark.options import store_at
 from txnstore.spark.sink_coordination import SinkInput, note_inputs
 from txnstore.spark.source_filters import FilterPush, SourceFilters
 from txnstore.spark.source_options import AtOffsets, SourceOptions
 from txnstore.spark.source_ranges import DataLoss, OffsetRange, RangePartition, RangeReader, admit, split
 from txnstore.spark.source_snapshot import Snapshot, once_stable, read_snapshot, resolve_end, resolve_start
+from txnstore.spark.stores import store_at
+from txnstore.spark.worker_process import spare_what_is_loaded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: No topic can be called so.
 FROM: Final = "$from"
@@ -389,3 +392,7 @@ def _noted(options: SourceOptions, wanted: OffsetRange) -> SinkInput | None:
         start_offset=wanted.start_offset,
         end_offset=wanted.end_offset,
     )
+
+
+# A process that plans a stream imports this and opens no store.
+spare_what_is_loaded()

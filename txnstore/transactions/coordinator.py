@@ -33,6 +33,9 @@ from txnstore.transactions.transaction import (
     complete_delivered,
     write_in_time,
 )
+from txnstore.transactions.whole import WholeRequest, whole_request
+from txnstore.transactions.whole_group import WholeCommit, commit_group
+from txnstore.transactions.whole_statements import UnusualError, write_whole
 
 #: How often a start waits for the last transaction of its id; each time somebody else has begun another one.
 INIT_TRIES: Final = 5
@@ -205,11 +208,12 @@ class TransactionCoordinator:
         producer: ProducerIdentity,
         sent: SentOffsets,
         *,
+        has_begun: bool = True,
         retry_timeout_ms: int | None = None,
     ) -> None:
         """Let the producer's transaction hold consumed offsets of a group, which begins it if nothing else did.
 
-        Safe to repeat after `OutcomeUnknown`.
+        Safe to repeat after `OutcomeUnknown`.  `has_begun`: something of it is in the store already, or may be.
 
         Raises:
             InvalidRequest: see `check_transactional_id`.
@@ -221,6 +225,9 @@ class TransactionCoordinator:
             remote = RemoteTransaction(self.store, cluster, transactional_id, producer, retry_timeout_ms)
             remote.add((), [sent.committer.group_id])
             remote.send_offsets(sent)
+            return
+
+        if not has_begun and self._send_at_once(transactional_id, producer, sent, retry_timeout_ms):
             return
 
         def work(connection: Connection) -> None:
@@ -240,6 +247,8 @@ class TransactionCoordinator:
         offsets: Sequence[SentOffsets] = (),
         writers: Collection[int] | None = None,
         is_repeated: bool = False,
+        has_begun: bool = False,
+        open_group_id: str | None = None,
         retry_timeout_ms: int | None = None,
     ) -> Ended:
         """Commit or abort the producer's transaction; when it returns, every reader sees that it is over.
@@ -250,7 +259,8 @@ class TransactionCoordinator:
 
         The same call may be repeated after `OutcomeUnknown`: it recognises a transaction that it has ended, and whose
         answer was lost.  With `is_repeated`, a commit does so also if a newer producer has come since: it is the next
-        call that is refused then.
+        call that is refused then.  `has_begun` spares the question whether this is the whole transaction;
+        with `open_group_id` all that has begun is that it holds offsets of this group, as far as the caller knows.
 
         Raises:
             InvalidRequest: see `check_transactional_id`, or records, offsets or writers come with an abort, or a
@@ -262,7 +272,9 @@ class TransactionCoordinator:
         check_transactional_id(transactional_id)
         if not commit and (appends or offsets or writers):
             raise InvalidRequest("records, offsets and writers of a transaction that is aborted are not sent at all")
-        request = _EndRequest(transactional_id, producer, commit, appends, offsets, writers)
+        request = _EndRequest(
+            transactional_id, producer, commit, appends, offsets, writers, is_repeated, has_begun, open_group_id
+        )
         try:
             return self._end(request, retry_timeout_ms)
         except TxnStoreError as error:
@@ -281,6 +293,24 @@ class TransactionCoordinator:
                 raise
             return ended
 
+    def commit_several(
+        self, transactional_id: str, commits: Sequence[WholeCommit], *, retry_timeout_ms: int | None = None
+    ) -> list[Ended] | None:
+        """Commit transactions of one producer, each wholly in the client, in this order: all of them, or none.
+
+        Each begins where the one before has ended, with its next epoch.  None: nothing was changed, for one of them
+        is not a usual one; `end_transaction` commits each by itself, or says why not.
+
+        Raises:
+            InvalidRequest: see `check_transactional_id`.
+            OutcomeUnknown: all may have been committed, or none; `end_transaction(is_repeated=True)` of each knows.
+            TxnStoreError: the database is busy or away; nothing was changed.
+        """
+        check_transactional_id(transactional_id)
+        if not self.store.commits_whole or several(self.cluster) is not None:
+            return None
+        return commit_group(self.store, transactional_id, commits, retry_timeout_ms=retry_timeout_ms)
+
     def _end(self, request: _EndRequest, retry_timeout_ms: int | None) -> Ended:
         cluster = several(self.cluster)
         if cluster is None or not (request.appends or request.offsets):
@@ -295,6 +325,9 @@ class TransactionCoordinator:
         return replace(ended, appended=[*sent_elsewhere, *ended.appended])
 
     def _end_here(self, request: _EndRequest, retry_timeout_ms: int | None) -> Ended:
+        at_once = self._end_at_once(request, retry_timeout_ms)
+        if at_once is not None:
+            return at_once
         ended, left = write_in_time(
             self.store,
             self.cluster,
@@ -307,6 +340,49 @@ class TransactionCoordinator:
             self._complete(left)
         # Not who the producer is by now: a newer one may have come since.
         return ended
+
+    def _end_at_once(self, request: _EndRequest, retry_timeout_ms: int | None) -> Ended | None:
+        """Commit at once what is wholly in the client; None: nothing was changed, go the general way."""
+        store, is_open = self.store, request.open_group_id is not None
+        if not (store.commits_whole and request.commit) or several(self.cluster) is not None:
+            return None
+        if request.is_repeated or (request.has_begun and not (is_open and store.has_commit_function)):
+            return None
+        whole = whole_request(
+            request.transactional_id,
+            request.producer,
+            request.appends,
+            request.offsets,
+            request.writers,
+            open_group_id=request.open_group_id,
+        )
+        if whole is None:
+            return None
+        places = None
+        if store.has_commit_function:
+            places = store.commit_whole(whole.transaction(), retry_timeout_ms=retry_timeout_ms)
+        if not (store.has_commit_function or is_open):
+            places = self._write_whole(whole, retry_timeout_ms)
+        return None if places is None else whole.ended(places)
+
+    def _send_at_once(
+        self, transactional_id: str, producer: ProducerIdentity, sent: SentOffsets, retry_timeout_ms: int | None
+    ) -> bool:
+        """Begin a transaction with these offsets by one statement; False: nothing was changed, go the general way."""
+        if not (self.store.commits_whole and self.store.has_commit_function) or several(self.cluster) is not None:
+            return False
+        whole = WholeRequest(transactional_id, producer, (), [sent], stays_open=True)
+        if not whole.is_usual():
+            return False
+        return self.store.commit_whole(whole.transaction(), retry_timeout_ms=retry_timeout_ms) is not None
+
+    def _write_whole(self, whole: WholeRequest, retry_timeout_ms: int | None) -> list[int] | None:
+        try:
+            return self.store.write(
+                lambda connection: write_whole(connection, whole), wakes_readers=True, retry_timeout_ms=retry_timeout_ms
+            )
+        except UnusualError:
+            return None
 
     def _complete_before_init(self, left: PendingDelivery) -> None:
         assert self.cluster is not None, "nothing can be left to other databases where there are no others"
@@ -358,6 +434,14 @@ class _EndRequest:
     appends: Sequence[Append]
     offsets: Sequence[SentOffsets]
     writers: Collection[int] | None
+    is_repeated: bool
+    """Whether it may have been carried out already."""
+
+    has_begun: bool
+    """Whether something of the transaction is known to be in the store, or may be."""
+
+    open_group_id: str | None
+    """The one group whose offsets it holds, if the caller knows of nothing else."""
 
 
 def _end(

@@ -25,7 +25,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.statements import HotStatement
-from txnstore.db.store import chunks, must_hit, server_now_ms
+from txnstore.db.store import chunks, clock_of, must_hit, server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.log.append import Marker
 from txnstore.model import ControlType, ProducerIdentity
@@ -74,6 +74,35 @@ _UPDATE: Final = HotStatement(
 )
 _DELETE: Final = delete(transactions).where(_THIS)
 _JOURNAL: Final = HotStatement(insert(transaction_log))
+# A copy of the row, of which nothing has to be known.
+_JOURNAL_WHOLE: Final = HotStatement(
+    insert(transaction_log).from_select(
+        [
+            "transactional_id",
+            "transaction_number",
+            "producer_id",
+            "producer_epoch",
+            "state",
+            "first_state",
+            "timeout_ms",
+            "start_ms",
+            "update_ms",
+            "reason",
+        ],
+        select(
+            transactions.c.transactional_id,
+            transactions.c.transaction_number,
+            transactions.c.producer_id,
+            transactions.c.producer_epoch,
+            transactions.c.state,
+            literal(int(TransactionState.ONGOING)),
+            transactions.c.timeout_ms,
+            transactions.c.start_ms,
+            transactions.c.last_update_ms,
+            literal("EndTxn"),
+        ).where(_THIS),
+    )
+)
 _PARTITIONS: Final = HotStatement(
     select(transaction_partitions.c.partition_id)
     .where(transaction_partitions.c.transactional_id == bindparam("of_transactional_id"))
@@ -169,6 +198,13 @@ def try_lock(connection: Connection, transactional_id: str) -> bool:
 def read_row(connection: Connection, transactional_id: str) -> LockedRow:
     """Return the row without locking it."""
     return _found(connection, _READ.row(connection, {"of_transactional_id": transactional_id}))
+
+
+def read_now_ms(connection: Connection) -> int:
+    """Return the store's time."""
+    clock = clock_of(connection)
+    now_ms: int = _NOW.value(connection) if clock is None else clock.now_ms()
+    return now_ms
 
 
 def insert_row(connection: Connection, row: TransactionMetadata) -> None:
@@ -267,7 +303,7 @@ def metadata_from_row(row: Row[Any]) -> TransactionMetadata:
 
 def _found(connection: Connection, row: Row[Any] | None) -> LockedRow:
     if row is None:
-        return LockedRow(None, _NOW.value(connection))
+        return LockedRow(None, read_now_ms(connection))
     return LockedRow(metadata_from_row(row), row.now_ms)
 
 
@@ -518,6 +554,11 @@ def journal(connection: Connection, steps: Iterable[TransactionMetadata], *, rea
         )
         before = step
     _JOURNAL.run_each(connection, entries)
+
+
+def journal_whole(connection: Connection, transactional_id: str) -> None:
+    """Write that a transaction began, was committed and is complete, all at once: its row says so already."""
+    must_hit(connection, _JOURNAL_WHOLE, {"of_transactional_id": transactional_id})
 
 
 def _is_told_by(before: TransactionMetadata, after: TransactionMetadata) -> bool:

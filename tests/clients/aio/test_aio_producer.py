@@ -128,6 +128,23 @@ def test_a_transaction_is_committed_as_a_whole(url, make_consumer):
     assert values_of(make_consumer, "t", 3) == [b"0", b"1", b"2"]
 
 
+def test_commits_that_nobody_waits_for_are_made_in_order(url, make_consumer):
+    async def scenario():
+        async with AIOProducer({"bootstrap.servers": url, "transactional.id": "x"}) as producer:
+            await producer.init_transactions(WAIT_SECONDS)
+            committed, delivered = [], []
+            for number in range(10):
+                await producer.begin_transaction()
+                delivered.append(await producer.produce("t", b"%d" % number))
+                committed.append(await producer.commit_transaction_async())
+            await asyncio.wait_for(asyncio.gather(*committed), WAIT_SECONDS)
+            messages = await asyncio.wait_for(asyncio.gather(*delivered), WAIT_SECONDS)
+            assert [message.value() for message in messages] == [b"%d" % number for number in range(10)]
+
+    run(scenario())
+    assert values_of(make_consumer, "t", 10) == [b"%d" % number for number in range(10)]
+
+
 def test_offsets_go_with_the_transaction(url, make_consumer):
     consumer = make_consumer()
     consumer.assign([TopicPartition("in", 0)])

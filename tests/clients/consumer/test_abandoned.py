@@ -198,6 +198,9 @@ def test_a_producer_looks_at_most_once_a_second_and_only_after_writing(seconds, 
     worker = Worker("helper")
     writer = WriterHelp(lambda: cast(Cluster, cluster), lambda name: worker, monotonic_seconds=seconds)
     assert writer.due_seconds(seconds()) is None
+    writer.wrote([1])
+    assert writer.due_seconds(seconds()) == seconds() + WRITER_ASKS_SECONDS  # a short-lived one never asks
+    seconds.now_seconds += WRITER_ASKS_SECONDS
     for _ in range(3):
         writer.wrote([1])
         at_seconds = writer.due_seconds(seconds())

@@ -12,6 +12,7 @@ from txnstore import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, K
 from txnstore.clients.consumer import reader
 from txnstore.db.schema import partition_heads, record_batches
 from txnstore.log.fetch import fetch
+from txnstore.log.news import read_news
 from txnstore.log.topics import delete_topic
 
 
@@ -59,7 +60,12 @@ def test_commits_to_other_topics_cost_a_waiting_consumer_nothing(log, assigned, 
         readings.append(positions)
         return fetch(connection, positions, **options)
 
+    def asked(run, positions, *options):
+        readings.append(positions)
+        return read_news(run, positions, *options)
+
     monkeypatch.setattr(reader, "fetch", counted)
+    monkeypatch.setattr(reader, "read_news", asked)
     consumer = assigned({"isolation.level": "read_uncommitted"})
     assert consumer.poll(0.5) is None
     readings.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 from sqlalchemy import Column, MetaData, String, Table, event, text
 from sqlalchemy.exc import IntegrityError
@@ -13,7 +12,10 @@ from tests.clients.membership.steps import TP
 from tests.clients.producer.enlisting import *  # noqa: F403 - the fixtures
 from tests.clients.producer.enlisting import committed_values, is_there, numbers
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, error_of
+from tests.tools.crashes import at_each_step, is_commit
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException
+from txnstore.clients.producer import progress
+from txnstore.groups.offsets import check_committer
 
 # --- one commit ------------------------------------------------------------------------------------------------------
 
@@ -50,23 +52,20 @@ def test_an_abort_takes_both_back(producer, any_caller, url, topic, entry):
 
 
 def test_it_is_one_commit(producer, caller, url, topic, entry):
-    """Whatever the database says of the rows' age, the records say the same."""
-    if url.startswith("sqlite"):
-        pytest.skip("SQLite does not tell which database transaction wrote a row")
+    """Right before the COMMIT nothing of it is there, and right behind it everything."""
+    seen = []
+
+    def look(_, point):
+        if is_commit(point.statement):
+            seen.append((is_there(url, entry), committed_values(url, topic)))
+
     producer.begin_transaction()
     producer.enlist(caller.given)
     caller.write(entry)
     producer.produce(topic, b"1")
-    producer.commit_transaction(PATIENCE_SECONDS)
-    with psycopg.connect(application_engine(url).url.set(drivername="postgresql").render_as_string(False)) as driver:
-        (row,) = driver.execute("SELECT xmin::text FROM ledger WHERE entry = %s", (entry,)).fetchone()
-        batches = driver.execute(
-            "SELECT DISTINCT xmin::text FROM txnstore.record_batches WHERE partition_id IN"
-            " (SELECT partition_id FROM txnstore.partitions JOIN txnstore.topics t USING (topic_id) WHERE t.name = %s)",
-            (topic,),
-        ).fetchall()
-    driver.close()
-    assert batches == [(row,)]
+    with at_each_step(look):
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen == [(False, [])] * (len(seen) - 1) + [(True, [b"1"])]
 
 
 def test_offsets_are_committed_with_it(producer, caller, url, topic, entry):
@@ -83,6 +82,33 @@ def test_offsets_are_committed_with_it(producer, caller, url, topic, entry):
             found = consumer.committed([TP(topic, 0)], PATIENCE_SECONDS)[0].offset
             assert found == (5 if end == "commit_transaction" else OFFSET_INVALID)
             assert is_there(url, f"{entry} {end}") == (end == "commit_transaction")
+    finally:
+        consumer.close()
+
+
+def test_a_committer_that_was_taken_is_not_asked_about_again_before_the_commit(
+    producer, caller, url, topic, monkeypatch
+):
+    group = f"group-{next(numbers)}"
+    metadata = NO_MEMBER.replace(b"readers", group.encode())
+    asked = []
+
+    def check(connection, committer):
+        asked.append(committer)
+        check_committer(connection, committer)
+
+    monkeypatch.setattr(progress, "check_committer", check)
+    consumer = Consumer({"bootstrap.servers": url, "group.id": group, "enable.auto.commit": False})
+    try:
+        for number, end in enumerate(("commit", "commit", "abort", "commit", "commit")):
+            producer.begin_transaction()
+            producer.enlist(caller.given)
+            for offset in 0, number:
+                producer.send_offsets_to_transaction([TP(topic, 0, offset)], metadata, PATIENCE_SECONDS)
+            getattr(producer, f"{end}_transaction")(PATIENCE_SECONDS)
+        # Once at first, and once again after the abort: what was sent there was never checked.
+        assert len(asked) == 4
+        assert consumer.committed([TP(topic, 0)], PATIENCE_SECONDS)[0].offset == 4
     finally:
         consumer.close()
 

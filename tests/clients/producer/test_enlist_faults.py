@@ -22,6 +22,7 @@ from tests.tools.killed_children import kill_at
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, Producer
 from txnstore.clients.producer import enlistment as enlisted_transactions
+from txnstore.db import store as stores
 from txnstore.db.callers import connections as joined_cursors
 from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.opening import open_store
@@ -91,10 +92,17 @@ def test_a_connection_that_is_cut_at_the_commit(txnstore_postgresql_url, kind, s
 
 
 @pytest.mark.parametrize(
-    "step", ["INSERT INTO ledger", "UPDATE txnstore.transactions", "UPDATE txnstore.partition_heads"]
+    ("step", "at_once"),
+    [
+        ("INSERT INTO ledger", True),
+        ('SELECT "txnstore".commit_transaction_within($1,', True),
+        ("UPDATE txnstore.transactions", False),
+        ("UPDATE txnstore.partition_heads", False),
+    ],
 )
-def test_a_connection_that_is_cut_before_the_commit(txnstore_postgresql_url, step):
+def test_a_connection_that_is_cut_before_the_commit(txnstore_postgresql_url, monkeypatch, step, at_once):
     url = txnstore_postgresql_url
+    monkeypatch.setattr(stores, "COMMITS_WHOLE", at_once)
     create_topic(url, TOPIC)
     make_ledger(url)
     producer = Producer({"bootstrap.servers": url, "transactional.id": "anna"})
@@ -172,6 +180,7 @@ def test_an_interrupt_before_the_commit_leaves_it_to_be_aborted(begun, bank, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
+        patch.setattr(enlisted_transactions, "end_whole_within", interrupt)
         patch.setattr(enlisted_transactions, "end_within", interrupt)
         with pytest.raises(KeyboardInterrupt):
             begun.commit_transaction(PATIENCE_SECONDS)
@@ -214,15 +223,15 @@ def test_a_commit_that_sqlite_cannot_sync_is_resolved(txnstore_sqlite_url, monke
     make_ledger(url)
     producer = Producer({"bootstrap.servers": url, "transactional.id": "anna"})
     producer.init_transactions(PATIENCE_SECONDS)
-    execute = joined_cursors.SQLiteCursor.execute
 
-    def fail(cursor, statement, *arguments):
-        if statement != "COMMIT":
-            return execute(cursor, statement, *arguments)
-        execute(cursor, "COMMIT" if side == "after" else "ROLLBACK")
-        error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
-        raise error
+    class FailingCursor(sqlite3.Cursor):
+        def execute(self, statement, *arguments):
+            if statement != "COMMIT":
+                return super().execute(statement, *arguments)
+            super().execute("COMMIT" if side == "after" else "ROLLBACK")
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
+            raise error
 
     with calling(url, "driver") as caller:
         producer.begin_transaction()
@@ -230,7 +239,7 @@ def test_a_commit_that_sqlite_cannot_sync_is_resolved(txnstore_sqlite_url, monke
         caller.write("1")
         producer.produce(TOPIC, b"1", partition=0)
         with monkeypatch.context() as patch:
-            patch.setattr(joined_cursors.SQLiteCursor, "execute", fail)
+            patch.setattr(joined_cursors._SQLiteConnection, "cursor", lambda callers: FailingCursor(callers.driver))
             if side == "after":
                 producer.commit_transaction(PATIENCE_SECONDS)
             else:

@@ -66,6 +66,38 @@ def test_an_error_of_a_job_comes_out_of_its_future_and_the_next_one_runs(thread)
     assert working.result(PATIENCE_SECONDS) == "worked"
 
 
+def test_a_job_runs_here_unless_there_is_other_work(thread):
+    assert thread.run_here(lambda: True)
+    assert thread.is_new
+    began, goes_on = threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        assert goes_on.wait(PATIENCE_SECONDS)
+
+    working = thread.submit(work)
+    assert began.wait(PATIENCE_SECONDS)
+    assert not thread.run_here(lambda: pytest.fail("something else is under way"))
+    goes_on.set()
+    working.result(PATIENCE_SECONDS)
+    with thread.changed:
+        waiting = thread.submit(lambda: None)
+        assert not thread.run_here(lambda: pytest.fail("something else waits"))
+    waiting.result(PATIENCE_SECONDS)
+    assert thread.stop(PATIENCE_SECONDS)
+    assert not thread.run_here(lambda: pytest.fail("it was stopped"))
+
+
+def test_a_job_runs_here_beside_work_that_stands_aside_and_not_before_or_behind(thread):
+    def work():
+        found = [thread.run_here(lambda: True)]
+        with thread.aside():
+            found.append(thread.run_here(lambda: True))
+        return [*found, thread.run_here(lambda: True)]
+
+    assert thread.submit(work).result(PATIENCE_SECONDS) == [False, True, False]
+
+
 def test_timed_work_runs_when_it_is_due_and_not_before(thread):
     early, late = Timed(), Timed()
     thread.timed_work += [early, late]

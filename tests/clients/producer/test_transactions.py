@@ -19,7 +19,12 @@ from tests.clients.steps import (
     values,
 )
 from txnstore import OFFSET_INVALID, KafkaError, Message, TopicPartition
+from txnstore.clients.configuration.configuration import producer_configuration
+from txnstore.clients.producer import progress as progress_module
+from txnstore.clients.producer import sender as sender_module
+from txnstore.clients.producer.sender import linger_seconds_of
 from txnstore.db.store import Store
+from txnstore.groups.offsets import check_committer
 
 # Who sees what.
 
@@ -165,9 +170,32 @@ def test_many_small_transactions_one_after_the_other(producer, url, topic):
 # Offsets that go along.
 
 
+@pytest.fixture
+def written(monkeypatch):
+    """What was written by this process: an entry for each database transaction."""
+    written = []
+    write = Store.write
+
+    def count(store, work, **options):
+        written.append(work)
+        return write(store, work, **options)
+
+    commit_whole = Store.commit_whole
+
+    def count_whole(store, whole, **options):
+        places = commit_whole(store, whole, **options)
+        if places is not None:
+            written.append(whole)
+        return places
+
+    monkeypatch.setattr(Store, "write", count)
+    monkeypatch.setattr(Store, "commit_whole", count_whole)
+    return written
+
+
 @pytest.mark.parametrize("exists", [True, False], ids=["there", "to be created"])
 def test_records_of_a_topic_that_is_used_for_the_first_time_go_with_the_commit(
-    make_transactional, url, monkeypatch, exists
+    make_transactional, url, written, exists
 ):
     if exists:
         create_topic(url, TOPIC)
@@ -176,19 +204,53 @@ def test_records_of_a_topic_that_is_used_for_the_first_time_go_with_the_commit(
     producer.begin_transaction()
     for number in range(3):
         producer.produce(TOPIC, b"%d" % number, on_delivery=lambda error, message: reports.append(message.offset()))
-    written = []
-    write = Store.write
-
-    def count(store, work, **options):
-        written.append(work)
-        return write(store, work, **options)
-
-    monkeypatch.setattr(Store, "write", count)
+    written.clear()
     producer.commit_transaction(PATIENCE_SECONDS)
     # Each is a database transaction: the commit, and before it the creation of the topic and its copies.
     assert len(written) == (1 if exists else 2 + url.count(","))
     assert reports == [0, 1, 2]
     assert values(read_to_end(url, TOPIC)) == [b"0", b"1", b"2"]
+
+
+def test_records_that_need_not_linger_wait_for_a_commit_that_is_soon_to_come(
+    make_transactional, make_consumer, url, topic, written, monkeypatch
+):
+    monkeypatch.setattr(sender_module, "COMMIT_COMES_SECONDS", 3_600.0)
+    producer = make_transactional(linger_ms=0, message_timeout_ms=0)
+    metadata = make_consumer().consumer_group_metadata()
+    with producer.transaction(PATIENCE_SECONDS):
+        producer.produce(topic, b"looks the topic up", partition=0)
+    written.clear()
+    with producer.transaction(PATIENCE_SECONDS):
+        producer.produce(topic, b"0", partition=0)
+        for _ in range(2):
+            # The sender has come by.
+            producer._sender.thread.submit(lambda: None).result(PATIENCE_SECONDS)
+        assert written == []
+    assert len(written) == 1
+    with producer.transaction(PATIENCE_SECONDS):
+        producer.produce(topic, b"1", partition=0)
+        producer.send_offsets_to_transaction([TopicPartition(topic, 0, 7)], metadata, PATIENCE_SECONDS)
+    # Beside the commit, which has the record: the offsets of a consumer that belongs to no group. (Of a cluster, what
+    # goes to other databases is asked for and delivered there.)
+    assert len(written) == 3 or "," in url
+    assert values(read_to_end(url, topic)) == [b"looks the topic up", b"0", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "linger_seconds"),
+    [
+        ({"linger.ms": 0}, 0.0),
+        ({"linger.ms": 0, "transactional.id": "anna"}, 0.05),
+        ({"linger.ms": 70, "transactional.id": "anna"}, 0.07),
+        # Never for so long that a record's time would be over.
+        ({"linger.ms": 0, "transactional.id": "anna", "message.timeout.ms": 4}, 0.002),
+        ({"linger.ms": 0, "transactional.id": "anna", "message.timeout.ms": 0}, 0.05),
+    ],
+)
+def test_how_long_a_record_waits_for_others_or_for_its_commit(properties, linger_seconds):
+    configuration = producer_configuration(({"bootstrap.servers": "sqlite:///log.db", **properties},), {})
+    assert linger_seconds_of(configuration) == pytest.approx(linger_seconds)
 
 
 def test_records_of_a_topic_that_cannot_be_had_keep_the_others_from_being_committed(make_transactional, url, topic):
@@ -299,6 +361,44 @@ def test_offsets_of_a_generation_that_is_over_abort_the_transaction(producer, ma
     assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
     producer.abort_transaction(PATIENCE_SECONDS)
     producer.begin_transaction()
+
+
+def test_a_member_whose_offsets_were_taken_is_asked_about_once_more_by_the_commit_alone(
+    producer, plainly, make_consumer, topic, monkeypatch
+):
+    plainly(topic, b"0")
+    consumer = make_consumer({"enable.auto.commit": False})
+    consumer.subscribe([topic])
+    read(consumer, 1)
+    metadata = consumer.consumer_group_metadata()
+
+    def send(offset):
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction([TopicPartition(topic, 0, offset)], metadata, PATIENCE_SECONDS)
+
+    send(1)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    asked = []
+
+    def check(connection, committer):
+        asked.append(committer)
+        check_committer(connection, committer)
+
+    monkeypatch.setattr(progress_module, "check_committer", check)
+    send(2)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert committed(make_consumer(), topic) == 2
+    assert asked == []
+    # Of one that has left in between, the commit is refused, and nothing of it is there.
+    send(3)
+    consumer.close()
+    assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
+    producer.abort_transaction(PATIENCE_SECONDS)
+    assert committed(make_consumer(), topic) == 2
+    # After that it is asked about at once.
+    error = error_of(send, 4)
+    assert error.txn_requires_abort()
+    assert len(asked) == 1
 
 
 def test_a_member_sends_the_offsets_of_its_group(producer, plainly, make_consumer, topic):

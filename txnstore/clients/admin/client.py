@@ -46,7 +46,7 @@ from txnstore.clients.admin.unsupported import AclBinding, AclBindingFilter, Use
 from txnstore.clients.callbacks import Callbacks, ErrorReporter, EventQueue
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection
-from txnstore.clients.deadline import Deadline, check_timeout
+from txnstore.clients.deadline import Deadline, check_timeout, wait_within
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaException, kafka_error_of
 from txnstore.clients.model.metadata import (
     ClusterMetadata,
@@ -152,7 +152,7 @@ class AdminClient:
                 continue
             with self._changed:
                 # What comes after the first one is served if it is there.
-                if served or not self._changed.wait_for(lambda: self._events.events, deadline.left_seconds()):
+                if served or not wait_within(self._changed, lambda: self._events.events, deadline.left_seconds()):
                     return served
 
     def _check_call(

@@ -160,8 +160,7 @@ class AIOProducer:
         await self._call(self._producer.init_transactions, timeout)
 
     async def begin_transaction(self) -> None:
-        """Deliver what was produced before, then as `Producer.begin_transaction`."""
-        await self.flush()
+        """As `Producer.begin_transaction`."""
         await self._call(self._producer.begin_transaction)
 
     async def send_offsets_to_transaction(
@@ -174,6 +173,11 @@ class AIOProducer:
         """Deliver what was produced, so that the futures are done, then as `Producer.commit_transaction`."""
         await self.flush(timeout)
         await self._call(functools.partial(self._producer.commit_transaction, writers=writers), timeout)
+
+    async def commit_transaction_async(self) -> asyncio.Future[None]:
+        """As `Producer.commit_transaction_async`; the futures of the messages are done when they are committed."""
+        committed = await self._call(self._producer.commit_transaction_async)
+        return asyncio.wrap_future(committed, loop=self._calls.loop)
 
     async def transaction_token(self, timeout: float = -1) -> bytes:
         """As `Producer.transaction_token`."""

@@ -34,7 +34,7 @@ from txnstore.clients.consumer.events import (
     prefixed,
 )
 from txnstore.clients.consumer.subscription import AssignedPartition
-from txnstore.clients.deadline import Deadline, check_timeout
+from txnstore.clients.deadline import WAIT_SECONDS_MAX, Deadline, check_timeout
 from txnstore.clients.membership.metadata import format_group_metadata
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.message import Message
@@ -215,11 +215,11 @@ class Consumer:
                 return False
             core.group.waiting += 1
             try:
-                core.arrived.wait(left_seconds)
+                # Who is not notified has nothing to look for.
+                return core.arrived.wait(min(left_seconds, WAIT_SECONDS_MAX)) or left_seconds > WAIT_SECONDS_MAX
             finally:
                 core.group.waiting -= 1
                 core.group.polled()
-        return True
 
     # --- callbacks ----------------------------------------------------------------------------------------------------
 

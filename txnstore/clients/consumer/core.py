@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -36,7 +35,7 @@ from txnstore.clients.consumer.events import (
 from txnstore.clients.consumer.fetcher import Fetcher
 from txnstore.clients.consumer.reader import PartitionLookups
 from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
-from txnstore.clients.deadline import Deadline
+from txnstore.clients.deadline import Deadline, result_within
 from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
@@ -51,7 +50,6 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import StoreClosed, TxnStoreError
 from txnstore.model import IsolationLevel
-from txnstore.transactions.recovery import recover
 
 Result = TypeVar("Result")
 
@@ -168,8 +166,8 @@ class ConsumerCore:
             # Closed by another thread since the call began.
             raise RuntimeError("Consumer closed") from None
         try:
-            return future.result(deadline.left_seconds())
-        except FutureTimeoutError:
+            return result_within(future, deadline.left_seconds())
+        except TimeoutError:
             # The result is no longer needed.
             future.cancel()
             if late_code != KafkaError._TIMED_OUT or self.connection.trouble_since(began) is not None:
@@ -361,6 +359,9 @@ class ConsumerCore:
             self.logger.debug("could not help with open transactions: %s", error)
 
     def _recover_in(self, store: Store, cluster: Cluster) -> None:
+        # A consumer that nothing holds back does not wait for this import.
+        from txnstore.transactions.recovery import recover
+
         try:
             recover(store, cluster)
         except TxnStoreError as error:
@@ -374,7 +375,7 @@ class ConsumerCore:
         last = self.worker.submit(_nothing)
         try:
             last.exception(deadline.left_seconds())
-        except (FutureTimeoutError, CancelledError):
+        except (TimeoutError, CancelledError):
             last.cancel()
 
     def close(self, deadline: Deadline) -> bool:

@@ -273,7 +273,11 @@ class FetchThread:
             self._listen_for_group(due_seconds)
         elif self._has_news(positions, due_seconds):
             is_at_end = all(position.partition.is_at_end for position in positions)
-            outcomes = self._reader.read(positions, asks_outbox=is_at_end and self._outbox.asks())
+            outcomes = self._reader.read(
+                positions,
+                asks_outbox=is_at_end and self._outbox.asks(),
+                waiter=self._waiter if is_at_end else None,
+            )
             self._apply(self._without_held(outcomes))
             if self._reader.outbox_waits:
                 self._outbox.move()

@@ -38,7 +38,8 @@ from txnstore.errors import (
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordBatch
-from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, fetch
+from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, Room, fetch
+from txnstore.log.news import read_news
 from txnstore.log.topics import Topic
 from txnstore.model import IsolationLevel, TimestampType
 
@@ -220,8 +221,11 @@ class PartitionReader:
         *,
         records_max: int = PAGE_RECORDS_MAX,
         asks_outbox: bool = False,
+        waiter: Waiter | None = None,
     ) -> list[ReadOutcome]:
         """Read a page that the partitions share; set `outbox_waits`.
+
+        With a `waiter` all of them had been read to their ends: what is new is asked there first.
 
         Raises:
             TxnStoreError: the database cannot be read at all.
@@ -248,13 +252,17 @@ class PartitionReader:
                 asks_outbox=asks_outbox,
             )
 
+        news = None
+        if waiter is not None:
+            room = Room(records_max, self._options.page_bytes_max)
+            news = read_news(waiter.rows, offsets, self._options.isolation, room)
         try:
-            pages = self._read(work)
+            pages = self._read(work) if news is None else news
         except _OF_ONE_PARTITION as error:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
         for partition_id, position in known.items():
             page = pages[partition_id]
-            self.outbox_waits = page.bounds.outbox_waits
+            self.outbox_waits = asks_outbox and page.bounds.outbox_waits
             outcomes.append(self._delivered(position, page))
         return outcomes
 

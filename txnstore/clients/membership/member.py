@@ -116,6 +116,7 @@ class ConsumerMember:
         self._lease = Lease(options.session_timeout_ms / 1000)
         self._has_to_join = False
         self._has_news = False
+        self._renews_now = False
         self._wakes_others = False
         self._next_request_at = 0.0
         self._renew_at = 0.0
@@ -329,7 +330,7 @@ class ConsumerMember:
         if now > lapses_at and not self.waiting:
             self._lapse(now)
             return None, 0.0
-        if now >= self._next_request_at or self._has_news:
+        if now >= self._next_request_at or self._has_news or self._renews_now:
             # A member that is about to leave only keeps its place until then: its subscription does not matter.
             joins = self._has_to_join and self._stage is MemberStage.MEMBER
             return (self._join if joins else self._heartbeat), 0.0
@@ -368,17 +369,33 @@ class ConsumerMember:
                 # It has something to ask for, and may get it now.
                 self._request_heartbeat()
                 return
-        if self._requests.has_news(identity):
-            with self._lock:
-                if self._stage is MemberStage.MEMBER:
-                    self._request_heartbeat()
+            if self._is_renewal_near():
+                # That tells as well; and what is under way now may have been answered before there was news.
+                self._renews_now = True
+                self._work_due.notify_all()
+                return
+        has_news = self._requests.has_news(identity)
+        with self._lock:
+            # It may have left since.
+            is_member = self._stage is MemberStage.MEMBER
+            if is_member and has_news:
+                self._request_heartbeat()
+            elif is_member and self._protocol.may_renew and identity == self._protocol.identity:
+                # The member's own thread need not look so soon after.
+                self._next_request_at = max(
+                    self._next_request_at, min(lease_seconds() + self._options.heartbeat_seconds, self._renew_at)
+                )
+
+    def _is_renewal_near(self) -> bool:
+        """Whether to renew the lease with the next request, rather than to look now and renew a little later."""
+        return self._protocol.may_renew and lease_seconds() >= self._renew_at - self._options.heartbeat_seconds / 2
 
     # --- requests; on the member's thread, without the lock -----------------------------------------------------------
 
     def _join(self) -> None:
         with self._lock:
             number, topics = self._subscription_number, self._topics
-            self._has_news = False
+            self._has_news = self._renews_now = False
         try:
             found = self._requests.find(topics)
         except Exception as error:  # noqa: BLE001 - the application is told, and it is tried again
@@ -412,10 +429,10 @@ class ConsumerMember:
             if self._stage not in HAS_PLACE:
                 return
             is_quiet = self._protocol.may_renew and not self._has_news
-            may_only_look = is_quiet and lease_seconds() < self._renew_at
+            may_only_look = is_quiet and not self._is_renewal_near()
             request = self._protocol.request()
             wakes_others, self._wakes_others = self._wakes_others, False
-            self._has_news = False
+            self._has_news = self._renews_now = False
         sent_at = lease_seconds()
         answer, is_renewed = None, False
         try:
@@ -558,7 +575,7 @@ class ConsumerMember:
     def _begin_anew(self) -> None:
         self._protocol.begin_anew()
         self._has_to_join = False
-        self._has_news = False
+        self._has_news = self._renews_now = False
         self._wakes_others = False
         self._former_listener = None
         self._lease.drop()

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.errors import InvalidRequest
 from txnstore.model import OFFSET_MAX, Header
 from txnstore.transactions.tokens import PreparedTxnState
@@ -31,6 +32,21 @@ def as_bytes(content: object) -> bytes:
         # A copy: the caller may change it before it is sent.
         return bytes(content)
     raise TypeError(f"a bytes-like object is required, not '{type(content).__name__}'")
+
+
+def check_sent_offsets(positions: object, group_metadata: object) -> None:
+    """Refuse what are not consumed offsets and a group's metadata.
+
+    Raises:
+        TypeError: they are not a list of TopicPartition, and bytes.
+    """
+    if not isinstance(positions, list):
+        raise TypeError(f"expected list of TopicPartition, not {type(positions).__name__}")
+    for position in positions:
+        if not isinstance(position, TopicPartition):
+            raise TypeError(f"expected list of TopicPartition, it holds {type(position).__name__}")
+    if not isinstance(group_metadata, (bytes, bytearray, memoryview)):
+        raise TypeError(f"expected bytes, {type(group_metadata).__name__} found")
 
 
 def checked_headers(headers: object) -> Iterator[Header]:

@@ -13,6 +13,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Collection
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -31,11 +32,12 @@ from txnstore.db.backend import EVERYTHING
 from txnstore.db.store import Store, take_changes
 from txnstore.errors import BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
 from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
+from txnstore.transactions.whole_within import end_whole_within
 
 # These bring psycopg along, which few producers need on SQLite: they are imported once something is enlisted.
 if TYPE_CHECKING:
     from txnstore.db.callers.connections import CallersConnection
-    from txnstore.db.callers.enlisted import CallerGuards, EnlistedConnection
+    from txnstore.db.callers.enlisted import CallerGuards, CommitWhole, EnlistedConnection
     from txnstore.participants.branches import Branches
 
 _S = TransactionStage
@@ -402,23 +404,28 @@ class Enlistment:
                 "another connection to the same database is enlisted already: one of them has to do all the writing"
             )
         size_bytes_max = math.inf if store.backend.name == "sqlite" else REQUEST_BYTES_MAX
-        hold = self._progress.submit(partial(self._hold_work, size_bytes_max))
+        hold = partial(self._hold_work, size_bytes_max)
+        waiting: Future[bool] | None = None
         taken = EnlistedConnection(store, callers, refused_ending)
         try:
-            self._progress.wait(hold, self._progress.bounded(timeout_seconds), resumable=False)
+            if not self._sender.thread.run_here(hold):
+                waiting = self._progress.submit(hold)
+                self._progress.wait(waiting, self._progress.bounded(timeout_seconds), resumable=False)
             taken.take()
             self._enlisted = _Enlisted(taken, store)
         except BaseException:
-            hold.cancel()
+            if waiting is not None:
+                waiting.cancel()
             taken.let_go()
             self._let_send()
             raise
 
-    def _hold_work(self, size_bytes_max: float) -> None:
+    def _hold_work(self, size_bytes_max: float) -> bool:
         self._offsets.stop_lingering()
         self._offsets.hold_until_commit = True
         self._directory.may_write = size_bytes_max < math.inf
         self._sender.hold_until_commit(size_bytes_max)
+        return True
 
     def _let_send(self) -> None:
         self._offsets.hold_until_commit = False
@@ -532,6 +539,8 @@ class Enlistment:
             self._offsets.waiting,
             ending.writers,
         )
+        # What is in the store already, branches too, takes the general way.
+        is_whole = enlisted.store.commits_whole and not self._sender.session.has_begun and not self._branches.will_vote
         with self._changed:
             self._progress.is_written = True
             self._progress.enter(_S.COMMITTING)
@@ -545,9 +554,16 @@ class Enlistment:
             changes = take_changes(connection)
             return ended
 
+        def end_at_once(connection: Connection, commit_whole: CommitWhole | None) -> Ended | None:
+            nonlocal changes
+            assert ending.request is not None
+            ended = end_whole_within(connection, ending.request, commit_whole) if is_whole else None
+            changes = take_changes(connection)
+            return ended
+
         seconds = max(COMMIT_SECONDS_MIN, deadline.left_seconds())
         try:
-            taken.commit(end, timeout_seconds=seconds)
+            taken.commit(end, at_once=end_at_once, timeout_seconds=seconds)
         except BaseException as error:  # noqa: BLE001 - whatever it is, what it means is decided there
             self._asked_in_vain(enlisted, ending, error)
         ending.ended = taken.result
@@ -605,7 +621,7 @@ class Enlistment:
 
     def _give_up(self, ending: _Ending, error: KafkaError) -> None:
         for request in ending.requests or ():
-            self._sender.fail_request(request, error)
+            self._sender.fail_batches(request.batches, error)
 
     # --- on the sender's thread ---------------------------------------------------------------------------------------
 
@@ -620,7 +636,7 @@ class Enlistment:
         except KafkaException:
             # Also what an interrupt has failed just now: it knows of no requests yet.
             for request in requests:
-                self._sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
+                self._sender.fail_batches(request.batches, KafkaError(KafkaError._PURGE_QUEUE))
             raise
         ending.requests = requests
 
@@ -645,6 +661,7 @@ class Enlistment:
             self._sender.report(request, appended[:count])
             appended = appended[count:]
         self._progress.reset()
+        self._offsets.were_committed()
         self._offsets.clear()
         self.release()
         with self._changed:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from os import getpid
 from time import monotonic
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import producer_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
-from txnstore.clients.deadline import Deadline, Ticks, check_timeout
+from txnstore.clients.deadline import Deadline, Ticks, check_timeout, wait_within
 from txnstore.clients.model.errors import (
     HANDLE_CLOSED_TEXT,
     KafkaError,
     KafkaException,
     kafka_error_of,
-    kafka_exception_of,
 )
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -31,6 +29,7 @@ from txnstore.clients.producer.arguments import (
     TIMESTAMP_MAX,
     as_bytes,
     check_batch_message,
+    check_sent_offsets,
     check_topic_text,
     checked_headers,
     prepared_state_of,
@@ -48,7 +47,6 @@ from txnstore.clients.producer.writer import TransactionWriterClient
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.backend import Limits
-from txnstore.errors import StoreUnavailable, TxnStoreError
 from txnstore.log.columns import pack_record_headers
 from txnstore.transactions.tokens import PreparedTxnState
 
@@ -141,7 +139,7 @@ class Producer:
             self._progress = self._writer = TransactionWriterClient(changed, self._sender, self._reports.serve_reports)
         elif configuration["transactional.id"]:
             self._transactions, self._progress = make_transactions(
-                configuration, self._sender, self._directory, self._reports.serve_reports
+                configuration, self._accumulator, self._sender, self._directory, self._reports.serve_reports
             )
         #: What tells an idle application of a database that is away, if it wants to hear of it.
         self._look: DatabaseLook | None = None
@@ -151,8 +149,7 @@ class Producer:
         self._ticks = Ticks(configuration["txnstore.clock"])
         self._process_id = connection.process_id
         self._record_bytes_max: int = configuration["message.max.bytes"]
-        self._is_closed = False
-        self._is_started = False
+        self._is_closed = self._is_started = False
         # Whoever drops a producer without closing it keeps neither thread nor connection.
         self._finalizer = weakref.finalize(self, _abandon, self._thread, connection)
         if statistics.due_seconds(0.0) is not None:
@@ -306,7 +303,8 @@ class Producer:
         served = self._reports.serve()
         if served or timeout_seconds == 0:
             return served
-        self._wait_for(lambda: self._reports.are_waiting or self._is_closed, timeout_seconds)
+        with self._changed:
+            wait_within(self._changed, lambda: self._reports.are_waiting or self._is_closed, timeout_seconds)
         return self._reports.serve()
 
     def flush(self, timeout: float = -1) -> int:
@@ -358,7 +356,7 @@ class Producer:
         self._transactional().begin()
 
     def send_offsets_to_transaction(
-        self, positions: list[TopicPartition], group_metadata: object, timeout: float = -1
+        self, positions: list[TopicPartition], group_metadata: bytes, timeout: float = -1
     ) -> None:
         """Let the transaction commit consumed offsets of a group (KIP-447).
 
@@ -375,13 +373,7 @@ class Producer:
             KafkaException: `_STATE`, `_TIMED_OUT` (retriable), or an error that takes an abort.
         """
         transactions = self._transactional()
-        if not isinstance(positions, list):
-            raise TypeError(f"expected list of TopicPartition, not {type(positions).__name__}")
-        for position in positions:
-            if not isinstance(position, TopicPartition):
-                raise TypeError(f"expected list of TopicPartition, it holds {type(position).__name__}")
-        if not isinstance(group_metadata, (bytes, bytearray, memoryview)):
-            raise TypeError(f"expected bytes, {type(group_metadata).__name__} found")
+        check_sent_offsets(positions, group_metadata)
         transactions.send_offsets(positions, bytes(group_metadata), check_timeout(timeout))
 
     def commit_transaction(self, timeout: float = -1, *, writers: Collection[int] | None = None) -> None:
@@ -402,6 +394,27 @@ class Producer:
         """
         transactions = self._transactional()
         transactions.commit(check_timeout(timeout), None if writers is None else writer_ids_of(writers))
+
+    def commit_transaction_async(self) -> Future[None]:
+        """Commit without waiting: the next transaction may begin at once, and the future tells of this one.
+
+            commits = []
+            for order in orders:
+                producer.begin_transaction()
+                producer.produce("orders", order)
+                commits.append(producer.commit_transaction_async())
+            [commit.result() for commit in commits]  # durable, and visible to every reader of committed records
+
+        Commits are done in the order of the calls, many of them by one database transaction.  If one fails, none that
+        follows is made: their futures raise as well, and so does every call but `abort_transaction()`, which ends the
+        transaction that is open by then and takes note of all that failed.  What was written in part before (it was
+        large or slow, or holds offsets of a consumer that only assigns) is waited for by the next
+        `begin_transaction()`; what has an enlisted connection is committed before this returns.
+
+        Raises:
+            KafkaException: as `commit_transaction`; `_TIMED_OUT`, retriable: 256 commits are not done.
+        """
+        return self._transactional().commit_async()
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort: records that wait are given up (`_PURGE_QUEUE`), and nobody sees the others as committed.
@@ -642,9 +655,7 @@ class Producer:
             self._connection.check_process()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Close it; an exception goes on."""
         self.close()
 
@@ -676,10 +687,6 @@ class Producer:
             raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, reason))
         return self._transactions
 
-    def _wait_for(self, is_there: Callable[[], bool], timeout_seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(is_there, None if timeout_seconds < 0 else timeout_seconds)
-
     def _flush(self, timeout_seconds: float) -> int:
         deadline = Deadline(timeout_seconds)
         accumulator, reports = self._accumulator, self._reports
@@ -690,7 +697,10 @@ class Producer:
                 left_seconds = deadline.left_seconds()
                 if accumulator.record_count == 0 or left_seconds <= 0 or self._sender.holds_everything:
                     return accumulator.record_count
-                self._wait_for(lambda: reports.are_waiting or accumulator.record_count == 0, left_seconds)
+                with self._changed:
+                    wait_within(
+                        self._changed, lambda: reports.are_waiting or accumulator.record_count == 0, left_seconds
+                    )
         finally:
             self._sender.end_flush()
 
@@ -700,18 +710,12 @@ class Producer:
         """Return the answer of a question that the sender's thread puts to the database."""
         if timeout_seconds < 0:
             timeout_seconds = self._configuration["socket.timeout.ms"] / 1000
-        began = time.monotonic()
-        deadline = Deadline(timeout_seconds)
         try:
-            return self._thread.submit(lambda: self._thread.until_answered(question, deadline)).result(timeout_seconds)
-        except TimeoutError:
-            raise unreachable(self._connection, prefix, began, code=code) from None
+            return self._thread.ask(
+                question, timeout_seconds, lambda began: unreachable(self._connection, prefix, began, code=code)
+            )
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
-        except StoreUnavailable as error:
-            raise unreachable(self._connection, prefix, began, code=code) from error
-        except TxnStoreError as error:
-            raise kafka_exception_of(error) from error
 
     def _abort_after(self, error: BaseException, timeout_seconds: float) -> None:
         """Abort because of `error`, which stays the one to be raised."""

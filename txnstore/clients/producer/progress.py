@@ -6,14 +6,13 @@ background, and the same call takes it up again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
-from txnstore.clients.deadline import bounded
+from txnstore.clients.deadline import bounded, result_within
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from txnstore.clients.producer.sender import Sender
     from txnstore.clients.producer.thread import DelayedJob
     from txnstore.clients.topic_directory import TopicDirectory
+    from txnstore.log.topics import Topic
 
 Result = TypeVar("Result")
 
@@ -84,12 +84,16 @@ class TransactionProgress:
         """Its work."""
         self.is_written = False
         """Whether the transaction may be open in the store."""
+        self.has_sent_records = False
+        """Whether records of it may be there before its commit."""
         self.has_token = False
         """Whether other processes may have joined it."""
         self.prepared: PreparedTxnState | None = None
         """What is prepared, if anything is."""
         self.when_fatal: Callable[[], object] | None = None
         """What a fatal error does to whatever was to end with the transaction."""
+        self.before_work: Callable[[], None] | None = None
+        """What the sender's thread does before the work of a call: the commits that nobody waits for."""
         self._failed_count = 0
         #: Whether the call that is being made has left its work to the background.
         self._is_left = False
@@ -161,9 +165,20 @@ class TransactionProgress:
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Put work on the sender's thread."""
         try:
-            return self.sender.thread.submit(work)
+            return self.sender.thread.submit(work if self.before_work is None else partial(self._work_after, work))
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
+
+    def _work_after(self, work: Callable[[], Result]) -> Result:
+        if self.before_work is not None:
+            self.before_work()
+        return work()
+
+    def at_coordinator(self, call: Callable[[TransactionCoordinator], Result]) -> Result:
+        """Make a call; again if the coordinator's database had not heard of a partition that there is."""
+        cluster = self.sender.session.connection.cluster()
+        coordinator_id = cluster.coordinator_id_of(self.transactional_id)
+        return repaired(cluster, coordinator_id, lambda store: call(TransactionCoordinator(store, cluster)))
 
     def bounded(self, timeout_seconds: float, *, timeouts_max: int = 1) -> float:
         """Return how many seconds a call may take: what its caller allows, but not above its transaction timeouts."""
@@ -172,8 +187,8 @@ class TransactionProgress:
     def wait(self, work: Future[Result], wait_seconds: float, *, resumable: bool) -> Result:
         """Wait for the answer of work for so long."""
         try:
-            return work.result(wait_seconds)
-        except FutureTimeoutError:
+            return result_within(work, wait_seconds)
+        except TimeoutError:
             # The work may be done by the time anybody looks: it is taken up again all the same.
             self._is_left = resumable
             hint = "retry call to resume" if resumable else "nothing of it is done later; repeat the call"
@@ -181,6 +196,12 @@ class TransactionProgress:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
+
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether a transaction is open, nothing of which is in the store or has failed; under the lock."""
+        is_touched = self.is_written or self.has_token or self._failed_count or self.error is not None
+        return self.stage is _S.IN_TRANSACTION and not is_touched
 
     # --- the stages -------------------------------------------------------------------------------------------------
 
@@ -193,13 +214,13 @@ class TransactionProgress:
     def begin(self) -> None:
         """Enter a transaction that has nothing yet; under the lock."""
         self.enter(_S.IN_TRANSACTION)
-        self.is_written = self.has_token = False
+        self.is_written = self.has_sent_records = self.has_token = False
         self.sender.session.begin_transaction()
         self._failed_count = 0
 
     def reset(self) -> None:
         """Take note that the transaction has ended; under the lock."""
-        self.is_written = self.has_token = False
+        self.is_written = self.has_sent_records = self.has_token = False
         self.prepared = None
         self._failed_count = 0
 
@@ -237,7 +258,7 @@ class TransactionProgress:
         if request is not None and (self._failed_count or self.error is not None):
             # Its sequence numbers are used up: the abort has to bring a new epoch.
             self.is_written = True
-            self.sender.fail_request(request, KafkaError(KafkaError._PURGE_QUEUE))
+            self.sender.fail_batches(request.batches, KafkaError(KafkaError._PURGE_QUEUE))
         if self.error is not None:
             raise KafkaException(self.error)
         if self._failed_count:
@@ -254,7 +275,7 @@ class TransactionProgress:
 
     def writing(self) -> None:
         """Take note that the transaction may be open in the store."""
-        self.is_written = True
+        self.is_written = self.has_sent_records = True
 
     def delivery_failed(self, record_count: int) -> None:
         """Count records that make the transaction incomplete."""
@@ -283,20 +304,49 @@ class TransactionOffsets:
         """Whether they all wait for the commit, which nothing else may come before."""
         self._progress = progress
         self._sender = progress.sender
-        self._sent: dict[str, SentOffsets] = {}
+        self.sent: dict[str, SentOffsets] = {}
+        """Those that wait, by group."""
+        #: The groups of which the store holds offsets.
+        self._written_group_ids: set[str] = set()
+        #: By group, whose offsets the last transaction has committed: its next ones are checked by their commit alone.
+        self._taken: dict[str, GroupMembership] = {}
 
     def __bool__(self) -> bool:
         """Return whether some wait."""
-        return bool(self._sent)
+        return bool(self.sent)
 
     @property
     def waiting(self) -> list[SentOffsets]:
         """Those that wait."""
-        return list(self._sent.values())
+        return list(self.sent.values())
+
+    def were_committed(self) -> None:
+        """Take note that the groups have taken those that wait from their members."""
+        self.took(self.sent)
+        self.sent.clear()
+
+    def took(self, offsets: Mapping[str, SentOffsets]) -> None:
+        """Take note that groups have taken these offsets from their members."""
+        self._taken = {group_id: sent.committer for group_id, sent in offsets.items()}
+
+    def forget_committers(self) -> None:
+        """Ask groups again about their members."""
+        self._taken = {}
 
     def clear(self) -> None:
         """Forget them: the transaction has ended."""
-        self._sent.clear()
+        if self.sent:
+            self._taken.clear()
+        self.sent.clear()
+        self._written_group_ids.clear()
+
+    @property
+    def open_group_id(self) -> str | None:
+        """The group whose offsets are all that the store has of the transaction; None: it has more, or nothing."""
+        if len(self._written_group_ids) != 1 or self._progress.has_sent_records or self._progress.has_token:
+            return None
+        (group_id,) = self._written_group_ids
+        return group_id
 
     def linger(self) -> None:
         """Let those that wait become pending by themselves after a while."""
@@ -314,37 +364,50 @@ class TransactionOffsets:
             self._write(sent)
             return
         # The group's generation does, so they may go with the commit: refused now, if they will be.
-        store = self._sender.session.connection.cluster().coordinator_of(committer.group_id)
-        store.read(lambda connection: check_committer(connection, committer), retry_timeout_ms=TRY_TIMEOUT_MS)
-        known = self._sent.get(committer.group_id)
+        if self._taken.get(committer.group_id) != committer:
+            store = self._sender.session.connection.cluster().coordinator_of(committer.group_id)
+            store.read(lambda connection: check_committer(connection, committer), retry_timeout_ms=TRY_TIMEOUT_MS)
+        self._keep(sent)
+
+    def take_at_once(self, committer: GroupMembership, positions: Sequence[TopicPartition]) -> bool:
+        """Take offsets that may go with the commit, if nobody has to be asked about them; for any thread.
+
+        Returns False if somebody has to be, or they are to be refused.
+        """
+        if committer.generation == NO_GENERATION and not self.hold_until_commit:
+            return False
+        if self._taken.get(committer.group_id) != committer:
+            return False
+        topics = self._progress.directory.known({position.topic for position in positions})
+        if topics is None:
+            return False
+        try:
+            self._keep(SentOffsets(committer, _offsets_in(topics, positions)))
+        except UnknownTopicOrPartition:
+            return False
+        return True
+
+    def _keep(self, sent: SentOffsets) -> None:
+        group_id = sent.committer.group_id
+        known = self.sent.get(group_id)
         offsets = {**known.offsets, **sent.offsets} if known is not None else sent.offsets
-        self._sent[committer.group_id] = SentOffsets(committer, offsets)
+        self.sent[group_id] = SentOffsets(sent.committer, offsets)
         if not self.hold_until_commit:
             self.linger()
 
     def write_all(self) -> None:
         """Make all that wait pending, however long the database is away."""
-        for group_id, sent in list(self._sent.items()):
+        for group_id, sent in list(self.sent.items()):
             self._sender.thread.until_answered(partial(self._write, sent))
-            del self._sent[group_id]
+            del self.sent[group_id]
 
     def _offsets_by_id(self, positions: Iterable[TopicPartition]) -> dict[int, OffsetAndMetadata]:
         positions = list(positions)
-        topics = self._progress.directory.find({position.topic for position in positions})
-        offsets: dict[int, OffsetAndMetadata] = {}
-        for position in positions:
-            topic = topics.get(position.topic)
-            if topic is None:
-                raise UnknownTopicOrPartition(f"there is no topic {position.topic[:80]!r} to commit an offset for")
-            epoch = position.leader_epoch
-            offsets[topic.partition_id(position.partition)] = OffsetAndMetadata(
-                position.offset, -1 if epoch is None else epoch, position.metadata
-            )
-        return offsets
+        return _offsets_in(self._progress.directory.find({position.topic for position in positions}), positions)
 
     def _write_lingering(self) -> None:
         """Make offsets pending that have waited for the commit for long enough."""
-        for group_id, sent in list(self._sent.items()):
+        for group_id, sent in list(self.sent.items()):
             try:
                 self._write(sent)
             except TxnStoreError as error:
@@ -354,17 +417,53 @@ class TransactionOffsets:
                 else:
                     self._progress.fail(transaction_error_of(error, TransactionCall.SEND_OFFSETS))
                 return
-            del self._sent[group_id]
+            del self.sent[group_id]
 
     def _write(self, sent: SentOffsets) -> None:
         self._progress.is_written = True
         session = self._sender.session
-        cluster = session.connection.cluster()
-        repaired(
-            cluster,
-            cluster.coordinator_id_of(self._progress.transactional_id),
-            lambda store: TransactionCoordinator(store, cluster).send_offsets(
-                self._progress.transactional_id, session.identity, sent, retry_timeout_ms=TRY_TIMEOUT_MS
-            ),
+        self._progress.at_coordinator(
+            lambda coordinator: coordinator.send_offsets(
+                self._progress.transactional_id,
+                session.identity,
+                sent,
+                has_begun=session.has_begun,
+                retry_timeout_ms=TRY_TIMEOUT_MS,
+            )
         )
         session.has_begun = True
+        self._written_group_ids.add(sent.committer.group_id)
+
+
+def followed(work: Future[None]) -> Future[None]:
+    """Return a future of the same answer that nobody can cancel."""
+    follower: Future[None] = Future()
+    follower.set_running_or_notify_cancel()
+
+    def follow(done: Future[None]) -> None:
+        error = done.exception()
+        if error is None:
+            follower.set_result(None)
+        else:
+            follower.set_exception(RuntimeError(CLOSED_TEXT) if isinstance(error, SenderStopped) else error)
+
+    work.add_done_callback(follow)
+    return follower
+
+
+def _offsets_in(topics: Mapping[str, Topic], positions: Iterable[TopicPartition]) -> dict[int, OffsetAndMetadata]:
+    """Return offsets by the ids of their partitions.
+
+    Raises:
+        UnknownTopicOrPartition: one is not there.
+    """
+    offsets: dict[int, OffsetAndMetadata] = {}
+    for position in positions:
+        topic = topics.get(position.topic)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"there is no topic {position.topic[:80]!r} to commit an offset for")
+        epoch = position.leader_epoch
+        offsets[topic.partition_id(position.partition)] = OffsetAndMetadata(
+            position.offset, -1 if epoch is None else epoch, position.metadata
+        )
+    return offsets

@@ -1,9 +1,9 @@
 """A producer's queue: records get their partition, wait in it until they leave in batches, and then for their reports.
 
 A record that comes without a partition gets one by its key, or the topic's partition of the moment.  Records of topics
-that their producer does not know yet wait until these have been looked up.  A record counts until its delivery report
-has been served, so that a program that never serves its reports is told so (`BufferError`) instead of filling the
-memory.  Reports are made by the sender, and served by the caller's poll, flush or close.
+that are not known yet wait until these have been looked up.  A record counts until its delivery report is served, so
+that a program that never serves reports is told so (`BufferError`).  The sender makes reports; poll, flush or close of
+the caller serve them.
 """
 
 from __future__ import annotations
@@ -221,7 +221,6 @@ class Accumulator:
         self._batch_places_max = batch_records_max * PLACES
         self.gate: Gate | None = None
         """Whether records may be queued, if they belong to a transaction."""
-
         self.settle: Callable[[], None] = lambda: None
         """Counts out the records of which the report has been served just now; called under the lock."""
 
@@ -232,7 +231,8 @@ class Accumulator:
         self.full_text = FULL_TEXT
         """What a full queue says."""
 
-        self._queues: dict[tuple[str, int], PartitionQueue] = {}
+        self.queues: dict[tuple[str, int], PartitionQueue] = {}
+        """What waits, by topic and partition."""
         #: Records of topics that are not known yet, by topic.
         self._unassigned: dict[str, PartitionQueue] = {}
 
@@ -263,7 +263,7 @@ class Accumulator:
                 gate.refuse_record()
             if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
                 self._make_room(size_bytes)
-            queue = self._queues.get((topic, partition))
+            queue = self.queues.get((topic, partition))
             if queue is None or self._unassigned:
                 queue = self._queue_of_new(topic, partition, known, asked_for)
             places = queue.places
@@ -325,7 +325,7 @@ class Accumulator:
         """
         queues = [
             queue
-            for queue in self._queues.values()
+            for queue in self.queues.values()
             if queue.places and (unless is None or not unless(queue.topic, queue.partition))
         ]
         oldest_seconds = min((queue.oldest_seconds for queue in queues), default=None)
@@ -342,7 +342,7 @@ class Accumulator:
         return list(self._unassigned)
 
     def take_unassigned(self, topic: str) -> PartitionQueue | None:
-        """Take the records of a topic that has been looked up."""
+        """Take the records of a topic that was looked up."""
         return self._unassigned.pop(topic, None)
 
     def put_assigned(self, known: Topic, partition: int, places: Sequence[Any]) -> None:
@@ -363,7 +363,7 @@ class Accumulator:
         """
         batches: list[Batch] = []
         left_bytes = size_bytes_max
-        for key, queue in list(self._queues.items()):
+        for key, queue in list(self.queues.items()):
             if unless is not None and unless(queue.topic, queue.partition):
                 continue
             for _ in range(batches_per_partition_max):
@@ -373,7 +373,7 @@ class Accumulator:
                 batches.append(queue.take_batch(self.batch_records_max))
                 left_bytes -= before_bytes - queue.size_bytes
             if not queue.places:
-                del self._queues[key]
+                del self.queues[key]
         return batches
 
     def take_expired(self, queued_before_seconds: float) -> list[Batch]:
@@ -391,7 +391,7 @@ class Accumulator:
     def take_all(self) -> list[Batch]:
         """Take every record that waits."""
         batches = [queue.take(queue.record_count) for queue in self._all_queues()]
-        self._queues.clear()
+        self.queues.clear()
         self._unassigned.clear()
         return batches
 
@@ -404,7 +404,7 @@ class Accumulator:
         return queue
 
     def _queue(self, topic: str, partition: int, known: Topic | None) -> PartitionQueue:
-        queues: dict[Any, PartitionQueue] = self._unassigned if partition == PARTITION_UNASSIGNED else self._queues
+        queues: dict[Any, PartitionQueue] = self._unassigned if partition == PARTITION_UNASSIGNED else self.queues
         key = topic if partition == PARTITION_UNASSIGNED else (topic, partition)
         queue = queues.get(key)
         if queue is None:
@@ -419,11 +419,11 @@ class Accumulator:
 
     def _all_queues(self) -> Iterator[PartitionQueue]:
         # Ctrl-C may have come between a new queue and its first record.
-        for queues in self._queues, self._unassigned:
+        for queues in self.queues, self._unassigned:
             yield from filter(_PLACES, queues.values())
 
     def _drop_empty(self) -> None:
-        self._queues = {key: queue for key, queue in self._queues.items() if queue.places}
+        self.queues = {key: queue for key, queue in self.queues.items() if queue.places}
         self._unassigned = {topic: queue for topic, queue in self._unassigned.items() if queue.places}
 
 

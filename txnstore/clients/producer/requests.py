@@ -26,7 +26,7 @@ from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.store import Store
 from txnstore.errors import UnsupportedCompression
-from txnstore.log.append import Append, Appended, append
+from txnstore.log.append import Append, Appended, append_at_once
 from txnstore.log.codec import PackedColumns, encode_packed
 from txnstore.log.columns import Codec, codec_for_topic, join_headers, pack_bytes, require_codec
 from txnstore.log.sequences import increment_sequence
@@ -192,11 +192,7 @@ class ProducerSession:
             store = cluster.coordinator_of(self.writer.transactional_id)
             return append_as_writer(store, self.writer, request.appends, cluster, retry_timeout_ms=TRY_TIMEOUT_MS)
         if self.transactional_id is None:
-            return leader.write(
-                lambda connection: append(connection, request.appends),
-                wakes_readers=True,
-                retry_timeout_ms=TRY_TIMEOUT_MS,
-            )
+            return append_at_once(leader, request.appends, request.producer, retry_timeout_ms=TRY_TIMEOUT_MS)
         coordinator = TransactionCoordinator(cluster.coordinator_of(self.transactional_id), cluster)
         if cluster.is_alone:
             return coordinator.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -56,6 +56,9 @@ HELD_TEXT: Final = (
     "Local: Queue full: the records of a transaction with an enlisted SQLite connection go with its commit, for the"
     " connection keeps all others from writing; make the transaction smaller, or queue.buffering.max.messages larger"
 )
+
+#: For how long a transaction's records wait for their commit at least, to go with it in one database transaction.
+COMMIT_COMES_SECONDS: Final = 0.05
 
 #: How long an abort waits for databases that have records of the transaction in hand; then it goes ahead of them.
 SETTLE_SECONDS: Final = 2.0
@@ -113,7 +116,7 @@ class Sender:
         self._accumulator = accumulator
         self._reports = reports
         self._topics = topics
-        self._linger_seconds = accumulator.linger_seconds
+        accumulator.linger_seconds = self._linger_seconds = linger_seconds_of(configuration)
         #: 0: for ever.
         self._message_timeout_seconds: float = configuration["message.timeout.ms"] / 1000
         #: Whether records are sent again whose fate is not known.
@@ -185,8 +188,7 @@ class Sender:
                 for sent in self._lanes.all_in_flight:
                     sent.is_given_up = True
                 self.thread.alarm.ring()
-        for batch in queued:
-            self._fail_batch(batch, KafkaError(KafkaError._PURGE_QUEUE))
+        self.fail_batches(queued, KafkaError(KafkaError._PURGE_QUEUE))
 
     def wait_until_dropped(self, timeout_seconds: float) -> None:
         """Wait until what was being sent at a purge is reported."""
@@ -558,6 +560,12 @@ class Sender:
     # --- the state of things ----------------------------------------------------------------------------------------
 
     @property
+    def has_only_queued(self) -> bool:
+        """Whether all that it has is in the queue, for topics that are known, and for one database; under the lock."""
+        is_quiet = self._lanes.is_empty and not self._look_up.is_running and self._held_bytes_max is None
+        return is_quiet and self._is_alone() and not self._accumulator.unknown_topics
+
+    @property
     def has_something(self) -> bool:
         """Whether anything waits to be sent or is being sent."""
         return not self._lanes.is_empty or not self._accumulator.is_empty or self._look_up.is_running
@@ -579,9 +587,9 @@ class Sender:
                 DeliveryReport(batch, base_offset=place.base_offset, log_append_time_ms=place.log_append_time_ms)
             )
 
-    def fail_request(self, request: ProduceRequest, error: KafkaError) -> None:
-        """Report the records of a request as not delivered."""
-        for batch in request.batches:
+    def fail_batches(self, batches: Iterable[Batch], error: KafkaError) -> None:
+        """Report the records of these batches as not delivered."""
+        for batch in batches:
             self._fail_batch(batch, error)
 
     def drop_in_flight(self, error: KafkaError) -> None:
@@ -685,8 +693,7 @@ class Sender:
 
     def _fail(self, in_flight: InFlight, error: KafkaError) -> None:
         """Report a request as not delivered, and see to it that nothing follows where the log may have it."""
-        for batch in in_flight.batches:
-            self._fail_batch(batch, error)
+        self.fail_batches(in_flight.batches, error)
         self._done(in_flight)
         if not in_flight.is_uncertain:
             if in_flight.request is not None:
@@ -721,8 +728,16 @@ class Sender:
                 self._fail(lane.in_flight[0], error)
         with self._changed:
             expired = self._accumulator.take_expired(before_seconds)
-        for batch in expired:
-            self._fail_batch(batch, error)
+        self.fail_batches(expired, error)
+
+
+def linger_seconds_of(configuration: Configuration) -> float:
+    """Return how long a record waits for others, or for the commit of its transaction."""
+    linger_seconds: float = configuration["linger.ms"] / 1000
+    if not configuration["transactional.id"]:
+        return linger_seconds
+    timeout_seconds: float = configuration["message.timeout.ms"] / 1000 or math.inf
+    return max(linger_seconds, min(COMMIT_COMES_SECONDS, timeout_seconds / 2))
 
 
 def _queued_seconds(in_flight: InFlight) -> float:

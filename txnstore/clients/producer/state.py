@@ -52,7 +52,8 @@ ENTERED_FROM: Final[Mapping[TransactionStage, frozenset[TransactionStage]]] = Ma
         _S.INIT: frozenset(),
         _S.WAIT_PRODUCER_ID: frozenset({_S.INIT}),
         _S.READY_NOT_ACKED: frozenset({_S.WAIT_PRODUCER_ID}),
-        _S.READY: frozenset({_S.READY_NOT_ACKED, _S.COMMIT_NOT_ACKED, _S.ABORT_NOT_ACKED}),
+        # From a transaction: its commit is not waited for.
+        _S.READY: frozenset({_S.READY_NOT_ACKED, _S.COMMIT_NOT_ACKED, _S.ABORT_NOT_ACKED, _S.IN_TRANSACTION}),
         _S.IN_TRANSACTION: frozenset({_S.READY}),
         # By itself, or by a producer of the past (KIP-939).
         _S.PREPARED: frozenset({_S.IN_TRANSACTION, _S.READY_NOT_ACKED}),
@@ -63,7 +64,8 @@ ENTERED_FROM: Final[Mapping[TransactionStage, frozenset[TransactionStage]]] = Ma
         _S.BEGIN_ABORT: frozenset({_S.IN_TRANSACTION, _S.PREPARED, _S.ABORTING, _S.ABORTABLE_ERROR}),
         _S.ABORTING: frozenset({_S.BEGIN_ABORT}),
         _S.ABORT_NOT_ACKED: frozenset({_S.BEGIN_ABORT, _S.ABORTING}),
-        _S.ABORTABLE_ERROR: frozenset({_S.IN_TRANSACTION, _S.BEGIN_COMMIT, _S.COMMITTING}),
+        # Between two transactions: a commit that was not waited for has failed.
+        _S.ABORTABLE_ERROR: frozenset({_S.READY, _S.IN_TRANSACTION, _S.BEGIN_COMMIT, _S.COMMITTING}),
         _S.FATAL_ERROR: frozenset(TransactionStage),
     }
 )

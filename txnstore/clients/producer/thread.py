@@ -12,18 +12,19 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from txnstore.backoff import Backoff
-from txnstore.clients.deadline import Deadline
-from txnstore.clients.model.errors import KafkaError, kafka_error_of
+from txnstore.clients.deadline import Deadline, result_within
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.overdue_help import end_overdue
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.errors import TxnStoreError
+from txnstore.errors import StoreUnavailable, TxnStoreError
 
 Result = TypeVar("Result")
 
@@ -134,7 +135,8 @@ class WriterHelp:
         self._helper: Worker | None = None
         self._look: Future[None] | None = None
         self._written: set[int] = set()
-        self._asked_at = -math.inf
+        # A short-lived producer asks nobody: what it would have to import takes longer than its records.
+        self._asked_at = monotonic_seconds()
 
     def wrote(self, partition_ids: Collection[int]) -> None:
         """Look soon after these partitions were written to."""
@@ -199,7 +201,10 @@ class SenderThread:
         self._thread: threading.Thread | None = None
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._is_stopping = False
+        self._is_working = False
         self._helpers: list[Worker] = []
+        self.at_end: list[Callable[[], None]] = []
+        """What the thread does last."""
 
     # --- for every thread -------------------------------------------------------------------------------------------
 
@@ -235,6 +240,45 @@ class SenderThread:
             self.alarm.ring()
         self.start()
         return future
+
+    def ask(
+        self, question: Callable[[], Result], timeout_seconds: float, unreachable: Callable[[float], KafkaException]
+    ) -> Result:
+        """Return the answer of a question to the database; `unreachable` says why none came to a call that began then.
+
+        Raises:
+            SenderStopped: the producer has been closed.
+            KafkaException: there was none in time, or the database refuses.
+        """
+        began = time.monotonic()
+        deadline = Deadline(timeout_seconds)
+        try:
+            return result_within(self.submit(lambda: self.until_answered(question, deadline)), timeout_seconds)
+        except TimeoutError:
+            raise unreachable(began) from None
+        except StoreUnavailable as error:
+            raise unreachable(began) from error
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from error
+
+    def run_here(self, job: Callable[[], bool]) -> bool:
+        """Run a job on the caller's thread, under the lock, and return its answer; False if there is other work.
+
+        For what asks no database and may be interrupted anywhere: a thread that is woken for it takes longer than it.
+        """
+        with self.changed:
+            return not (self._is_stopping or self._is_working or self._jobs) and job()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let `run_here` go on beside what the thread does within, which leaves alone whatever such a job changes."""
+        with self.changed:
+            self._is_working = False
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._is_working = True
 
     def stop(self, timeout_seconds: float) -> bool:
         """End after the try that is being made; returns whether it has ended."""
@@ -330,11 +374,15 @@ class SenderThread:
                 self.backoff.back_off()
             del work
         self._refuse_jobs()
+        for call in self.at_end:
+            call()
 
     def _next_work(self) -> Callable[[], object] | None:
         with self.changed:
+            self._is_working = False
             while not self._is_stopping:
                 if self._jobs:
+                    self._is_working = True
                     return self._run_job
                 now_seconds = time.monotonic()
                 next_seconds = math.inf
@@ -343,6 +391,7 @@ class SenderThread:
                     if due_seconds is None:
                         continue
                     if due_seconds <= now_seconds:
+                        self._is_working = True
                         return timed.run
                     next_seconds = min(next_seconds, due_seconds)
                 self.alarm.sleep(next_seconds)

@@ -6,24 +6,21 @@ databases that vote (`branches`).
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from txnstore.clients.configuration.configuration import Configuration, admin_configuration
-from txnstore.clients.connection import StoreConnection
+from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.deadline import Deadline
 from txnstore.clients.membership.metadata import parse_group_metadata
-from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_exception_of
+from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.topic_partition import TopicPartition
-from txnstore.clients.producer.arguments import prepared_state_of
 from txnstore.clients.producer.enlistment import SQLITE_HOLDS, EnlistedBranches, Enlistment
-from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
+from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, followed
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
-from txnstore.clients.producer.sender import RECORD_ERRORS, Sender
+from txnstore.clients.producer.sender import RECORD_ERRORS, Sender, linger_seconds_of
 from txnstore.clients.producer.state import (
     ALLOWED_IN,
     WORKS_BETWEEN,
@@ -33,19 +30,18 @@ from txnstore.clients.producer.state import (
 )
 from txnstore.clients.producer.thread import DelayedJob, SenderStopped
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.db.cluster.cluster import repaired
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, TransactionAbortable, TxnStoreError
 from txnstore.model import GroupMembership, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.outcome import Ended, Outcome, owner_of, read_outcome, resolve_outcome
+from txnstore.transactions.outcome import Ended
 from txnstore.transactions.tokens import PreparedTxnState, TransactionToken
 from txnstore.transactions.writers import begin_transaction
 
 if TYPE_CHECKING:
+    from txnstore.clients.producer.pipeline import CommitPipeline
+    from txnstore.clients.producer.queue import Accumulator
     from txnstore.db.callers.connections import CallersConnection
-
-__all__ = ["Outcome", "PreparedTxnState", "ProducerTransactions", "outcome"]
 
 Result = TypeVar("Result")
 
@@ -58,8 +54,9 @@ NEEDS_TWO_PHASE_COMMIT: Final = "needs transaction.two.phase.commit.enable in th
 class ProducerTransactions:
     """The transactional side of a producer: one at a time, and what ends with it."""
 
-    def __init__(self, progress: TransactionProgress, *, two_phase_commit: bool) -> None:
-        """Begin as `progress` does, which is in the stage Init."""
+    def __init__(self, progress: TransactionProgress, accumulator: Accumulator, *, two_phase_commit: bool) -> None:
+        """Begin as `progress` does, which is in the stage Init; `accumulator` queues the records."""
+        self._accumulator = accumulator
         self.transactional_id = progress.transactional_id
         self._progress = progress
         self._changed = progress.changed
@@ -74,6 +71,10 @@ class ProducerTransactions:
             progress.sender.session.transaction_timeout_seconds = progress.timeout_ms / 1000
         #: Whether `init` was to keep what was prepared and there was nothing: it is complete already (KIP-939).
         self._has_kept_nothing = False
+        #: The commits that nobody waits for, from the first one on.
+        self._pipeline: CommitPipeline | None = None
+        #: Whether the call that is not done is a commit that nobody waits for.
+        self._is_ending = False
 
     @property
     def stage(self) -> TransactionStage:
@@ -96,11 +97,15 @@ class ProducerTransactions:
     def begin(self) -> None:
         """Begin a transaction; nothing is written before its first record.
 
-        Branches of the last transaction that have not ended are left to recovery.
+        Branches of the last transaction that have not ended are left to recovery.  A commit that nobody waits for is
+        waited for if its transaction had been written in part before.
 
         Raises:
-            KafkaException: the state does not allow it.
+            KafkaException: the state does not allow it, or that commit has failed or takes too long.
         """
+        if self._is_ending and self._progress.current is _C.COMMIT:
+            self.commit(-1.0)
+        self._is_ending = False
         with self._progress.in_call(_C.BEGIN), self._changed:
             self._progress.begin()
             self._has_kept_nothing = False
@@ -123,6 +128,8 @@ class ProducerTransactions:
                 committer = parse_group_metadata(bytes(group_metadata))
             except ValueError as error:
                 raise KafkaException(KafkaError(KafkaError._BAD_MSG, str(error))) from None
+            if self._sender.thread.run_here(partial(self._offsets.take_at_once, committer, valid)):
+                return
             is_cancelled = threading.Event()
             work = self._progress.submit(lambda: self._send_offsets_work(committer, valid, is_cancelled))
             try:
@@ -248,6 +255,47 @@ class ProducerTransactions:
         self._progress.check_writers(writers)
         self._call(_C.COMMIT, timeout_seconds, partial(self._commit_work, writers))
 
+    def commit_async(self) -> Future[None]:
+        """Commit the transaction without waiting for it; return what tells of the commit.
+
+        What is wholly in the client is sealed.  Otherwise the commit goes on in the background, and the next
+        transaction waits for it; one that has enlisted a connection is committed here and now.
+
+        Raises:
+            KafkaException: as `commit`; `_TIMED_OUT`, retriable: too many commits are not done yet.
+        """
+        progress = self._progress
+        progress.serve_reports()
+        if progress.current is None and not self._has_enlisted:
+            with progress.in_call(_C.COMMIT):
+                # One alone, whoever else may call: nothing overtakes what waits in it.
+                pipeline = self._commits()
+                if not pipeline.wait_for_room(progress.bounded(-1.0)):
+                    reason = "Timed out waiting for the commits before this one; try again"
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True))
+                sealed = pipeline.seal()
+            if sealed is not None:
+                return sealed
+        try:
+            self.commit(-1.0 if self._has_enlisted else 0.0)
+        except KafkaException as error:
+            # An enlisted connection is committed by the caller's thread: what goes on in the background is only a step.
+            if error.args[0].code() != KafkaError._TIMED_OUT or progress.work is None or self._has_enlisted:
+                raise
+            self._is_ending = True
+            return followed(progress.work)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _commits(self) -> CommitPipeline:
+        if self._pipeline is None:
+            # Few producers need it.
+            from txnstore.clients.producer.pipeline import CommitPipeline
+
+            self._pipeline = CommitPipeline(self._progress, self._offsets, self._accumulator)
+        return self._pipeline
+
     def abort(self, timeout_seconds: float) -> None:
         """Abort the transaction: nobody will see its records as committed.
 
@@ -259,6 +307,7 @@ class ProducerTransactions:
         """
         branches = self._branches
         deadline = self._deadline(timeout_seconds)
+        self._end_left_commit(deadline)
         if branches.decided is False:
             branches.finish(deadline, commit=False)
             return
@@ -272,6 +321,16 @@ class ProducerTransactions:
         if branches.connections:
             branches.decided = False
             branches.finish(deadline, commit=False)
+
+    def _end_left_commit(self, deadline: Deadline) -> None:
+        """Wait for a commit that was left to itself; if it has failed, the transaction is the one to be aborted."""
+        if not self._is_ending or self._progress.current is not _C.COMMIT:
+            return
+        try:
+            self.commit(deadline.left_seconds())
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                raise
 
     def _abort(self, timeout_seconds: float) -> None:
         self._enlistment.roll_back_to_abort()
@@ -287,9 +346,12 @@ class ProducerTransactions:
         Raises:
             KafkaException: it took longer, or it failed; recovery will abort what is open.
         """
+        deadline = self._deadline(timeout_seconds)
+        if self._pipeline:
+            self._pipeline.wait_until_done(deadline.left_seconds())
         try:
             if self._has_open_transaction:
-                self._finish_call(timeout_seconds)
+                self._finish_call(deadline.left_seconds())
         finally:
             # A commit that another thread is in still counts on the votes: without them it would decide alone.
             if not self._progress.is_called:
@@ -307,7 +369,7 @@ class ProducerTransactions:
     @property
     def is_open(self) -> bool:
         """Whether there is something that closing the producer would have to end."""
-        return self._has_open_transaction or self._branches.has_leftovers
+        return self._has_open_transaction or bool(self._pipeline) or self._branches.has_leftovers
 
     @property
     def _has_open_transaction(self) -> bool:
@@ -327,6 +389,9 @@ class ProducerTransactions:
         # Brings psycopg along, which few producers need on SQLite.
         from txnstore.db.callers.connections import callers_connection
 
+        if self._pipeline and not self._pipeline.wait_until_done(self._progress.bounded(timeout_seconds)):
+            reason = "Timed out waiting for the commits before this transaction; try again"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True))
         self._has_enlisted = True
         with self._progress.in_call(_C.ENLIST):
             try:
@@ -408,12 +473,6 @@ class ProducerTransactions:
     def _coordinator(self) -> TransactionCoordinator:
         cluster = self._sender.session.connection.cluster()
         return TransactionCoordinator(cluster.coordinator_of(self.transactional_id), cluster)
-
-    def _at_coordinator(self, call: Callable[[TransactionCoordinator], Result]) -> Result:
-        """Make a call; again if the coordinator's database had not heard of a partition that there is."""
-        cluster = self._sender.session.connection.cluster()
-        coordinator_id = cluster.coordinator_id_of(self.transactional_id)
-        return repaired(cluster, coordinator_id, lambda store: call(TransactionCoordinator(store, cluster)))
 
     def _store(self) -> Store:
         """Return the store that coordinates the transactions."""
@@ -561,7 +620,7 @@ class ProducerTransactions:
 
     def _drop(self, request: ProduceRequest | None) -> None:
         if request is not None:
-            self._sender.fail_request(request, KafkaError(KafkaError._PURGE_INFLIGHT))
+            self._sender.fail_batches(request.batches, KafkaError(KafkaError._PURGE_INFLIGHT))
 
     def _commit_in_store(self, request: ProduceRequest | None, writers: Collection[int] | None) -> None:
         is_uncertain = False
@@ -570,7 +629,7 @@ class ProducerTransactions:
             nonlocal is_uncertain
             self._progress.is_written = True
             try:
-                return self._at_coordinator(
+                return self._progress.at_coordinator(
                     lambda coordinator: coordinator.end_transaction(
                         self.transactional_id,
                         self._sender.session.identity,
@@ -579,6 +638,8 @@ class ProducerTransactions:
                         offsets=self._offsets.waiting,
                         writers=writers,
                         is_repeated=is_uncertain,
+                        has_begun=self._sender.session.has_begun,
+                        open_group_id=self._offsets.open_group_id,
                         retry_timeout_ms=TRY_TIMEOUT_MS,
                     )
                 )
@@ -603,6 +664,7 @@ class ProducerTransactions:
                 self._progress.check_delivered(None)
                 continue
             self._sender.session.become(ended.identity)
+            self._offsets.were_committed()
             if request is not None:
                 self._sender.report(request, ended.appended)
             return
@@ -665,12 +727,13 @@ class ProducerTransactions:
 
 def make_transactions(
     configuration: Configuration,
+    accumulator: Accumulator,
     sender: Sender,
     directory: TopicDirectory,
     serve_reports: Callable[[], object],
 ) -> tuple[ProducerTransactions, TransactionProgress]:
     """Return the transactions of a producer with this configuration, and how far they are."""
-    delayed = DelayedJob(sender.thread.alarm, configuration["linger.ms"] / 1000)
+    delayed = DelayedJob(sender.thread.alarm, linger_seconds_of(configuration))
     sender.thread.timed_work.append(delayed)
     progress = TransactionProgress(
         configuration["transactional.id"],
@@ -680,37 +743,5 @@ def make_transactions(
         delayed=delayed,
         serve_reports=serve_reports,
     )
-    transactions = ProducerTransactions(progress, two_phase_commit=configuration["transaction.two.phase.commit.enable"])
-    return transactions, progress
-
-
-def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | str, *, fence: bool = False) -> Outcome:
-    """Return whether the transaction that `state` names was committed, was aborted, or is still open.
-
-    Nothing is changed, and nobody is fenced.  COMMITTED and ABORTED are final; OPEN may be something else the next
-    moment, for its producer may live: `Producer.init_transactions(keep_prepared_txn=True)` keeps it from that.
-
-    Args:
-        state: what `prepare_transaction()` returned, or its text "producer id:epoch".
-        configuration: what an `AdminClient` takes, or the database URL.
-        fence: make the answer final: what is open is aborted, its producer is fenced, and OPEN is never returned.
-
-    Raises:
-        TypeError, ValueError: it is not the state of a transaction, or is the empty one, which names no transaction.
-        KafkaException: TRANSACTIONAL_ID_NOT_FOUND: nothing is remembered of such a transaction: it never began, or
-            was longer ago than `txnstore.transaction.log.retention.ms`; or what the database answers.
-    """
-    prepared = prepared_state_of(state)
-    if prepared == PreparedTxnState():
-        raise ValueError("the state is empty: it names no transaction")
-    given = {"bootstrap.servers": configuration} if isinstance(configuration, str) else configuration
-    producer = ProducerIdentity(prepared.producer_id, prepared.epoch)
-    with contextlib.closing(StoreConnection(admin_configuration((given,), {}))) as connection:
-        try:
-            cluster = connection.cluster()
-            store = cluster.coordinator_of_producer(producer.producer_id)
-            if not fence:
-                return store.read(lambda opened: read_outcome(opened, producer))
-            return resolve_outcome(store, store.read(lambda opened: owner_of(opened, producer)), producer, cluster)
-        except TxnStoreError as error:
-            raise kafka_exception_of(error) from error
+    two_phase_commit: bool = configuration["transaction.two.phase.commit.enable"]
+    return ProducerTransactions(progress, accumulator, two_phase_commit=two_phase_commit), progress

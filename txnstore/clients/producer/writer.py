@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final, NoReturn
 
-from txnstore.clients.deadline import bounded
+from txnstore.clients.deadline import bounded, result_within
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.producer.progress import CLOSED_TEXT
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS
@@ -63,8 +62,8 @@ class TransactionWriterClient:
             self.stage = _S.BEGIN_COMMIT
         try:
             work = self._sender.thread.submit(self._report_work)
-            return work.result(bounded(timeout_seconds, longest_seconds))
-        except FutureTimeoutError:
+            return result_within(work, bounded(timeout_seconds, longest_seconds))
+        except TimeoutError:
             reason = "Timed out waiting for operation to finish, retry call to resume"
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
         except SenderStopped:

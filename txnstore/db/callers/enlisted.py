@@ -19,42 +19,49 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, TwoPhaseTransaction, event, false, text, update
+from sqlalchemy import Connection, TwoPhaseTransaction, column, event, false, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from txnstore.db.backend import Durability, Stage
+from txnstore.db.backend import Durability, Stage, WholeTransaction
 from txnstore.db.callers.connections import CallersConnection
-from txnstore.db.callers.on_caller_connection import joined_connection
+from txnstore.db.callers.on_caller_connection import commit_whole_within, joined_connection
 from txnstore.db.schema import stores
+from txnstore.db.statements import HotStatement, run_on_driver
 from txnstore.db.store import CONTENTION_PAUSE_SECONDS, Store
 from txnstore.errors import InvalidRequest, StoreBusy, TransactionPoisoned, TxnStoreError
 
 Result = TypeVar("Result")
 Refuse = Callable[[str], BaseException]
+CommitWhole = Callable[[WholeTransaction], "list[int] | None"]
 
 #: What would end the database transaction, by the names of the methods.
 ENDINGS: Final = ("commit", "rollback")
 
 # The number is given out now, if the caller has written nothing yet: it tells later whether this is still the same
 # database transaction.
-_NAME_OF_TRANSACTION: Final = text("SELECT CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)")
+_NAME_OF_TRANSACTION: Final = HotStatement(
+    text("SELECT CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)").columns(column("name"))
+)
 # In the same message: nobody waits for a lock for ever, unless the caller has set a bound; and the commit, which is
 # the producer's, is as lasting as its other ones.
-_SAME_TRANSACTION: Final = text(
-    "SELECT CAST(pg_catalog.pg_current_xact_id_if_assigned() AS pg_catalog.text),"
-    " CASE WHEN pg_catalog.current_setting('lock_timeout') = '0'"
-    " THEN pg_catalog.set_config('lock_timeout', :lock_timeout_ms, true) END,"
-    " CASE WHEN :is_lasting AND pg_catalog.current_setting('synchronous_commit') = 'off'"
-    " THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
+_SAME_TRANSACTION: Final = HotStatement(
+    text(
+        "SELECT CAST(pg_catalog.pg_current_xact_id_if_assigned() AS pg_catalog.text),"
+        " CASE WHEN pg_catalog.current_setting('lock_timeout') = '0'"
+        " THEN pg_catalog.set_config('lock_timeout', :lock_timeout_ms, true) END,"
+        " CASE WHEN :is_lasting AND pg_catalog.current_setting('synchronous_commit') = 'off'"
+        " THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
+    ).columns(column("name"), column("lock_timeout"), column("synchronous_commit"))
 )
 #: https://www.sqlite.org/pragma.html#pragma_synchronous
 _SYNCHRONOUS_FULL: Final = 2
 # Changes nothing and takes SQLite's write lock.
-_TAKE_WRITE_LOCK: Final = update(stores).values(singleton=1).where(false())
+_TAKE_WRITE_LOCK: Final = HotStatement(update(stores).values(singleton=1).where(false()))
 
 
 class CallerGuards:
@@ -165,7 +172,7 @@ class EnlistedConnection:
             )
         with joined_connection(self._store, self.callers) as connection:
             if self.callers.backend_name == "postgresql":
-                self._name = connection.execute(_NAME_OF_TRANSACTION).scalar_one()
+                self._name = _NAME_OF_TRANSACTION.value(connection)
             else:
                 self._mark_sqlite(connection)
         self._guards.set()
@@ -183,10 +190,18 @@ class EnlistedConnection:
             raise self._ended()
         self.callers.check_usable()
 
-    def commit(self, last: Callable[[Connection], Result], *, timeout_seconds: float) -> Result:
+    def commit(
+        self,
+        last: Callable[[Connection], Result],
+        *,
+        timeout_seconds: float,
+        at_once: Callable[[Connection, CommitWhole | None], Result | None] = lambda *_: None,
+    ) -> Result:
         """Run `last` and commit; return what it returned.
 
         Whatever a session of the ORM has to write is written before.  Afterwards the connection is the caller's again.
+        `at_once` is asked first to do the same: it does all of it, or returns None and has changed nothing.  It is
+        given the function of the database that commits a whole transaction, where there is one.
 
         Raises:
             InvalidRequest, TransactionPoisoned: see `check`.
@@ -197,7 +212,7 @@ class EnlistedConnection:
         self.check()
 
         def commit_now() -> None:
-            self._commit_now(last, time.monotonic() + timeout_seconds)
+            self._commit_now(at_once, last, time.monotonic() + timeout_seconds)
 
         try:
             with self._lock:
@@ -271,7 +286,7 @@ class EnlistedConnection:
 
     def _mark_sqlite(self, connection: Connection) -> None:
         """Begin if need be, take the write lock, and leave a savepoint: with the transaction, it is gone."""
-        if self._is_lasting and connection.exec_driver_sql("PRAGMA main.synchronous").scalar_one() < _SYNCHRONOUS_FULL:
+        if self._is_lasting and _synchronous(connection) < _SYNCHRONOUS_FULL:
             # Within a database transaction it cannot be changed any more, and without one it is not ours to change.
             raise InvalidRequest(
                 "this SQLite connection does not wait for the disk (PRAGMA synchronous is NORMAL or OFF), so a commit"
@@ -279,9 +294,9 @@ class EnlistedConnection:
                 " txnstore.durability=database to take the risk"
             )
         if not self.callers.is_in_transaction:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            run_on_driver(connection, "BEGIN IMMEDIATE")
         try:
-            connection.execute(_TAKE_WRITE_LOCK)
+            _TAKE_WRITE_LOCK.run(connection)
         except DBAPIError as error:
             busy = self._store.backend.translate(error, Stage.STATEMENT)
             if not isinstance(busy, StoreBusy):
@@ -291,14 +306,28 @@ class EnlistedConnection:
                 " BEGIN IMMEDIATE (or enlist before the first SELECT), and start over; nothing was changed"
             ) from None
         self._name = f"txnstore_{uuid.uuid4().hex}"
-        connection.exec_driver_sql(f"SAVEPOINT {self._name}")
+        run_on_driver(connection, f"SAVEPOINT {self._name}")
 
-    def _commit_now(self, last: Callable[[Connection], object], deadline: float) -> None:
+    def _commit_now(
+        self,
+        at_once: Callable[[Connection, CommitWhole | None], object],
+        last: Callable[[Connection], object],
+        deadline: float,
+    ) -> None:
         stage = Stage.STATEMENT
         try:
             with joined_connection(self._store, self.callers, lambda: stage) as connection:
-                self._check_same(connection)
-                result = last(connection)
+                if self.callers.backend_name == "postgresql":
+                    # The function looks itself whether the database transaction is still the same.
+                    commit_whole = partial(commit_whole_within, self._store, self.callers, connection, self._name)
+                    result = at_once(connection, commit_whole)
+                    if result is None:
+                        self._check_same(connection)
+                else:
+                    self._check_same(connection)
+                    result = at_once(connection, None)
+                if result is None:
+                    result = last(connection)
                 self._check_committable()
                 stage = Stage.COMMIT
                 self._send_commit(connection, deadline)
@@ -315,12 +344,11 @@ class EnlistedConnection:
         if self.callers.backend_name == "postgresql":
             timeout_ms = str(self._store.limits.lock_timeout_ms)
             parameters = {"lock_timeout_ms": timeout_ms, "is_lasting": self._is_lasting}
-            (name, *_) = connection.execute(_SAME_TRANSACTION, parameters).one()
-            if name != self._name:
+            if _SAME_TRANSACTION.value(connection, parameters) != self._name:
                 raise self._ended()
             return
         try:
-            connection.exec_driver_sql(f"RELEASE {self._name}")
+            run_on_driver(connection, f"RELEASE {self._name}")
         except DBAPIError as error:
             if "no such savepoint" in str(error.orig):
                 raise self._ended() from None
@@ -340,7 +368,7 @@ class EnlistedConnection:
     def _send_commit(self, connection: Connection, deadline: float) -> None:
         while True:
             try:
-                connection.exec_driver_sql("COMMIT")
+                run_on_driver(connection, "COMMIT")
             except DBAPIError as error:
                 is_open = self.callers.is_in_transaction
                 if not (self._store.backend.is_contended(error) and is_open) or time.monotonic() >= deadline:
@@ -366,3 +394,8 @@ class EnlistedConnection:
             " savepoint that was set before enlist() has ended: what it held is not part of this commit; abort the"
             " transaction and leave commit and rollback to the producer"
         )
+
+
+def _synchronous(connection: Connection) -> int:
+    ((level,),) = run_on_driver(connection, "PRAGMA main.synchronous").rows
+    return int(level)

@@ -10,19 +10,23 @@ for locks are bounded by the connection's own settings, and locks are held until
 
 from __future__ import annotations
 
+import struct
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, select, text
+import psycopg
+from sqlalchemy import Connection, column, select, text
 from sqlalchemy.exc import DBAPIError
 
-from txnstore.db.backend import Stage
+from txnstore.db.backend import Stage, WholeTransaction
 from txnstore.db.callers.connections import CallersConnection, unprepared
 from txnstore.db.identity import is_own_database
 from txnstore.db.names import SQLITE_PREFIX
+from txnstore.db.postgresql import commit_function
 from txnstore.db.schema import stores
+from txnstore.db.statements import HotStatement, heard
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest
 
@@ -30,17 +34,28 @@ Result = TypeVar("Result")
 
 # Both ask in a way that raises no error anywhere: an error would spoil the caller's database transaction on PostgreSQL.
 _HAS_TABLE: Final = {
-    "postgresql": text(
-        "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE n.nspname = :schema AND c.relname = 'stores'"
-        " AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')"
+    "postgresql": HotStatement(
+        text(
+            "SELECT EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid"  # noqa: S608 - our own names
+            f" AND p.proname = '{commit_function.NAME_WITHIN}' AND p.pronargs = {len(commit_function.TYPES_WITHIN)}"
+            " AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE'))"
+            " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = :schema AND c.relname = 'stores'"
+            " AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
+            " AND pg_catalog.has_table_privilege(c.oid, 'SELECT')"
+        ).columns(column("has_function"))
     ),
-    "sqlite": text(f"SELECT 1 FROM main.sqlite_master WHERE type = 'table' AND name = '{SQLITE_PREFIX}stores'"),  # noqa: S608 - our own prefix
+    "sqlite": HotStatement(
+        text(f"SELECT 0 FROM main.sqlite_master WHERE type = 'table' AND name = '{SQLITE_PREFIX}stores'").columns(  # noqa: S608 - our own prefix
+            column("has_function")
+        )
+    ),
 }
-_STORE: Final = select(stores.c.store_uuid, stores.c.schema_version)
+_STORE: Final = HotStatement(select(stores.c.store_uuid, stores.c.schema_version))
 
-#: By driver's connection: the schema and uuid of the stores that were read through it.
-_known: Final[weakref.WeakKeyDictionary[Any, set[tuple[str, str]]]] = weakref.WeakKeyDictionary()
+#: By driver's connection: the schema and uuid of the stores that were read through it, and whether the function that
+#: commits whole transactions may be called on it.
+_known: Final[weakref.WeakKeyDictionary[Any, dict[tuple[str, str], bool]]] = weakref.WeakKeyDictionary()
 
 
 def run_joined(store: Store, callers: CallersConnection, work: Callable[[Connection], Result]) -> Result:
@@ -76,20 +91,55 @@ def is_same_store(store: Store, callers: CallersConnection) -> bool:
     is_lasting = callers.backend_name == "postgresql"
     if is_lasting and this in _known.get(driver, ()):
         return True
-    found = _run(store, callers, lambda connection: _read_store_uuid(connection, store.schema))
-    # A copy of the database has the same uuid.
-    if found != store.store_uuid or not _run(store, callers, lambda connection: is_own_database(store, connection)):
+    has_function = False
+
+    def is_same(connection: Connection) -> bool:
+        nonlocal has_function
+        found = _HAS_TABLE[store.backend.name].row(connection, {"schema": store.schema} if is_lasting else {})
+        if found is None:
+            return False
+        has_function = found.has_function
+        # A copy of the database has the same uuid.
+        return _read_store_uuid(connection) == store.store_uuid and is_own_database(store, connection)
+
+    if not _run(store, callers, is_same):
         return False
     if is_lasting:
-        _known.setdefault(driver, set()).add(this)
+        _known.setdefault(driver, {})[this] = has_function
     return True
 
 
-def _read_store_uuid(connection: Connection, schema: str) -> str | None:
-    name = connection.dialect.name
-    if connection.execute(_HAS_TABLE[name], {"schema": schema} if name == "postgresql" else {}).first() is None:
+def commit_whole_within(
+    store: Store, callers: CallersConnection, connection: Connection, name: str, whole: WholeTransaction
+) -> list[int] | None:
+    """Call the function that commits a whole transaction, in the caller's database transaction of this name.
+
+    Returns what `Store.commit_whole` returns.  None: nothing was changed, perhaps because it is another one by now.
+
+    Raises:
+        DBAPIError: it failed; the database transaction can only be rolled back.
+    """
+    this = (store.schema, store.store_uuid)
+    driver = getattr(callers.driver, "driver_connection", callers.driver)
+    if not _known.get(driver, {}).get(this, False):
         return None
-    row = connection.execute(_STORE).first()
+    try:
+        parameters = commit_function.arguments_within(name, whole, store.limits, store.clock)
+    except (ValueError, struct.error):
+        return None
+    statement = commit_function.call_function_within(store.schema)
+    try:
+        with heard(connection, statement):
+            answer = callers.call(statement, parameters, commit_function.TYPES_WITHIN)
+    except psycopg.Error as error:
+        # If this role is another one now, it is asked anew what it may do.
+        _known.pop(driver, None)
+        raise DBAPIError(statement, None, error, hide_parameters=True) from None
+    return None if answer is None else commit_function.places_of(answer)
+
+
+def _read_store_uuid(connection: Connection) -> str | None:
+    row = _STORE.row(connection)
     if row is None:
         return None
     if type(row.store_uuid) is not str or type(row.schema_version) is not int:

@@ -7,6 +7,9 @@ another server connection.  So settings are SET LOCAL, sent together with BEGIN,
 from __future__ import annotations
 
 import re
+import struct
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import psycopg
@@ -21,10 +24,11 @@ from sqlalchemy.dialects.postgresql.psycopg import (
 from sqlalchemy.exc import DBAPIError
 
 from txnstore.clock import Clock
-from txnstore.db.backend import Access, Durability, Limits, Stage, Subjects
+from txnstore.db.backend import Access, Durability, Holder, Limits, NoWholeCommits, Stage, Subjects, WholeTransaction
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
+from txnstore.db.postgresql import commit_function
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
-from txnstore.db.statements import run_on_driver
+from txnstore.db.statements import heard, run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     ForeignSchema,
@@ -129,6 +133,9 @@ IDENTIFY: Final = (
     " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
 
+#: There is no function of this name and with these parameters, or this role may not call it.
+_NO_FUNCTION: Final = frozenset({"42883", "42501"})
+
 _UNREACHABLE: Final = "no connection to PostgreSQL could be made: is the server there and the address right?"
 
 
@@ -218,6 +225,12 @@ class PostgreSQLBackend:
         engine.dialect.clock = clock  # type: ignore[attr-defined]  # our own dialect class
         return engine
 
+    def close_before_fork(self, holder: Holder, let_go: Callable[[Holder], None]) -> None:
+        """Do nothing: a child leaves the parent's connections alone."""
+
+    def let_go(self, engine: Engine) -> None:
+        """Do nothing: there is nothing beside the pool."""
+
     def begin(self, connection: Connection, access: Access, limits: Limits) -> None:
         """Begin and set every limit in the same message.
 
@@ -255,22 +268,83 @@ class PostgreSQLBackend:
         if not driver.closed and driver.info.transaction_status != TransactionStatus.IDLE:
             run_on_driver(connection, "ROLLBACK")
 
+    def commit_whole(
+        self,
+        connection: Connection,
+        schema: str,
+        whole: WholeTransaction,
+        limits: Limits,
+        clock: Clock | None,
+    ) -> list[int] | None:
+        """Call the function; it is a database transaction of its own."""
+        driver = _driver_connection(connection)
+        driver.refuse_if_ended()
+        driver.expect_answers_within(limits)
+        began = time.monotonic()
+        try:
+            return _call_commit_function(connection, schema, whole, limits, clock)
+        except psycopg.Error as error:
+            self._refuse_whole(error, is_early=time.monotonic() - began < limits.statement_timeout_ms / 1000)
+            return None
+
+    def commit_whole_in(
+        self,
+        connection: Connection,
+        schema: str,
+        whole: WholeTransaction,
+        limits: Limits,
+        clock: Clock | None,
+    ) -> list[int] | None:
+        """Call the function within the database transaction that is open; None: it has to be rolled back."""
+        try:
+            return _call_commit_function(connection, schema, whole, limits, clock)
+        except psycopg.Error as error:
+            if error.sqlstate in _NO_FUNCTION:
+                raise NoWholeCommits from None
+            if error.sqlstate == commit_function.NOT_USUAL:
+                return None
+            raise DBAPIError(commit_function.NAME, None, error, hide_parameters=True) from None
+
+    def _refuse_whole(self, error: psycopg.Error, *, is_early: bool) -> None:
+        """Return if the server has undone everything and the general way may explain; else raise what happened.
+
+        Raises:
+            NoWholeCommits: there is no such function, or not for this role.
+            TxnStoreError: the connection broke, or the database is busy or away.
+        """
+        sqlstate = error.sqlstate
+        # What failed within the function came before its commit.
+        stage = Stage.STATEMENT if error.diag.context else Stage.COMMIT
+        translated = self.translate_driver_error(error, stage)
+        if translated.outcome_unknown or sqlstate is None:
+            raise translated
+        if sqlstate in _NO_FUNCTION:
+            raise NoWholeCommits
+        if isinstance(translated, StatementTimedOut) and not is_early:
+            raise translated
+        if isinstance(translated, WriteConflict | StoreBusy | StoreUnavailable | StoreReadOnly | StoreFull):
+            raise translated
+
     def translate(self, error: DBAPIError, stage: Stage) -> TxnStoreError:
         """Return our error by SQLSTATE; of the server's text only the primary line, which has no values."""
-        sqlstate = getattr(error.orig, "sqlstate", None)
-        diagnosis = getattr(error.orig, "diag", None)
+        return self.translate_driver_error(error.orig, stage)
+
+    def translate_driver_error(self, error: BaseException | None, stage: Stage) -> TxnStoreError:
+        """Return the same for what the driver raised."""
+        sqlstate = getattr(error, "sqlstate", None)
+        diagnosis = getattr(error, "diag", None)
         told = (getattr(diagnosis, "message_primary", None) or "") if sqlstate else ""
         if sqlstate and sqlstate.startswith(DATA_EXCEPTION):
             told = "a value is out of range or of the wrong type for its column"
         what = f"PostgreSQL answered {sqlstate} ({told})" if sqlstate else "the connection to PostgreSQL broke"
         if stage is Stage.CONNECT and not sqlstate:
-            return connecting_error(str(error.orig))
+            return connecting_error(str(error))
         detail = f"{what} while {stage.value}"
         if stage is Stage.COMMIT and (sqlstate is None or sqlstate.startswith(UNKNOWN_AT_COMMIT)):
             return OutcomeUnknown(f"{detail}: the change may or may not have been made")
-        if sqlstate is None and not isinstance(error.orig, psycopg.OperationalError | psycopg.InterfaceError):
+        if sqlstate is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             # The driver did not even send it: the database has no type for one of its values.
-            return StatementFailed(f"the driver refused a statement ({type(error.orig).__name__}); nothing was changed")
+            return StatementFailed(f"the driver refused a statement ({type(error).__name__}); nothing was changed")
         kind = _kind_of(sqlstate)
         return kind(f"{detail}; nothing was changed")
 
@@ -284,8 +358,7 @@ class PostgreSQLBackend:
 
     def waiter(self, engine: Engine, url: DatabaseUrl, subjects: Subjects, *, channel: str) -> ListenWaiter:
         """Return what listens for the writers' notifications."""
-        del engine
-        return ListenWaiter(lambda: connect_driver(url), channel, subjects)
+        return ListenWaiter(lambda: connect_driver(url), channel, subjects, engine.dialect)
 
     def announcer(self, url: DatabaseUrl, *, channel: str) -> NotifyAnnouncer:
         """Return what tells waiting readers that something was committed."""
@@ -357,6 +430,26 @@ def _driver_connection(connection: Connection) -> PostgreSQLConnection:
     driver: Any = connection.connection.driver_connection
     assert isinstance(driver, PostgreSQLConnection)
     return driver
+
+
+def _call_commit_function(
+    connection: Connection, schema: str, whole: WholeTransaction, limits: Limits, clock: Clock | None
+) -> list[int] | None:
+    driver = _driver_connection(connection)
+    try:
+        parameters = commit_function.arguments(
+            whole,
+            limits,
+            now_ms=None if clock is None else clock.now_ms(),
+            has_transaction_timeout=driver.info.server_version >= _HAS_TRANSACTION_TIMEOUT,
+            is_lasting=limits.durability is Durability.FULL,
+        )
+    except (ValueError, struct.error):
+        return None
+    statement = commit_function.call_function(schema)
+    with heard(connection, statement):
+        answer = driver.call(statement, parameters, commit_function.TYPES, commit_function.FORMATS)
+    return None if answer is None else commit_function.places_of(answer)
 
 
 def _bound_of_silence(driver: PostgreSQLConnection, limits: Limits) -> str:

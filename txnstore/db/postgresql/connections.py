@@ -4,7 +4,8 @@ The server itself ends what takes too long, and says so.  If it says nothing eit
 the way swallows what is sent and keeps the connection open: no timeout of TCP notices that.
 
 After a commit NOTIFY tells waiting readers, many commits in one.  It is a statement of its own on a connection of its
-own: within the appending transaction it would take a database-wide lock at commit and forbid PREPARE TRANSACTION.
+own, sent by the writer if nothing is under way there, else by a thread: within the appending transaction it would take
+a database-wide lock at commit and forbid PREPARE TRANSACTION.
 
 Each partition and group has a channel, which some share.  A notification wakes all sessions of the database that listen
 to anything (before PostgreSQL 19), whatever their channels, if only to find that it is not for them: a hundred idle
@@ -14,19 +15,29 @@ the others, and where nobody holds it nobody is notified.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
 import logging
 import os
+import re
+import select
+import selectors
 import threading
 import time
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import sql
+from psycopg import generators, pq, sql
+from sqlalchemy import Dialect
 
-from txnstore.db.backend import EVERYTHING, POLL_FIRST_MS, SUBJECT_BUCKETS, Limits, Subjects
+from txnstore.db.backend import POLL_FIRST_MS, SUBJECT_BUCKETS, Limits, Subjects
+from txnstore.db.statements import HotStatement
 from txnstore.db.wake_signal import WakeSignal
+from txnstore.errors import StoreUnavailable
 
 _log = logging.getLogger(__name__)
 
@@ -45,15 +56,25 @@ _MANY: Final = 2 * SUBJECT_BUCKETS
 _ANYBODY: Final = _MANY + 1
 #: Who waits for more listens to the channel of all: each is a lock in the server's memory.
 _BUCKETS_MAX: Final = 12
+#: Where a value stands in a text for psycopg, and a percent sign.
+_PLACE: Final = re.compile("%[s%]")
 #: Between two notifications an announcer pauses: at first, and at most while there is always something to tell, where
 #: somebody listens and where nobody does.  A reader that begins to listen in a long one hears that much later.
 _NOTIFY_FIRST_SECONDS: Final = 0.001
 _NOTIFY_LAST_SECONDS: Final = 0.008
 _UNHEARD_LAST_SECONDS: Final = 0.032
 _NOTIFY: Final = (
-    "SELECT pg_catalog.pg_notify(pg_catalog.concat(%s::pg_catalog.text, told), '')"
-    " FROM pg_catalog.unnest(%s::pg_catalog.int4[]) AS told"
-    " WHERE NOT pg_catalog.pg_try_advisory_xact_lock(%s::pg_catalog.int4, told)"
+    "SELECT pg_catalog.pg_notify(pg_catalog.concat({0}::pg_catalog.text, told), '')"
+    " FROM pg_catalog.unnest({1}::pg_catalog.int4[]) AS told"
+    " WHERE NOT pg_catalog.pg_try_advisory_xact_lock({2}::pg_catalog.int4, told)"
+)
+#: What comes before a statement that reads by itself, in the same message, which makes one database transaction of all
+#: of it.  A plan made for values is never kept, and costs more than what it finds; the key bounds what is read.
+_READ_ALONE: Final = (
+    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ ONLY;"
+    "SET LOCAL search_path = pg_catalog, pg_temp;"
+    "SET LOCAL plan_cache_mode = force_generic_plan;"
+    "SET LOCAL enable_seqscan = off"
 )
 #: An announcer whose connection failed waits this long before it tries again.
 RECONNECT_SECONDS: Final = 0.5
@@ -74,6 +95,64 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         self._silence_seconds = None
         if limits.statement_timeout_ms > 0:
             self._silence_seconds = (limits.statement_timeout_ms + limits.answer_timeout_ms) / 1000
+
+    def call(
+        self, statement: str, parameters: Sequence[bytes | None], types: Sequence[int], formats: Sequence[int]
+    ) -> bytes | None:
+        """Run one statement by itself, which returns one value, and return that as text; the parameters are binary.
+
+        Raises:
+            psycopg.Error: it failed, or the connection broke.
+        """
+        with self.lock:
+            self.pgconn.send_query_params(statement.encode(), parameters, types, formats)
+            if self._poll is None or self.pgconn.flush():
+                (result, *_) = self.wait(generators.execute(self.pgconn))
+            else:
+                result = self._answer(self._poll)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise psycopg.errors.error_from_result(result, encoding="utf-8")
+        value: bytes | None = result.get_value(0, 0)
+        return value
+
+    def refuse_if_ended(self) -> None:
+        """Return if the server has said nothing since the last answer: as a rule it has ended what speaks by itself.
+
+        Raises:
+            StoreUnavailable: it has; nothing was sent.
+        """
+        if _has_input(self.pgconn.socket) if self._poll is None else self._poll.poll(0):
+            self.pgconn.finish()
+            raise StoreUnavailable("the server has ended the connection; nothing was changed")
+
+    @cached_property
+    def _poll(self) -> select.poll | None:
+        """What waits for input of this connection; None where there is no such thing (Windows)."""
+        if not hasattr(select, "poll"):
+            return None
+        poll = select.poll()
+        poll.register(self.pgconn.socket, select.POLLIN)
+        return poll
+
+    def _answer(self, poll: select.poll) -> pq.abc.PGresult:
+        """Return what the server says to the one statement that was sent.
+
+        It is what `wait` does, without the steps of psycopg, which take twice as long as a small answer itself.
+        """
+        answer: pq.abc.PGresult | None = None
+        while True:
+            # Before each result, also the end of them: what has not come yet is waited for, and all of Python with it.
+            while self.pgconn.is_busy():
+                if not poll.poll(None if self._silence_seconds is None else 1000 * self._silence_seconds):
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("the server did not answer in time")
+                self.pgconn.consume_input()
+            result = self.pgconn.get_result()
+            if result is None:
+                break
+            answer = result if answer is None else answer
+        assert answer is not None, "a statement was sent, and has an answer"
+        return answer
 
     def wait(self, gen: Generator[Any, Any, Result], *arguments: Any, **options: Any) -> Result:
         """Do what psycopg does to send and receive, and look at the clock whenever nothing comes.
@@ -100,6 +179,13 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         except StopIteration as end:
             result: Result = end.value
             return result
+
+
+def _has_input(descriptor: int) -> bool:
+    """Return whether something has come, or the other side has closed."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 class _Channels:
@@ -143,9 +229,13 @@ class _Channels:
 class ListenWaiter:
     """Waits for a notification; without a connection that can listen it looks again and again instead."""
 
-    def __init__(self, connect: Connect, channel: str, subjects: Subjects = EVERYTHING) -> None:
+    def __init__(self, connect: Connect, channel: str, subjects: Subjects, dialect: Dialect) -> None:
         """Listen from now on, on those of the channels of this name that concern the subjects."""
         self._connect = connect
+        self._dialect = dialect
+        self._prepared: set[str] = set()
+        self._may_read = True
+        self._is_notified = False
         self._channels = _Channels(channel)
         self._subjects = subjects
         self._heard: frozenset[int] = frozenset()
@@ -186,6 +276,42 @@ class ListenWaiter:
             return True
         return timeout_ms > SILENCE_MS
 
+    def rows(self, statement: HotStatement, parameters: Mapping[str, int]) -> list[Any] | None:
+        """Run a statement that reads on the connection that listens; None if that cannot be."""
+        if self._connection is None or not self._may_read or self._process_id != os.getpid():
+            return None
+        rendered = statement.rendered(self._dialect, parameters)
+        if rendered is None:
+            return None
+        values = rendered.values_from(parameters)
+        assert set(map(type, values)) == {int}, "a value that is no integer"
+        try:
+            name = self._prepare(self._connection, rendered.text)
+            values_text = ", ".join(map(str, values))
+            cursor = self._connection.execute(f"{_READ_ALONE};EXECUTE {name}({values_text})".encode())
+            while cursor.nextset():
+                pass
+            return rendered.named(cursor.fetchall())
+        except psycopg.Error as error:
+            # The session is another one, behind a pooler, or a table was changed, or somebody waits for it.
+            _log.debug("cannot read on the connection that listens (%s)", error.sqlstate)
+            self._may_read = False
+            return None
+
+    def _prepare(self, connection: psycopg.Connection[Any], text: str) -> str:
+        """Return the name of the prepared statement of this text.
+
+        No other text has the name: behind a pooler the session may be one of another program tomorrow.
+        """
+        name = f"txnstore_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+        if name not in self._prepared:
+            numbers = itertools.count(1)
+            numbered = _PLACE.sub(lambda place: "%" if place[0] == "%%" else f"${next(numbers)}", text)
+            with contextlib.suppress(psycopg.errors.DuplicatePreparedStatement):
+                connection.execute(f"{_READ_ALONE};PREPARE {name} AS {numbered}".encode())
+            self._prepared.add(name)
+        return name
+
     def wake(self) -> None:
         """Let the wait that is under way, or else the next one, return True at once."""
         self._signal.set()
@@ -206,10 +332,13 @@ class ListenWaiter:
         pgconn = connection.pgconn
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
+            is_notified, self._is_notified = self._is_notified, False
             if pgconn.notifies() is not None:
+                is_notified = True
                 # Those that came with it say the same.
                 while pgconn.notifies() is not None:
                     pass
+            if is_notified:
                 return True
             if not self._signal.wait(max(0.0, deadline - time.monotonic())):
                 return False
@@ -231,6 +360,8 @@ class ListenWaiter:
         self._heard = self._channels.heard(self._subjects)
         try:
             self._connection = self._connect()
+            # psycopg takes those that come with an answer.
+            self._connection.add_notify_handler(self._note)
             self._connection.execute(self._channels.statement(frozenset(), self._heard))
             self._signal.watch(self._connection.pgconn.socket)
         except psycopg.Error:
@@ -238,6 +369,10 @@ class ListenWaiter:
             self._close_connection()
         else:
             self._pause_ms = float(POLL_FIRST_MS)
+            self._prepared, self._may_read = set(), True
+
+    def _note(self, _: object) -> None:
+        self._is_notified = True
 
     def _forget_connection_after_fork(self) -> None:
         # It is the parent's: used by both, each would get half of the answers.
@@ -249,13 +384,27 @@ class ListenWaiter:
 
 
 class NotifyAnnouncer:
-    """Sends notifications from a thread of its own, so that no writer waits for one."""
+    """Sends notifications, for whose answers no writer waits.
+
+    A writer sends one itself, right after its commit, where nothing is under way: that is one write to a socket. What
+    comes sooner than the last one is answered, or comes all the time, is collected and sent by a thread.
+    """
 
     def __init__(self, connect: Connect, channel: str) -> None:
         """Notify on the channels of this name; nothing is opened before the first announcement."""
         self._connect = connect
         self._channels = _Channels(channel)
         self._told: set[int] = set()
+        self._asked: set[int] = set()
+        """What the statement tells whose answer has not been taken yet."""
+        self._results: list[pq.abc.PGresult] = []
+        """What has come of that answer."""
+        self._connection: psycopg.Connection[Any] | None = None
+        self._is_free = False
+        """Whether a writer may send: the thread waits, and does not use the connection."""
+        self._has_told = False
+        """Whether a statement has succeeded on the connection."""
+        self._sends_again_at = 0.0
         self._due = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -265,6 +414,8 @@ class NotifyAnnouncer:
         """Say that something was committed; announcements that meet before they are sent become one."""
         with self._lock:
             self._told |= self._channels.told(subjects)
+            if self._is_free and time.monotonic() >= self._sends_again_at and self._sends_at_once():
+                return
         self._due.set()
         if self._thread is None:
             with self._lock:
@@ -281,33 +432,99 @@ class NotifyAnnouncer:
         if thread is not None:
             thread.join(timeout=timeout_seconds)
 
+    def _sends_at_once(self) -> bool:
+        """Send what is to be told, without waiting for anything; False: it is for the thread. The lock is held."""
+        assert self._connection is not None
+        pgconn = self._connection.pgconn
+        try:
+            if self._asked:
+                pgconn.consume_input()
+                # Asked before each result, for what has not come yet is waited for, and all of Python with it.
+                while not pgconn.is_busy():
+                    result = pgconn.get_result()
+                    if result is None:
+                        self._take_answer([])
+                        break
+                    self._results.append(result)
+                else:
+                    return False
+            self._send(self._connection)
+        except psycopg.Error:
+            return False
+        self._sends_again_at = time.monotonic() + _NOTIFY_FIRST_SECONDS
+        return True
+
+    def _send(self, connection: psycopg.Connection[Any]) -> None:
+        """Send a notification of all that is to be told; the lock is held, and no answer is under way."""
+        self._asked, self._told = self._told, set()
+        channels = ",".join(map(str, sorted(self._asked)))
+        # Nothing of it can be mistaken for the end of a text: the store's channel, and numbers.
+        values = f"'{self._channels.prefix}'", f"'{{{channels}}}'", str(self._channels.lock_class)
+        connection.pgconn.send_query(_NOTIFY.format(*values).encode())
+        connection.pgconn.flush()
+
+    def _take_answer(self, results: Sequence[pq.abc.PGresult]) -> bool:
+        """Return whether somebody was notified, given what has come since `_results`; the lock is held."""
+        results, self._results = [*self._results, *results], []
+        if any(result.status == pq.ExecStatus.FATAL_ERROR for result in results):
+            self._told, self._asked = self._told | self._asked, set()
+            raise psycopg.OperationalError("nobody was notified")
+        self._asked, self._has_told = set(), True
+        return any(result.ntuples > 0 for result in results)
+
     def _run(self) -> None:
-        connection: psycopg.Connection[Any] | None = None
         pause_seconds = _NOTIFY_FIRST_SECONDS
         while True:
             self._due.wait()
-            self._due.clear()
             with self._lock:
-                told, self._told = sorted(self._told), set()
+                self._is_free = False
+                self._due.clear()
+            self._closing.wait(max(0.0, self._sends_again_at - time.monotonic()))
             longest_seconds = _NOTIFY_LAST_SECONDS
             try:
-                if told:
-                    connection = connection or self._connect()
-                    parameters = (self._channels.prefix, told, self._channels.lock_class)
-                    if connection.execute(_NOTIFY, parameters).rowcount == 0:
-                        longest_seconds = _UNHEARD_LAST_SECONDS
+                if not self._tell_all():
+                    longest_seconds = _UNHEARD_LAST_SECONDS
             except psycopg.Error:
-                # Only a hint is lost; readers look by themselves after a while.
-                if connection is not None:
-                    connection.close()
-                    connection = None
-                pause_seconds = RECONNECT_SECONDS
+                # Where the connection has broken it is told once more, on another one. After that only a hint is lost;
+                # readers look by themselves after a while.
+                pause_seconds = _NOTIFY_FIRST_SECONDS if self._has_told else RECONNECT_SECONDS
+                self._forget_connection()
             self._closing.wait(pause_seconds)
-            is_busy = self._due.is_set()
             if self._closing.is_set():
                 if not self._told:
                     break
                 continue
+            with self._lock:
+                is_busy = self._due.is_set()
+                self._is_free = not is_busy and self._connection is not None
             pause_seconds = min(2 * pause_seconds, longest_seconds) if is_busy else _NOTIFY_FIRST_SECONDS
+        self._forget_connection()
+
+    def _tell_all(self) -> bool:
+        """Tell what is to be told, and wait for the answer; return whether somebody heard the last of it."""
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._connect()
+        is_heard, has_sent = True, False
+        while self._asked or not has_sent:
+            with self._lock:
+                if not self._asked:
+                    if not self._told:
+                        break
+                    self._send(connection)
+                    has_sent = True
+            results = connection.wait(generators.execute(connection.pgconn))
+            with self._lock:
+                is_heard = self._take_answer(results)
+        return is_heard
+
+    def _forget_connection(self) -> None:
+        """Close the connection; what could not be told is to be told again if it could before, and lost otherwise."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            self._told = self._told | self._asked if self._has_told else set()
+            self._asked, self._results, self._has_told = set(), [], False
+            if self._told:
+                self._due.set()
         if connection is not None:
             connection.close()

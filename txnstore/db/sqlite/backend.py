@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,16 +22,16 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from txnstore.clock import Clock
-from txnstore.db.backend import Access, Limits, Stage, Subjects
+from txnstore.db.backend import Access, CommitWhole, Holder, Limits, Stage, Subjects
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
 from txnstore.db.sqlite.connections import (
     Checkpointer,
     FileAnnouncer,
-    FileWaiter,
     SQLiteConnection,
     close_before_fork,
     connect,
 )
+from txnstore.db.sqlite.waiter import FileWaiter
 from txnstore.db.statements import run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
@@ -126,6 +127,9 @@ class SQLiteBackend:
     name = "sqlite"
     keeps_prepared = False
     every_commit_wakes_readers = True
+    #: Statements are calls within the process here: none of them waits for another computer.
+    commit_whole: CommitWhole | None = None
+    commit_whole_in: CommitWhole | None = None
 
     def create_engine(
         self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int
@@ -148,6 +152,14 @@ class SQLiteBackend:
         engine.dialect.checkpointer = Checkpointer(path)  # type: ignore[attr-defined]  # our own dialect class
         return engine
 
+    def close_before_fork(self, holder: Holder, let_go: Callable[[Holder], None]) -> None:
+        """Remember to do so: see `connections`."""
+        close_before_fork(holder, let_go)
+
+    def let_go(self, engine: Engine) -> None:
+        """Close the connections that checkpoint."""
+        engine.dialect.checkpointer.close_connections()  # type: ignore[attr-defined]  # our own dialect class
+
     def begin(self, connection: Connection, access: Access, limits: Limits) -> None:
         """Begin; a writer takes the file's one write lock at once.
 
@@ -155,8 +167,14 @@ class SQLiteBackend:
         the time it waits.
         """
         del limits  # the write lock is held for one short transaction of a process on this machine
-        run_on_driver(connection, "BEGIN IMMEDIATE" if access is Access.WRITE else "BEGIN")
-        _driver_connection(connection).is_in_ours = True
+        driver = _driver_connection(connection)
+        if access is Access.WRITE:
+            driver.wait_in_line()
+            run_on_driver(connection, "BEGIN IMMEDIATE")
+            driver.enter_line()
+        else:
+            run_on_driver(connection, "BEGIN")
+        driver.is_in_ours = True
 
     def commit(self, connection: Connection) -> None:
         """Commit; refused if SQLite has rolled back by itself, as it does when the disk is full."""
@@ -164,6 +182,7 @@ class SQLiteBackend:
         if not driver.in_transaction:
             raise TransactionPoisoned("SQLite had rolled this database transaction back already; nothing was changed")
         run_on_driver(connection, "COMMIT")
+        driver.leave_line()
         driver.is_in_ours = False
         driver.close_cursors()
 
@@ -174,6 +193,7 @@ class SQLiteBackend:
         driver.close_cursors()
         if driver.in_transaction:
             run_on_driver(connection, "ROLLBACK")
+        driver.leave_line()
 
     def translate(self, error: DBAPIError, stage: Stage) -> TxnStoreError:
         """Return our error by the name of SQLite's result code; its text holds neither values nor secrets."""
@@ -198,8 +218,8 @@ class SQLiteBackend:
 
     def waiter(self, engine: Engine, url: DatabaseUrl, subjects: Subjects, *, channel: str) -> FileWaiter:
         """Return what notices commits of other connections by the file's data version."""
-        del engine, channel
-        return FileWaiter(_path_of(url), subjects)
+        del channel
+        return FileWaiter(_path_of(url), subjects, engine.dialect)
 
     def announcer(self, url: DatabaseUrl, *, channel: str) -> FileAnnouncer:
         """Return what wakes readers of this process, and touches the log for those of others."""
@@ -216,7 +236,7 @@ class SQLiteBackend:
         Most file systems make their number of their uuid (ext4, Btrfs), so it outlives a new mount. XFS and those over
         a network make it of the device's number, which may be another one after a start: the store seems moved then.
         """
-        files = connection.exec_driver_sql("PRAGMA database_list").all()
+        files = run_on_driver(connection, "PRAGMA database_list").rows
         path = next(path for _, name, path in files if name == "main")
         file = os.stat(path)  # noqa: PTH116 - as everywhere here
         file_system = os.statvfs(path).f_fsid if hasattr(os, "statvfs") else file.st_dev

@@ -1,4 +1,4 @@
-"""Connections to SQLite files: opened so that commits last, checkpointed while nobody writes, and waited on.
+"""Connections to SQLite files: opened so that commits last, in line to write, checkpointed while nobody writes.
 
 None of them is open while the process forks.  SQLite remembers in the memory of the process which locks the process
 holds on a file.  A child inherits that memory, but not the locks.  So a connection that it opens later would rely on
@@ -23,22 +23,29 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import sqlite3
-import sys
 import threading
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from typing import Any, Final, NamedTuple, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from txnstore.db.backend import POLL_FIRST_MS, POLL_LAST_MS, Subjects
-from txnstore.db.wake_signal import WakeSignal
+from txnstore.db.backend import Subjects
+from txnstore.db.sqlite.shared_words import (
+    FUTEX_WAIT,
+    FUTEX_WAKE,
+    NANOSECONDS,
+    NOT_WOKEN,
+    WORD_MASK,
+    Timespec,
+    futex,
+    mapped_words,
+)
 from txnstore.errors import StoreClosed
 
 Holder = TypeVar("Holder")
@@ -67,6 +74,10 @@ class SQLiteConnection(sqlite3.Connection):
         """Whether a database transaction of ours is open, unless SQLite has rolled it back by itself."""
 
         self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+        #: Where writers of the file wait; None before the first time.
+        self._line: WriterLine | None = None
+        #: Its turn there while it has the write lock; else 0.
+        self._turn = 0
         _open.add(self)
 
     def cursor(self, *arguments: Any, **options: Any) -> Any:
@@ -86,17 +97,37 @@ class SQLiteConnection(sqlite3.Connection):
         the connection would go on reading the past, and could not write.  An exception that was raised between two
         rows, and is kept, is enough to hold one.
         """
-        for cursor in list(self._cursors):
-            cursor.close()
+        if len(self._cursors):
+            for cursor in list(self._cursors):
+                cursor.close()
 
     def close(self) -> None:
         """Close it, whoever still holds a cursor; a second call does nothing."""
         self.close_cursors()
         super().close()
+        self.leave_line()
+        self._line = None
         _open.discard(self)
 
+    def wait_in_line(self) -> None:
+        """Return once no writer of ours has the write lock, or has had it for long."""
+        if self._line is None:
+            self._line = _line_at(self.path)
+        self._line.wait()
 
-def connect(path: str) -> sqlite3.Connection:
+    def enter_line(self) -> None:
+        """Say in the line that this connection has the write lock."""
+        if self._line is not None:
+            self._turn = self._line.enter()
+
+    def leave_line(self) -> None:
+        """Say there that it has it no more; nothing happens if it had not."""
+        turn, self._turn = self._turn, 0
+        if turn and self._line is not None:
+            self._line.leave(turn)
+
+
+def connect(path: str) -> SQLiteConnection:
     """Open the file in the mode that the guarantees need; a new file is readable by its owner only.
 
     Raises:
@@ -136,7 +167,9 @@ def _configure(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     # The store decides when the WAL is moved into the file: see `Checkpointer`.
     connection.execute("PRAGMA wal_autocheckpoint = 0")
-    connection.execute("PRAGMA journal_size_limit = 0")
+    # Its file keeps so much space: a commit that writes to space there is waits less for the disk than one that makes
+    # the file longer.
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_DUE}")
     # A file from a stranger may hold views and triggers that call functions; those must have no effects.
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
@@ -173,11 +206,98 @@ def _after_fork_in_child() -> None:
         # SQLite forbids the child even to close it. So it is kept for ever, also when the interpreter ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     FORK_LOCK.release()
-    _waiting.forget_after_fork()
+    waiting.forget_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=FORK_LOCK.release, after_in_child=_after_fork_in_child)
+
+
+# --- the line of writers ----------------------------------------------------------------------------------------------
+
+#: What a writer waits at most for others of ours to end, before it tries all the same.
+LINE_WAIT_SECONDS: Final = 0.05
+_NO_CLAIM: Final = 0
+
+
+class WriterLine:
+    """Where the writers of one file, of all processes, wait for its write lock: in the kernel, the first one first.
+
+    SQLite has no queue: whoever finds the lock taken may only try again, and the more there are, the more they do
+    nothing else.  So a writer of ours that ends its database transaction wakes the one that has waited longest.  Who
+    comes by just then may be quicker, or else the lock would lie idle until the other one is awake.
+
+    It is advice only: nobody holds anything here, and SQLite's own lock decides.  Who is not woken, because the writer
+    was killed or stopped, tries by itself a moment later.  For writers who are not ours nobody waits here.
+
+    Beside the database file, in `-line`, lie two words that all processes see: one that is odd while one of ours
+    writes, and one that says which log somebody moves into the file.  Without them (a folder or file that is not ours,
+    a system other than Linux) there is no line, and everybody tries again and again.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Wait for the write lock of the database file at `path`."""
+        self._word: ctypes.c_uint32 | None = None
+        self._claimed: ctypes.c_uint32 | None = None
+        if futex is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._word, self._claimed = mapped_words(path)
+
+    def wait(self) -> None:
+        """Return once no writer of ours has the lock, at the latest after LINE_WAIT_SECONDS."""
+        word = self._word
+        if word is None or word.value % 2 == 0:
+            return
+        deadline = time.monotonic() + LINE_WAIT_SECONDS
+        while (found := word.value) % 2 and (left_seconds := deadline - time.monotonic()) > 0:
+            limit = Timespec(*divmod(int(left_seconds * NANOSECONDS), NANOSECONDS))
+            if _call_futex(word, FUTEX_WAIT, found, ctypes.byref(limit)) < 0 and ctypes.get_errno() not in NOT_WOKEN:
+                # The system has forbidden it.
+                self._word = None
+                return
+
+    def enter(self) -> int:
+        """Say that the caller has the lock, and return its turn; 0 where there is no line."""
+        if self._word is None:
+            return 0
+        # Nobody else is here, for the caller has the lock.
+        turn = self._word.value = (self._word.value + 1 | 1) & WORD_MASK
+        return turn
+
+    def leave(self, turn: int) -> None:
+        """Say that the caller has it no more, and let the next one try."""
+        word = self._word
+        if word is None:
+            return
+        # If it is another turn, the next writer is here already.
+        if word.value == turn:
+            word.value = (turn + 1) & WORD_MASK
+        _call_futex(word, FUTEX_WAKE, 1, None)
+
+    def claim(self, number: int) -> bool:
+        """Return whether nobody has claimed this log, which the caller has now; only the last claim counts."""
+        if self._claimed is not None:
+            if self._claimed.value == number != _NO_CLAIM:
+                return False
+            self._claimed.value = number
+        return True
+
+
+#: Those of the files that this process writes to, as long as one of its connections is open.
+_lines: Final[weakref.WeakValueDictionary[str, WriterLine]] = weakref.WeakValueDictionary()
+
+
+def _line_at(path: str) -> WriterLine:
+    # No lock, which a child would inherit taken: two threads that map the file at once do no harm.
+    line = _lines.get(path)
+    if line is None:
+        line = _lines[path] = WriterLine(path)
+    return line
+
+
+def _call_futex(word: ctypes.c_uint32, operation: int, value: int, limit: Any) -> int:
+    assert futex is not None, "without it nothing is mapped"
+    return futex(ctypes.addressof(word), operation, value, limit)
 
 
 # --- the checkpoint --------------------------------------------------------------------------------------------------
@@ -192,6 +312,9 @@ ROOM_FIRST_SECONDS: Final = 0.01
 ROOM_EACH_SECONDS: Final = 0.05
 ROOM_LAST_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 0.001
+#: Before the frames of the log, and before the page in each.
+_WAL_HEAD_BYTES: Final = 32
+_FRAME_HEAD_BYTES: Final = 24
 
 
 class Moved(NamedTuple):
@@ -213,51 +336,144 @@ class Checkpointer:
         """Watch the log of the database file at `path`."""
         self._path = path
         self._wal_path = path + "-wal"
+        #: To open them takes longer than the checkpoint.
+        self._kept: list[_Pair] = []
+        self._log: _LogFile | None = None
         self._due_bytes = WAL_BYTES_DUE
         self._room_seconds = ROOM_FIRST_SECONDS
         #: What became of the last try: whether all was moved, and how much.
         self._was_all_moved = False
         self._stuck_frames = -1
+        close_before_fork(self, Checkpointer.close_connections)
+
+    def close_connections(self) -> None:
+        """Close what it looks and checkpoints with; the next checkpoint opens others."""
+        with FORK_LOCK:
+            self._log = None
+            while self._kept:
+                self._kept.pop().close()
 
     def run_if_due(self) -> None:
         """Checkpoint if the log has grown.
 
-        A busy writer puts it off until the next commit, a reader that needs the log until it has grown once more.
-        What goes wrong here goes wrong after a commit that stands, so it is nobody's error.
+        A writer that stays busy puts it off until the next commit, a reader that needs the log until it has grown once
+        more.  What goes wrong here goes wrong after a commit that stands, so it is nobody's error.
         """
         try:
-            wal_bytes = os.stat(self._wal_path).st_size  # noqa: PTH116 - called after every commit
-        except FileNotFoundError:
+            found = os.stat(self._wal_path)  # noqa: PTH116 - called after every commit
+            wal_bytes = found.st_size
+            salt = None if wal_bytes < WAL_BYTES_DUE else self._log_at(found).salt(WAL_BYTES_DUE)
+        except OSError:
             return
-        if wal_bytes < WAL_BYTES_DUE:
+        if salt is None:
             if self._due_bytes > WAL_BYTES_ROOM:
                 # It was long enough; readers may be quicker by now.
                 self._room_seconds = max(ROOM_FIRST_SECONDS, 0.75 * self._room_seconds)
             self._due_bytes = WAL_BYTES_DUE
             self._was_all_moved = False
-        elif wal_bytes >= self._due_bytes and self._run(wal_bytes):
+        elif wal_bytes >= self._due_bytes and self._run_unless_claimed(wal_bytes, salt):
             self._due_bytes = wal_bytes + WAL_BYTES_DUE
+
+    def _log_at(self, found: os.stat_result) -> _LogFile:
+        # No lock: another thread may put another one there, or none, but not close one that is in use.
+        log = self._log
+        if log is None or not log.is_same(found):
+            log = _LogFile(self._wal_path)
+            if _LogFile.MAY_STAY_OPEN:
+                self._log = log
+        return log
+
+    def _run_unless_claimed(self, wal_bytes: int, salt: int) -> bool:
+        """Return whether the log was moved, or another process is at it; if that one dies, the log grows once more."""
+        line = _line_at(self._path)
+        claim = (salt + wal_bytes // WAL_BYTES_DUE) & WORD_MASK
+        if not line.claim(claim):
+            return True
+        is_done = False
+        try:
+            is_done = self._run(wal_bytes)
+        finally:
+            if not is_done:
+                line.claim(_NO_CLAIM)
+        return is_done
 
     def _run(self, wal_bytes: int) -> bool:
         if wal_bytes < WAL_BYTES_ROOM:
-            return checkpoint(self._path)
+            return checkpoint(self._path, self._kept)
         longest_seconds = min(ROOM_EACH_SECONDS * wal_bytes / WAL_BYTES_ROOM, ROOM_LAST_SECONDS)
         if self._was_all_moved:
             # And yet the log has grown on: readers stayed for longer than that.
             self._room_seconds = min(2 * self._room_seconds, longest_seconds)
-        moved = make_room(self._path, longest_seconds, self._room_seconds, stuck_frames=self._stuck_frames)
+        moved = make_room(
+            self._path, longest_seconds, self._room_seconds, stuck_frames=self._stuck_frames, kept=self._kept
+        )
         if moved is not None:
             self._was_all_moved = moved.is_all
             self._stuck_frames = moved.moved_frames
         return moved is not None
 
 
-def checkpoint(path: str) -> bool:
+class _LogFile:
+    """A write-ahead log that is open for reading, until nobody has it any more; SQLite keeps no locks on it."""
+
+    #: Whether SQLite may delete the file meanwhile.
+    MAY_STAY_OPEN: Final = hasattr(os, "pread")
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        self._stat = os.fstat(self._file)
+
+    def __del__(self) -> None:
+        # Without it the file was not opened.
+        if "_file" in self.__dict__:
+            os.close(self._file)
+
+    def is_same(self, found: os.stat_result) -> bool:
+        """Return whether this is the file that was found; SQLite deletes the log with its last connection."""
+        return found.st_ino == self._stat.st_ino and found.st_dev == self._stat.st_dev
+
+    def salt(self, length_bytes: int) -> int | None:
+        """Return the number that this log has and the one before had not; None if it does not fill its file that far.
+
+        Behind its end lies what is left of the logs before.  https://www.sqlite.org/fileformat.html#walformat
+        """
+        head = self._read(_WAL_HEAD_BYTES, 0)
+        frame_bytes = _FRAME_HEAD_BYTES + int.from_bytes(head[8:12], "big")
+        last_frame = (length_bytes - _WAL_HEAD_BYTES) // frame_bytes - 1
+        salts = self._read(_FRAME_HEAD_BYTES, _WAL_HEAD_BYTES + last_frame * frame_bytes)[8:16]
+        return int.from_bytes(salts[:4], "big") if salts == head[16:24] != b"" else None
+
+    def _read(self, count: int, position: int) -> bytes:
+        if self.MAY_STAY_OPEN:
+            return os.pread(self._file, count, position)
+        os.lseek(self._file, position, os.SEEK_SET)
+        return os.read(self._file, count)
+
+
+class _Pair(NamedTuple):
+    """What checkpoints: one connection keeps the write lock, and under it the other one moves the log."""
+
+    guard: SQLiteConnection
+    worker: SQLiteConnection
+
+    def close(self) -> None:
+        self.worker.close()
+        self.guard.close()
+
+
+def checkpoint(path: str, kept: list[_Pair] | None = None) -> bool:
     """Move what no reader still needs of the log into the file; False if a writer was busy and nothing was done."""
-    return make_room(path, 0.0, 0.0) is not None
+    return make_room(path, 0.0, 0.0, kept=kept) is not None
 
 
-def make_room(path: str, wait_seconds: float, linger_seconds: float, *, stuck_frames: int = -1) -> Moved | None:
+def make_room(
+    path: str,
+    wait_seconds: float,
+    linger_seconds: float,
+    *,
+    stuck_frames: int = -1,
+    kept: list[_Pair] | None = None,
+) -> Moved | None:
     """Move what no reader still needs, and let the next writer start the log over if readers leave in time.
 
     The next writer does so if all of the log is in the file and nobody reads from the log.  A reader who began before
@@ -266,10 +482,12 @@ def make_room(path: str, wait_seconds: float, linger_seconds: float, *, stuck_fr
     alone: so no reader waits at all.  Those that were there before leave one by one, and SQLite does not tell when: so
     `linger_seconds` are waited out.
 
+    The connections come from `kept` and go there, if it is given; else they are opened and closed.
+
     Returns None if a writer was busy and nothing was done.
     """
     try:
-        with _nobody_writes(path) as worker:
+        with _nobody_writes(path, kept) as worker:
             deadline = time.monotonic() + wait_seconds
             moved = _move(worker)
             while not moved.is_all and moved.moved_frames != stuck_frames and time.monotonic() < deadline:
@@ -284,13 +502,26 @@ def make_room(path: str, wait_seconds: float, linger_seconds: float, *, stuck_fr
 
 
 @contextmanager
-def _nobody_writes(path: str) -> Iterator[sqlite3.Connection]:
-    """Give a connection to checkpoint with, while another one keeps the write lock; fails if that is taken."""
+def _nobody_writes(path: str, kept: list[_Pair] | None) -> Iterator[sqlite3.Connection]:
+    """Give a connection to checkpoint with, while another one keeps the write lock; fails if that stays taken."""
     # Connections of its own: those of the pool may all be in use. No fork may come between them.
-    with FORK_LOCK, closing(connect(path)) as guard:
-        guard.execute("BEGIN IMMEDIATE")
-        with closing(connect(path)) as worker:
-            yield worker
+    with FORK_LOCK, ExitStack() as stack:
+        if kept:
+            pair = kept.pop()
+        else:
+            guard = connect(path)
+            stack.callback(guard.close)
+            pair = _Pair(guard, connect(path))
+        stack.callback(pair.close)
+        pair.guard.wait_in_line()
+        pair.guard.execute("BEGIN IMMEDIATE")
+        pair.guard.enter_line()
+        yield pair.worker
+        if kept is not None:
+            pair.guard.execute("ROLLBACK")
+            pair.guard.leave_line()
+            kept.append(pair)
+            stack.pop_all()
 
 
 def _move(worker: sqlite3.Connection) -> Moved:
@@ -302,9 +533,10 @@ def _move(worker: sqlite3.Connection) -> Moved:
 # --- the wait for commits --------------------------------------------------------------------------------------------
 
 
-#: How long a reader looks no more after commits of others alone: at first, and at most.
-VAIN_FIRST_SECONDS: Final = 0.001
-VAIN_LAST_SECONDS: Final = 0.05
+class _Reader(Protocol):
+    subjects: Subjects
+
+    def wake(self) -> None: ...
 
 
 class _Waiting:
@@ -316,18 +548,18 @@ class _Waiting:
     def forget_after_fork(self) -> None:
         # The parent's threads do not wait in its child; one of them may have held the lock.
         self._lock = threading.Lock()
-        self._waiters: defaultdict[str, weakref.WeakSet[FileWaiter]] = defaultdict(weakref.WeakSet)
+        self._waiters: defaultdict[str, weakref.WeakSet[_Reader]] = defaultdict(weakref.WeakSet)
 
-    def add(self, path: str, waiter: FileWaiter) -> None:
+    def add(self, path: str, waiter: _Reader) -> None:
         with self._lock:
             self._waiters[path].add(waiter)
 
-    def at(self, path: str) -> list[FileWaiter]:
+    def at(self, path: str) -> list[_Reader]:
         with self._lock:
             return list(self._waiters[path]) if path in self._waiters else []
 
 
-_waiting: Final = _Waiting()
+waiting: Final = _Waiting()
 
 
 class FileAnnouncer:
@@ -340,7 +572,7 @@ class FileAnnouncer:
 
     def announce(self, subjects: Subjects) -> None:
         """Say that something was committed."""
-        for waiter in _waiting.at(self._path):
+        for waiter in waiting.at(self._path):
             if waiter.subjects.meets(subjects):
                 waiter.wake()
         # The commit itself writes to the log before it is done; this tells that it is. Without a log nobody watches it.
@@ -349,197 +581,6 @@ class FileAnnouncer:
 
     def close(self, timeout_seconds: float) -> None:
         """Do nothing: it holds nothing."""
-
-
-class _Inotify:
-    """The functions of the C library by which Linux tells of changes of a file."""
-
-    #: Its times were set, or it was deleted: IN_ATTRIB; the flags are O_NONBLOCK and O_CLOEXEC.
-    TOUCHED: Final = 0x4
-    FLAGS: Final = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0) if hasattr(os, "O_NONBLOCK") else 0
-    EVENT_BYTES: Final = 4096
-
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-    def watch(self, path: str) -> int:
-        """Return a descriptor that has input once the file is touched; -1 where there is none."""
-        if self._library is None:
-            return -1
-        try:
-            descriptor: int = self._library.inotify_init1(self.FLAGS)
-            if descriptor >= 0 and self._library.inotify_add_watch(descriptor, os.fsencode(path), self.TOUCHED) < 0:
-                os.close(descriptor)
-                return -1
-        except (AttributeError, OSError):
-            return -1
-        return descriptor
-
-    def take(self, descriptor: int) -> None:
-        """Forget the touches until now."""
-        with contextlib.suppress(OSError):
-            while len(os.read(descriptor, self.EVENT_BYTES)) == self.EVENT_BYTES:
-                pass
-
-
-_inotify: Final = _Inotify()
-
-#: What a reader compares: whether rows wait in the outbox, the heads of its partitions, its groups and their members,
-#: who change no generation when they give something back.  Text, for a sum of offsets may not fit an integer.
-LOOK: Final = """
-    SELECT EXISTS (SELECT 1 FROM txnstore_outbox WHERE refusal IS NULL),
-        (SELECT group_concat(next_offset) FROM txnstore_partition_heads
-            WHERE partition_id IN (SELECT value FROM json_each(?1))),
-        (SELECT group_concat(generation) FROM txnstore_groups
-            WHERE group_id IN (SELECT value FROM json_each(?2))),
-        (SELECT group_concat(subscription) FROM txnstore_group_members
-            WHERE group_id IN (SELECT value FROM json_each(?2)))
-"""
-
-
-class FileWaiter:
-    """Waits until another connection, of this process or another, has committed something that the reader reads.
-
-    Any commit to the file changes its data version.  Whether it was for this reader, one statement tells; and the
-    longer there are commits of others alone, the more seldom it is asked.  A touch of the log says that there was a
-    commit, where the system tells of it; and every few milliseconds the waiter looks by itself, for applications
-    commit, too, and do not touch.
-    """
-
-    def __init__(self, path: str, subjects: Subjects) -> None:
-        """Watch the file at `path`, through a connection that does nothing else: its own commits would not count."""
-        self.subjects = subjects
-        self._path = path
-        self._lock = threading.RLock()
-        self._process_id = os.getpid()
-        self._signal = WakeSignal()
-        self._watched = -1
-        self._pause_ms = float(POLL_FIRST_MS)
-        self._vain_seconds = 0.0
-        self._connection: sqlite3.Connection | None = None
-        self._version: int | None = None
-        self._seen: object = None
-        self._parameters = ("[]", "[]")
-        self._has_moved()
-        _waiting.add(path, self)
-        close_before_fork(self, FileWaiter._close_connection)
-
-    def listen(self, subjects: Subjects) -> bool:
-        """Wait for commits about these from now on; return whether they are others than before."""
-        if subjects == self.subjects:
-            return False
-        self.subjects = subjects
-        self._version = None
-        self._has_moved()
-        return True
-
-    def wait(self, timeout_ms: int) -> bool:
-        """Return True once something was committed since the last call, False after `timeout_ms`."""
-        if self._process_id != os.getpid():
-            # The signal is the parent's: used by both, each would get what is meant for the other.
-            self._process_id, self._signal = os.getpid(), WakeSignal()
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            if self._signal.take():
-                # What it would find is what it was woken for.
-                self._has_moved()
-                self._begin_anew()
-                return True
-            has_moved = self._has_moved()
-            if has_moved:
-                self._begin_anew()
-                return True
-            left_seconds = deadline - time.monotonic()
-            if left_seconds <= 0:
-                return False
-            self._rest(left_seconds, in_vain=has_moved is None)
-
-    def wake(self) -> None:
-        """Let the wait that is under way, or else the next one, return True at once."""
-        self._signal.set()
-
-    def close(self) -> None:
-        """Give back what it holds; a second call does nothing."""
-        self._close_connection()
-        self._signal.close()
-
-    def _begin_anew(self) -> None:
-        self._vain_seconds = 0.0
-        self._pause_ms = float(POLL_FIRST_MS)
-
-    def _rest(self, left_seconds: float, *, in_vain: bool) -> None:
-        """Wait for a touch, a `wake`, or until it is time to look."""
-        if in_vain:
-            self._vain_seconds = min(max(2 * self._vain_seconds, VAIN_FIRST_SECONDS), VAIN_LAST_SECONDS)
-            # Touches have to wait.
-            if self._signal.wait_alone(min(self._vain_seconds, left_seconds)):
-                return
-        if self._watched >= 0:
-            self._pause_ms = POLL_LAST_MS
-        is_told = self._signal.wait(max(0.0, min(self._pause_ms / 1000, left_seconds)))
-        with self._lock:
-            if is_told and self._watched >= 0:
-                _inotify.take(self._watched)
-        if not is_told and not in_vain:
-            # Nothing was committed for that long.
-            self._vain_seconds = 0.0
-        self._pause_ms = min(self._pause_ms * 1.5, POLL_LAST_MS)
-
-    def _has_moved(self) -> bool | None:
-        """Return whether there is something for the reader; None if there were only commits of others.
-
-        What happened while the file could not be read is told once it can.
-        """
-        try:
-            # Opened without the lock, for a fork that keeps it from being opened takes that.
-            opened = connect(self._path) if self._connection is None else None
-            with self._lock:
-                if opened is not None:
-                    self._adopt(opened)
-                if self._connection is None:
-                    # Closed since, by a fork: the next look opens it again.
-                    return False
-                (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-                if version == self._version:
-                    return False
-                before, self._version = self._version, version
-                return self._compare(self._connection, is_first=before is None)
-        except sqlite3.Error:
-            self._close_connection()
-            return False
-
-    def _compare(self, connection: sqlite3.Connection, *, is_first: bool) -> bool | None:
-        if self.subjects.is_everything:
-            return True
-        if is_first:
-            subjects = self.subjects
-            self._parameters = (json.dumps(sorted(subjects.partition_ids)), json.dumps(sorted(subjects.group_ids)))
-        row = connection.execute(LOOK, self._parameters).fetchone()
-        seen, self._seen = self._seen, row
-        # While a row waits, each commit may have let it go.
-        return True if is_first or row != seen or row[0] else None
-
-    def _adopt(self, opened: sqlite3.Connection) -> None:
-        if self._connection is not None:
-            opened.close()
-            return
-        self._connection = opened
-        # There is a log once somebody has read.
-        opened.execute("PRAGMA data_version").fetchone()
-        self._watched = _inotify.watch(self._path + "-wal")
-        self._signal.watch(self._watched)
-
-    def _close_connection(self) -> None:
-        """Close the connection; a later `wait` opens another one, which knows of no version and looks at once."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-            self._version = None
-            if self._watched >= 0:
-                self._signal.watch(-1)
-                os.close(self._watched)
-                self._watched = -1
-        if connection is not None:
-            connection.close()
 
 
 # --- text that others have written -----------------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+"""Consumers that wait: woken by a commit of another process, at the price of one statement, and by nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS
+from txnstore import TopicPartition
+from txnstore.clients.consumer import core, fetcher
+from txnstore.clients.consumer.reader import PartitionReader
+from txnstore.db.postgresql import connections as postgresql_connections
+from txnstore.db.sqlite import waiter as sqlite_waiter
+from txnstore.log import news
+
+CHILDREN = Path(__file__).parents[2] / "faults" / "children.py"
+#: Longer than any test waits.
+NEVER_SECONDS = 3_600.0
+
+
+@pytest.fixture
+def nobody_looks(monkeypatch):
+    """Let readers look only when they are woken."""
+    if sys.platform != "linux":
+        pytest.skip("readers of a file look by themselves where there is no inotify")
+    monkeypatch.setattr(postgresql_connections, "SILENCE_MS", int(NEVER_SECONDS * 1000))
+    monkeypatch.setattr(sqlite_waiter, "POLL_LAST_MS", int(NEVER_SECONDS * 1000))
+    monkeypatch.setattr(sqlite_waiter, "WATCHED_LAST_MS", int(NEVER_SECONDS * 1000))
+    monkeypatch.setattr(fetcher, "OUTBOX_LOOK_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr(core, "HELP_AFTER_SECONDS", NEVER_SECONDS)
+
+
+@pytest.fixture
+def waiting(make_consumer, log):
+    """Make a consumer that has read all there is of partitions of a topic, and waits."""
+
+    def make(topic="t", numbers=(0,), configuration=()):
+        usual = {"fetch.wait.max.ms": 300_000, "enable.auto.commit": False}
+        consumer = make_consumer({**usual, **dict(configuration)})
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        for number in numbers:
+            log.write(topic, number, b"first")
+        for _ in numbers:
+            assert consumer.poll(PATIENCE_SECONDS).value() == b"first"
+        assert consumer.poll(0.5) is None
+        return consumer
+
+    return make
+
+
+@pytest.fixture
+def fetches(monkeypatch):
+    """Those that went to a database transaction of the store."""
+    found = []
+    read = PartitionReader._read
+
+    def counted(reader, work):
+        found.append(work)
+        return read(reader, work)
+
+    monkeypatch.setattr(PartitionReader, "_read", counted)
+    return found
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_a_consumer_is_woken_by_a_commit_of_another_process_alone(url, log, waiting):
+    with subprocess.Popen(
+        [sys.executable, str(CHILDREN), "commit_when_told", url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == "ready\n"
+        consumer = waiting("orders")
+        for _ in range(3):
+            child.stdin.write("\n")
+            child.stdin.flush()
+            assert consumer.poll(PATIENCE_SECONDS).value() == b"news"
+        child.communicate("end\n")
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_what_is_new_for_a_waiting_consumer_costs_no_database_transaction(log, waiting, fetches, isolation):
+    log.topic("t", 3)
+    consumer = waiting("t", range(3), {"isolation.level": isolation})
+    fetches.clear()
+    for number in (0, 2, 1):
+        log.write("t", number, b"one")
+        assert consumer.poll(PATIENCE_SECONDS).value() == b"one"
+        transaction = log.transaction()
+        transaction.write("t", number, b"two")
+        transaction.end(commit=True)
+        assert consumer.poll(PATIENCE_SECONDS).value() == b"two"
+    assert fetches == []
+
+
+def test_more_than_one_statement_brings_is_fetched(log, waiting, fetches):
+    log.topic()
+    consumer = waiting()
+    fetches.clear()
+    values = [b"%d" % number for number in range(news.OFFSETS_MAX + 1)]
+    log.write("t", 0, *values)
+    assert [consumer.poll(PATIENCE_SECONDS).value() for _ in values] == values
+    assert fetches
+    fetches.clear()
+    log.write("t", 0, b"the next")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"the next"
+    assert fetches == []
+
+
+def test_where_no_statement_can_be_run_alone_the_consumer_fetches(log, waiting, fetches, monkeypatch):
+    log.topic()
+    consumer = waiting()
+    for kind in (postgresql_connections.ListenWaiter, sqlite_waiter.FileWaiter):
+        monkeypatch.setattr(kind, "rows", lambda *_: None)
+    fetches.clear()
+    log.write("t", 0, b"one")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"one"
+    assert fetches

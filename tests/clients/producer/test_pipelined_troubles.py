@@ -1,0 +1,447 @@
+"""Commits that nobody waits for, in trouble: no future is done too early or never, and what follows a failure waits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import sqlalchemy
+from sqlalchemy import update
+
+from tests.clients.producer.pipelined import *  # noqa: F403 - the fixtures
+from tests.clients.producer.pipelined import ABORTABLE, begun, failure_of, flags_of, left
+from tests.clients.producer.transactional import committed, read, seen
+from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
+from txnstore import KafkaError, KafkaException, TopicPartition
+from txnstore.clients.producer import pipeline as pipeline_module
+from txnstore.clients.producer.pipeline import CommitPipeline
+from txnstore.clients.producer.requests import ProducerSession
+from txnstore.clients.producer.sender import Sender
+from txnstore.db.opening import open_store
+from txnstore.db.schema import transactions
+from txnstore.errors import StoreBusy, UnknownTopicOrPartition
+from txnstore.log.topics import delete_topic
+from txnstore.testing.invariants import assert_sound
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED
+
+
+@pytest.fixture
+def make_refused(url):
+    """Make topics that a producer knows and that are deleted behind its back."""
+
+    def make(producer, name):
+        topic = create_topic(url, name)
+        left(producer, topic, b"before").result(PATIENCE_SECONDS)
+        with open_store(url) as store:
+            store.write(lambda connection: delete_topic(connection, topic))
+        return topic
+
+    return make
+
+
+# --- no future is done too early -----------------------------------------------------------------------------------
+
+
+def test_a_commit_with_an_enlisted_connection_that_takes_too_long_is_no_future(
+    make_transactional, monkeypatch, url, topic
+):
+    may_go_on = threading.Event()
+    take_everything = Sender.take_everything
+
+    def slowly(self):
+        assert may_go_on.wait(PATIENCE_SECONDS)
+        return take_everything(self)
+
+    monkeypatch.setattr(Sender, "take_everything", slowly)
+    ready = make_transactional(transaction_timeout_ms=1_000)
+    engine = sqlalchemy.create_engine(url)
+    with engine.connect() as connection:
+        ready.begin_transaction()
+        ready.enlist(connection)
+        ready.produce(topic, b"1", partition=0)
+        error = error_of(ready.commit_transaction_async)
+        assert (error.code(), error.retriable()) == (KafkaError._TIMED_OUT, True)
+        may_go_on.set()
+        assert ready.commit_transaction_async().result(0) is None
+        assert values(read_to_end(url, topic)) == [b"1"]
+    engine.dispose()
+
+
+# --- what has failed is aborted before anything else ---------------------------------------------------------------
+
+
+def test_a_commit_in_the_background_that_has_failed_can_be_aborted(ready, url, topic):
+    begun(ready, topic, b"written")
+    assert ready.flush(PATIENCE_SECONDS) == 0
+    ready.produce("unheard-of", b"at fault", partition=7)
+    future = ready.commit_transaction_async()
+    assert flags_of(failure_of(future)) == ABORTABLE
+    ready.abort_transaction(PATIENCE_SECONDS)
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", b"after"]
+
+
+def test_a_commit_in_the_background_that_stands_cannot_be_aborted(ready, hold_database, url, topic):
+    begun(ready, topic, b"written")
+    assert ready.flush(PATIENCE_SECONDS) == 0
+    with hold_database(url):
+        future = ready.commit_transaction_async()
+        assert error_of(ready.abort_transaction, 0.05).code() == KafkaError._TIMED_OUT
+    assert error_of(ready.abort_transaction, PATIENCE_SECONDS).code() == KafkaError._STATE
+    assert future.result(0) is None
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", b"written", b"after"]
+
+
+def test_what_a_refused_commit_has_left_in_the_store_is_aborted(ready, monkeypatch, url, topic):
+    end_transaction = TransactionCoordinator.end_transaction
+
+    def halfway(self, transactional_id, producer, *, commit, appends=(), **named):
+        # As over several databases, of which one refuses its part.
+        self.append(transactional_id, producer, appends)
+        monkeypatch.setattr(TransactionCoordinator, "end_transaction", end_transaction)
+        raise UnknownTopicOrPartition
+
+    monkeypatch.setattr(TransactionCoordinator, "end_transaction", halfway)
+    assert flags_of(failure_of(left(ready, topic, b"half"))) == ABORTABLE
+    ready.abort_transaction(PATIENCE_SECONDS)
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert seen(url, topic) == ([b"before", b"after"], [b"before", b"half", b"after"])
+
+
+@pytest.mark.parametrize("call", ["commit", "offsets", "enlist", "leave"])
+def test_no_call_of_the_next_transaction_outlives_a_refused_commit(
+    ready, make_refused, hold_database, url, topic, call
+):
+    refused = make_refused(ready, "passing")
+    engine = sqlalchemy.create_engine(url)
+    with engine.connect() as connection:
+        calls = {
+            "commit": ready.commit_transaction,
+            "offsets": lambda: ready.send_offsets_to_transaction([], b""),
+            "enlist": lambda: ready.enlist(connection),
+            "leave": lambda: ready.commit_transaction_async().result(PATIENCE_SECONDS),
+        }
+        with hold_database(url):
+            future = left(ready, refused, b"at fault")
+            begun(ready, topic, b"next")
+        failure_of(future)
+        if call != "offsets":
+            assert error_of(calls[call]).code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+        assert error_of(ready.produce, topic, b"more").code() == KafkaError._STATE
+        ready.abort_transaction(PATIENCE_SECONDS)
+    engine.dispose()
+    assert values(read_to_end(url, topic)) == [b"before"]
+
+
+def test_a_block_after_a_refused_commit_is_refused_until_somebody_aborts(ready, make_refused, url, topic):
+    failure_of(left(ready, make_refused(ready, "passing"), b"at fault"))
+    for _ in range(2):
+        with pytest.raises(KafkaException), ready.transaction():
+            pytest.fail("the block was entered")
+    ready.abort_transaction(PATIENCE_SECONDS)
+    with ready.transaction():
+        ready.produce(topic, b"after", partition=0)
+    assert values(read_to_end(url, topic)) == [b"before", b"after"]
+
+
+def test_a_block_whose_earlier_commit_is_refused_meanwhile_is_aborted(ready, make_refused, hold_database, url, topic):
+    refused = make_refused(ready, "passing")
+
+    def program():
+        future = left(ready, refused, b"at fault")
+        with ready.transaction():
+            ready.produce(topic, b"given up", partition=0)
+            held.close()
+        return future
+
+    held = contextlib.ExitStack()
+    held.enter_context(hold_database(url))
+    with held, pytest.raises(KafkaException):
+        program()
+    # The block has aborted it already.
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", b"after"]
+
+
+def test_records_that_the_look_up_refuses_fail_their_commit(ready, hold_database, url, topic):
+    with hold_database(url):
+        kept = left(ready, topic, b"kept")
+        begun(ready, topic, b"1")
+        ready.produce("unheard-of", b"2", partition=7)
+        future = ready.commit_transaction_async()
+    assert kept.result(PATIENCE_SECONDS) is None
+    assert failure_of(future).code() == KafkaError._INCONSISTENT
+    ready.abort_transaction(PATIENCE_SECONDS)
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", b"kept", b"after"]
+
+
+def test_what_was_purged_is_missed_by_its_own_commit_and_no_other(ready, hold_database, url, topic):
+    with hold_database(url):
+        kept = left(ready, topic, b"kept")
+        begun(ready, topic, b"purged")
+        ready.purge(in_flight=False)
+        future = ready.commit_transaction_async()
+        ready.purge(blocking=False)
+    assert kept.result(PATIENCE_SECONDS) is None
+    assert failure_of(future).code() == KafkaError._INCONSISTENT
+    ready.abort_transaction(PATIENCE_SECONDS)
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", b"kept", b"after"]
+
+
+def test_what_is_sealed_does_not_expire(make_transactional, hold_database, url, topic):
+    ready = make_transactional(message_timeout_ms=100, linger_ms=0)
+    left(ready, topic, b"before").result(PATIENCE_SECONDS)
+    with hold_database(url):
+        futures = [left(ready, topic, b"%d" % number) for number in range(3)]
+        assert ready.flush(0.3) == 3
+    for future in futures:
+        assert future.result(PATIENCE_SECONDS) is None
+    assert values(read_to_end(url, topic)) == [b"before", b"0", b"1", b"2"]
+
+
+# --- in order, all of them -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [1, 10, 19, 20, 21])
+def test_the_last_epochs_are_passed_on_the_way(make_transactional, hold_database, url, topic, before):
+    make_transactional().close()
+    with open_store(url) as store:
+        epoch = EPOCH_EXHAUSTED - before
+        store.write(lambda connection: connection.execute(update(transactions).values(producer_epoch=epoch)))
+    ready = make_transactional()
+    left(ready, topic, b"before").result(PATIENCE_SECONDS)
+    with hold_database(url):
+        futures = [left(ready, topic, b"%d" % number) for number in range(20)]
+    for future in futures:
+        future.result(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", *(b"%d" % number for number in range(20))]
+    with open_store(url) as store:
+        assert_sound(store, at_rest=True)
+
+
+def test_a_transaction_s_records_are_not_sent_before_the_commits_before_it(ready, url, topic):
+    # The producer's thread comes to know of both at the same moment.
+    with ready._changed:
+        future = left(ready, topic, b"1")
+        begun(ready, topic, b"given up")
+        ready._sender.begin_flush()
+    assert future.result(PATIENCE_SECONDS) is None
+    ready._sender.end_flush()
+    ready.abort_transaction(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", b"1"]
+
+
+def test_what_has_left_the_queue_and_could_not_be_sent_yet_is_not_sealed(ready, monkeypatch, url, topic):
+    prepare, is_asked, may_go_on = ProducerSession.prepare, threading.Event(), threading.Event()
+
+    def later(self, batches):
+        is_asked.set()
+        if not may_go_on.is_set():
+            raise StoreBusy
+        return prepare(self, batches)
+
+    monkeypatch.setattr(ProducerSession, "prepare", later)
+    begun(ready, topic, b"1")
+    ready._sender.begin_flush()
+    assert is_asked.wait(PATIENCE_SECONDS)
+    future = ready.commit_transaction_async()
+    may_go_on.set()
+    assert future.result(PATIENCE_SECONDS) is None
+    ready._sender.end_flush()
+    assert values(read_to_end(url, topic)) == [b"before", b"1"]
+
+
+def test_the_next_ones_are_sealed_while_the_database_has_the_first(make_transactional, monkeypatch, url, topic):
+    ready = make_transactional(transaction_timeout_ms=1_000)
+    left(ready, topic, b"before").result(PATIENCE_SECONDS)
+    end_transaction, is_asked, may_go_on = TransactionCoordinator.end_transaction, threading.Event(), threading.Event()
+
+    def slowly(*arguments, **named):
+        is_asked.set()
+        assert may_go_on.wait(PATIENCE_SECONDS)
+        return end_transaction(*arguments, **named)
+
+    monkeypatch.setattr(TransactionCoordinator, "end_transaction", slowly)
+    futures = [left(ready, topic, b"0")]
+    assert is_asked.wait(PATIENCE_SECONDS)
+    futures += [left(ready, topic, b"%d" % number) for number in range(1, 5)]
+    begun(ready, topic, b"open")
+    assert not any(future.done() for future in futures)
+    may_go_on.set()
+    for future in futures:
+        assert future.result(PATIENCE_SECONDS) is None
+    assert values(read_to_end(url, topic)) == [b"before", *(b"%d" % number for number in range(5))]
+
+
+def test_a_connection_is_enlisted_behind_the_commits_before(ready, hold_database, url, topic):
+    engine = sqlalchemy.create_engine(url)
+    with engine.connect() as connection:
+        with hold_database(url):
+            future = left(ready, topic, b"1")
+            begun(ready, topic, b"2")
+            error = error_of(ready.enlist, connection, 0.05)
+            assert (error.code(), error.retriable()) == (KafkaError._TIMED_OUT, True)
+            assert "the commits before" in error.str()
+        ready.enlist(connection, PATIENCE_SECONDS)
+        assert future.result(0) is None
+        ready.commit_transaction(PATIENCE_SECONDS)
+    engine.dispose()
+    assert values(read_to_end(url, topic)) == [b"before", b"1", b"2"]
+
+
+def test_close_waits_for_commits_without_records(make_transactional, make_consumer, hold_database, url, topic):
+    consumer = make_consumer({"group.id": "copiers", "enable.auto.commit": False})
+    consumer.subscribe([topic])
+    ready = make_transactional()
+    left(ready, topic, b"before").result(PATIENCE_SECONDS)
+    read(consumer, 1)
+
+    def leave(offset):
+        ready.begin_transaction()
+        positions = [TopicPartition(topic, 0, offset)]
+        ready.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), PATIENCE_SECONDS)
+        return ready.commit_transaction_async()
+
+    leave(1).result(PATIENCE_SECONDS)
+    with hold_database(url):
+        futures = [leave(2), leave(3)]
+        closing = threading.Thread(target=ready.close)
+        closing.start()
+        # Longer than one try of the database.
+        closing.join(0.8)
+    closing.join(PATIENCE_SECONDS)
+    assert [future.result(0) for future in futures] == [None] * 2
+    assert committed(consumer, topic) == 3
+
+
+@pytest.mark.parametrize("name", ["commit_several", "end_transaction"])
+def test_a_mistake_of_ours_loses_no_commit_and_no_order(ready, hold_database, monkeypatch, url, topic, name):
+    method = getattr(TransactionCoordinator, name)
+    tries = itertools.count()
+
+    def mistaken(self, *arguments, **named):
+        if next(tries) < 2:
+            raise ZeroDivisionError
+        return method(self, *arguments, **named)
+
+    with hold_database(url):
+        futures = [left(ready, topic, b"first")]
+        monkeypatch.setattr(TransactionCoordinator, name, mistaken)
+        futures += [left(ready, topic, b"%d" % number) for number in range(5)]
+        if name == "end_transaction":
+            monkeypatch.setattr(TransactionCoordinator, "commit_several", lambda *_, **__: None)
+    for future in futures:
+        future.result(PATIENCE_SECONDS)
+    assert next(tries) > 2
+    assert values(read_to_end(url, topic)) == [b"before", b"first", *(b"%d" % number for number in range(5))]
+
+
+def test_a_database_that_commits_nothing_at_once_commits_them_one_by_one(
+    make_transactional, hold_database, monkeypatch, url, topic
+):
+    monkeypatch.setenv("TXNSTORE_COMMITS_WHOLE", "0")
+    ready = make_transactional()
+    left(ready, topic, b"before").result(PATIENCE_SECONDS)
+    with hold_database(url):
+        futures = [left(ready, topic, b"%d" % number) for number in range(5)]
+    for future in futures:
+        future.result(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", *(b"%d" % number for number in range(5))]
+
+
+def test_what_is_too_much_for_one_request_is_not_sealed(ready, hold_database, monkeypatch, url, topic):
+    monkeypatch.setattr(pipeline_module, "REQUEST_BYTES_MAX", 1_000)
+    with hold_database(url):
+        small = left(ready, topic, b"a" * 600)
+        also_small = left(ready, topic, b"b" * 600)
+        begun(ready, topic, b"c" * 600, b"d" * 600)
+        large = ready.commit_transaction_async()
+        # It is under way, so nothing may be added, and the next one waits for it.
+        assert error_of(ready.abort_transaction, 0.05).code() == KafkaError._TIMED_OUT
+    for future in (small, also_small, large):
+        assert future.result(PATIENCE_SECONDS) is None
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert [value[:1] for value in values(read_to_end(url, topic)) if value] == [b"b", b"a", b"b", b"c", b"d", b"a"]
+
+
+def test_two_threads_that_begin_to_leave_commits_share_one_line(ready, monkeypatch, url, topic):
+    made = []
+    meet = threading.Barrier(2)
+    make = CommitPipeline.__init__
+
+    def slowly(self, *arguments):
+        made.append(self)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait(1)
+        make(self, *arguments)
+
+    monkeypatch.setattr(CommitPipeline, "__init__", slowly)
+    begun(ready, topic, b"1")
+    told: list[object] = []
+
+    def leave():
+        try:
+            told.append(ready.commit_transaction_async())
+        except KafkaException as error:
+            told.append(error.args[0].code())
+
+    threads = [threading.Thread(target=leave) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert len(made) == 1
+    futures = [each for each in told if isinstance(each, Future)]
+    assert [future.result(PATIENCE_SECONDS) for future in futures] == [None]
+    assert {each for each in told if not isinstance(each, Future)} <= {KafkaError._PREV_IN_PROGRESS, KafkaError._STATE}
+
+
+def test_one_thread_leaves_commits_while_others_produce_and_serve(make_transactional, url):
+    topic = create_topic(url, "shared", 3)
+    producer = make_transactional()
+    numbers, accepted = itertools.count(), []
+    reports: list[tuple[None, bytes]] = []
+    futures: list[Future[None]] = []
+    is_over = threading.Event()
+
+    def note(error, message):
+        reports.append((error, message.value()))
+
+    def produce():
+        value = b"other %d" % next(numbers)
+        refused = refusal_of(producer.produce, topic, value, partition=2, on_delivery=note)
+        if refused is None:
+            accepted.append(value)
+        else:
+            # Between two transactions, or while one is being sealed.
+            assert refused.code == KafkaError._STATE
+
+    def repeat(work):
+        while not is_over.is_set():
+            work()
+
+    with ThreadPoolExecutor() as others:
+        repeated = [
+            others.submit(repeat, work) for work in (produce, lambda: producer.poll(0), lambda: producer.flush(0.01))
+        ]
+        try:
+            for number in range(60):
+                begun(producer, topic, b"%d" % number)
+                producer.produce(topic, b"%d" % number, partition=1, on_delivery=note)
+                futures.append(producer.commit_transaction_async())
+        finally:
+            is_over.set()
+        for future in futures + repeated:
+            future.result(PATIENCE_SECONDS)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    found = read_to_end(url, topic, partitions=(0, 1, 2))
+    own = [b"%d" % number for number in range(60)]
+    assert [[m.value() for m in found if m.partition() == number] for number in range(3)] == [own, own, accepted]
+    assert sorted(reports) == sorted((None, value) for value in accepted + own)

@@ -1,0 +1,710 @@
+"""Transactions that are wholly in the client: the short ways to commit them do what the general way does.
+
+Each history runs on two stores whose clocks show the same. One of them commits whole transactions at once where it
+can, by a function of the database or by statements of its own; the other never. Answers, errors and rows are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import insert, make_url, select, update
+
+from tests.log.histories import SETTINGS, VALUES
+from txnstore.db.backend import Limits
+from txnstore.db.opening import open_store
+from txnstore.db.postgresql import commit_function
+from txnstore.db.schema import group_members, groups, metadata, producer_states, transactions
+from txnstore.db.store import Store
+from txnstore.errors import StoreBusy, TxnStoreError, UnknownTopicOrPartition
+from txnstore.log.append import Append
+from txnstore.log.codec import encode, encode_control
+from txnstore.log.topics import Topic, change_topic_configs, create_topic, delete_topic, lock_topic_configs
+from txnstore.model import NO_PRODUCER, ControlType, GroupMembership, OffsetAndMetadata, ProducerIdentity, Record
+from txnstore.testing.invariants import assert_sound
+from txnstore.testing.manual_clock import ManualClock
+from txnstore.testing.postgres_server import connection_string
+from txnstore.transactions import rows
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.outcome import Ended
+from txnstore.transactions.protocol import AT_REST, TransactionState
+from txnstore.transactions.transaction import SentOffsets
+from txnstore.transactions.writers import append_as_writer, join_transaction
+
+#: What differs from store to store, whatever was done there.
+NOT_COMPARED = {"stores", "databases", "topics", "alembic_version"}
+MEMBER = GroupMembership("readers", 3, "member")
+COMMITTERS = [
+    GroupMembership("readers"),
+    GroupMembership("nobody"),
+    MEMBER,
+    GroupMembership("readers", 2, "member"),
+    GroupMembership("readers", 9, "member"),
+    GroupMembership("readers", 3, "stranger"),
+    GroupMembership("readers", 3, "lasting member", "lasting"),
+    GroupMembership("readers", 3, "member", "lasting"),
+    GroupMembership("readers", 3, "member", commits_unowned=True),
+    GroupMembership("readers", 3, ""),
+    GroupMembership("readers", -1, "", "lasting"),
+    GroupMembership("readers\0", -1),
+]
+
+
+@dataclass
+class World:
+    """A store, and producers with what they remember."""
+
+    store: Store
+    names: list[str]
+    topic: Topic
+    producers: dict[str, ProducerIdentity] = field(default_factory=dict)
+    last: dict[str, tuple[ProducerIdentity, list[Append], list[SentOffsets]]] = field(default_factory=dict)
+
+    @property
+    def coordinator(self) -> TransactionCoordinator:
+        return TransactionCoordinator(self.store)
+
+    def start(self, name: str) -> object:
+        initialized = self.coordinator.init_producer_id(name, 60_000)
+        self.producers[name] = initialized.identity
+        return initialized
+
+    def batches(
+        self, producer: ProducerIdentity, cells: Sequence[tuple[int, int, int]], first_sequence: int
+    ) -> list[Append]:
+        """Return a batch for each cell: the place of a partition, how old its records are, the place of a value."""
+        sequences: dict[int, int] = {}
+        appends = []
+        for place, age_ms, value in cells:
+            partition_id = self.topic.partition_ids[place]
+            clock = self.store.clock
+            assert clock is not None
+            records = [Record(VALUES[value], b"key", clock.now_ms() - age_ms + number) for number in range(value + 1)]
+            sequence = sequences.get(partition_id, first_sequence)
+            sequences[partition_id] = sequence + len(records)
+            batch = encode(records, producer=producer, base_sequence=sequence, is_transactional=True)
+            appends.append(Append(partition_id, batch, self.topic.settings))
+        return appends
+
+    def offsets(self, committers: Sequence[tuple[int, Sequence[int], str | None]]) -> list[SentOffsets]:
+        return [
+            SentOffsets(
+                COMMITTERS[number],
+                {self.topic.partition_ids[place]: OffsetAndMetadata(place + 5, metadata=text) for place in places},
+            )
+            for number, places, text in committers
+        ]
+
+    def append(self, name: str, cells: Sequence[tuple[int, int, int]]) -> object:
+        producer = self.producers.get(name, NO_PRODUCER)
+        return self.coordinator.append(name, producer, self.batches(producer, cells, 0))
+
+    def send(self, name: str, committer: tuple[int, Sequence[int], str | None], epochs_before: int = 0) -> None:
+        identity = self.producers.get(name, NO_PRODUCER)
+        producer = ProducerIdentity(identity.producer_id, identity.epoch - epochs_before)
+        self.coordinator.send_offsets(name, producer, *self.offsets([committer]), has_begun=False)
+
+    def commit(
+        self,
+        name: str,
+        cells: Sequence[tuple[int, int, int]],
+        first_sequence: int,
+        committers: Sequence[tuple[int, Sequence[int], str | None]],
+        epochs_before: int,
+        open_group_id: str | None = None,
+    ) -> object:
+        """Commit; with an open group the caller believes that nothing but its offsets is there."""
+        identity = self.producers.get(name, NO_PRODUCER)
+        producer = ProducerIdentity(identity.producer_id, identity.epoch - epochs_before)
+        self.last[name] = producer, self.batches(producer, cells, first_sequence), self.offsets(committers)
+        return self._end(name, open_group_id=open_group_id)
+
+    def repeat(self, name: str) -> object:
+        return self._end(name, is_repeated=True) if name in self.last else None
+
+    def join(self, name: str) -> object:
+        """Let a further writer have its share, which is not reported."""
+        writer = join_transaction(self.store, name, self.producers[name])
+        batch = self.batches(self.producers[name], [(1, 0, 1)], 0)[0].batch
+        batch = replace(batch, producer_id=writer.identity.producer_id, producer_epoch=writer.identity.epoch)
+        append_as_writer(self.store, writer, [Append(self.topic.partition_ids[1], batch, self.topic.settings)])
+        return None
+
+    def abort(self, name: str) -> object:
+        ended = self.coordinator.end_transaction(name, self.producers.get(name, NO_PRODUCER), commit=False)
+        self.producers[name] = ended.identity
+        return ended
+
+    def configure(self, number: int) -> None:
+        def work(connection: Any) -> Topic:
+            topic = lock_topic_configs(connection, self.topic.name)
+            change_topic_configs(connection, topic, SETTINGS[number])
+            return lock_topic_configs(connection, self.topic.name)
+
+        self.topic = self.store.write(work)
+
+    def delete_topic(self) -> None:
+        # The producers go on with what they know of the old one.
+        self.store.write(lambda connection: delete_topic(connection, self.topic.name))
+
+    def exhaust(self, name: str, epoch: int) -> None:
+        """Bring a producer near its last epoch."""
+
+        def work(connection: Any) -> None:
+            row = rows.read_row(connection, name).row
+            assert row is not None
+            if row.state not in AT_REST:
+                return
+            after = replace(
+                row, state=TransactionState.EMPTY, start_ms=-1, producer_epoch=epoch, last_producer_epoch=-1
+            )
+            changes = {"state": 0, "start_ms": -1, "producer_epoch": epoch, "last_producer_epoch": -1}
+            connection.execute(update(transactions).where(transactions.c.transactional_id == name).values(changes))
+            rows.journal(connection, [after], reason="the test")
+
+            self.producers[name] = ProducerIdentity(self.producers[name].producer_id, epoch)
+
+        self.store.write(work)
+
+    def be_known(self, name: str, changes: dict[str, Any]) -> None:
+        """Let the first partition know something of the producer that it cannot know."""
+        producer = self.producers[name]
+        known = {
+            "partition_id": self.topic.partition_ids[0],
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.epoch,
+            "recent_batches": "[]",
+            "coordinator_epoch": 0,
+            "last_timestamp_ms": 0,
+            **changes,
+        }
+        self.store.write(lambda connection: connection.execute(insert(producer_states), known))
+
+    def forget(self, name: str) -> None:
+        """Undo what `be_known` has done."""
+        this = producer_states.c.producer_id == self.producers[name].producer_id
+        self.store.write(lambda connection: connection.execute(producer_states.delete().where(this)))
+
+    def give_members(self) -> None:
+        """Let the group be in generation 3, with a member and one that has a lasting name."""
+
+        def work(connection: Any) -> None:
+            owned = str(list(self.topic.partition_ids[:2]))
+            row = {"client_id": "", "session_timeout_ms": 45_000, "deadline_ms": 2**60, "assignment": "{}"}
+            subscription = f'{{"subscribed": [], "topics": [], "assignors": [], "owned": {{}}, "owned_ids": {owned}}}'
+            row |= {"group_id": "readers", "generation": 2, "subscription": subscription}
+            members = [
+                {**row, "member_id": "member", "group_instance_id": None},
+                {**row, "member_id": "lasting member", "group_instance_id": "lasting"},
+            ]
+            connection.execute(group_members.delete())
+            connection.execute(groups.delete())
+            known = {"group_id": "readers", "generation": 3, "commit_number": 4, "last_update_ms": 1}
+            connection.execute(insert(groups), known)
+            connection.execute(insert(group_members), members)
+
+        self.store.write(work)
+
+    def rows(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Return what is in each table, in the order of the keys; of the journal all but the numbers of entries."""
+
+        def work(connection: Any) -> dict[str, list[tuple[Any, ...]]]:
+            found = {}
+            for table in metadata.tables.values():
+                if str(table.name) not in NOT_COMPARED:
+                    columns = [column for column in table.c if column.name != "entry_id"]
+                    statement = select(*columns).order_by(*table.primary_key.columns)
+                    found[str(table.name)] = [tuple(row) for row in connection.execute(statement)]
+            return found
+
+        return self.store.read(work)
+
+    def _end(self, name: str, *, is_repeated: bool = False, open_group_id: str | None = None) -> object:
+        producer, appends, offsets = self.last[name]
+        ended = self.coordinator.end_transaction(
+            name,
+            producer,
+            commit=True,
+            appends=appends,
+            offsets=offsets,
+            is_repeated=is_repeated,
+            has_begun=open_group_id is not None,
+            open_group_id=open_group_id,
+        )
+        self.producers[name] = ended.identity
+        return ended
+
+
+@dataclass
+class Worlds:
+    """Two worlds that the same happens to."""
+
+    clock: ManualClock
+    at_once: Store
+    general: Store
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    places: list[list[int] | None] = field(default_factory=list)
+    """The base offsets that came back, if the transaction was committed at once."""
+
+    def new_pair(self) -> tuple[World, World]:
+        """Return worlds with a new topic and producers of new names; the group is known from before, or is not."""
+        name = f"topic-{next(self.numbers)}"
+        topics = [
+            store.write(lambda connection: create_topic(connection, name, partition_count=3))
+            for store in (self.at_once, self.general)
+        ]
+        assert topics[0].partition_ids == topics[1].partition_ids
+        names = [f"{name}-{number}" for number in range(2)]
+        return World(self.at_once, names, topics[0]), World(self.general, names, topics[1])
+
+
+@pytest.fixture(scope="module", params=["function on postgresql", "statements on postgresql", "statements on sqlite"])
+def worlds(request, tmp_path_factory) -> Iterator[Worlds]:
+    with contextlib.ExitStack() as stack:
+        clock, urls = ManualClock(), []
+        for name in "txnstore_at_once", "txnstore_general":
+            if request.param.endswith("sqlite"):
+                urls.append(f"sqlite:///{tmp_path_factory.mktemp(name)}/store.db")
+            else:
+                server = request.getfixturevalue("txnstore_postgres_server")
+                server.create_database(name)
+                stack.callback(server.drop_database, name)
+                urls.append(server.url(name))
+        at_once, general = (stack.enter_context(open_store(url, clock=clock)) for url in urls)
+        general.commits_whole, at_once.commits_whole = False, True
+        at_once.has_commit_function = request.param.startswith("function")
+        found = Worlds(clock, at_once, general)
+        stack.enter_context(noted_places(at_once, found.places))
+        yield found
+
+
+@contextmanager
+def noted_places(store: Store, found: list[list[int] | None]) -> Iterator[None]:
+    """Note what comes back where the store commits at once, by either way."""
+    patch = pytest.MonkeyPatch()
+    end_at_once = TransactionCoordinator._end_at_once
+
+    def noted(coordinator: TransactionCoordinator, *arguments: Any) -> Ended | None:
+        ended = end_at_once(coordinator, *arguments)
+        if coordinator.store is store:
+            found.append(None if ended is None else [place.base_offset for place in ended.appended])
+        return ended
+
+    patch.setattr(TransactionCoordinator, "_end_at_once", noted)
+    yield
+    patch.undo()
+
+
+def told(call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except TxnStoreError as error:
+        return type(error), str(error)
+
+
+def happens(pair: tuple[World, World], step: str, *arguments: Any) -> object:
+    """Do the same in both worlds; what comes back is the same."""
+    answers = [told(lambda world=world: getattr(world, step)(*arguments)) for world in pair]
+    assert answers[0] == answers[1], (step, arguments)
+    return answers[0]
+
+
+def assert_same(pair: tuple[World, World]) -> None:
+    at_once, general = (world.rows() for world in pair)
+    for table, expected in general.items():
+        assert at_once[table] == expected, table
+    assert_sound(pair[0].store)
+
+
+PRODUCERS = st.sampled_from([0, 1])
+CELLS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from([0, 0, 0, 5_000, -5_000]), st.integers(0, 3)), min_size=0, max_size=4
+)
+COMMITS = st.lists(
+    st.tuples(
+        st.sampled_from([0, 2, 2, *range(len(COMMITTERS))]),
+        st.lists(st.integers(0, 2), min_size=0, max_size=3, unique=True),
+        st.sampled_from([None, None, "", "text"]),
+    ),
+    max_size=2,
+)
+STEPS = st.one_of(
+    st.tuples(st.just("start"), PRODUCERS),
+    *[
+        st.tuples(
+            st.just("commit"),
+            PRODUCERS,
+            CELLS,
+            st.sampled_from([0, 0, 0, 0, 1]),
+            COMMITS,
+            st.sampled_from([0, 0, 0, 1]),
+            st.sampled_from([None, None, "readers", "nobody"]),
+        )
+    ]
+    * 4,
+    *[
+        st.tuples(
+            st.just("send"),
+            PRODUCERS,
+            st.tuples(
+                st.sampled_from([0, 0, 0, *range(len(COMMITTERS))]),
+                st.lists(st.integers(0, 2), min_size=0, max_size=3, unique=True),
+                st.sampled_from([None, None, "text"]),
+            ),
+            st.sampled_from([0, 0, 0, 1]),
+        )
+    ]
+    * 2,
+    st.tuples(st.just("append"), PRODUCERS, CELLS),
+    st.tuples(st.just("abort"), PRODUCERS),
+    st.tuples(st.just("repeat"), PRODUCERS),
+    st.tuples(st.just("configure"), st.integers(0, len(SETTINGS) - 1)),
+    st.tuples(st.just("give_members")),
+    st.tuples(st.just("exhaust"), PRODUCERS, st.sampled_from([32_764, 32_765])),
+    st.tuples(st.just("delete_topic")),
+    st.tuples(st.just("advance"), st.sampled_from([1, 500, 61_000])),
+)
+
+
+def lived_through(worlds: Worlds, steps: list[tuple[Any, ...]]) -> tuple[World, World]:
+    """Return a new pair of worlds in which all of this has happened."""
+    pair = worlds.new_pair()
+    for name in pair[0].names:
+        happens(pair, "start", name)
+    for step, *arguments in steps:
+        if step == "advance":
+            worlds.clock.advance(*arguments)
+            continue
+        if step in ("start", "send", "commit", "append", "abort", "repeat", "exhaust"):
+            arguments[0] = pair[0].names[arguments[0]]
+        happens(pair, step, *arguments)
+    return pair
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(STEPS, min_size=1, max_size=12))
+def test_both_ways_answer_the_same_and_write_the_same_rows(worlds: Worlds, steps: list[tuple[Any, ...]]) -> None:
+    assert_same(lived_through(worlds, steps))
+
+
+@pytest.fixture
+def pair(worlds: Worlds) -> tuple[World, World]:
+    """Two worlds with a producer that has started."""
+    pair = worlds.new_pair()
+    happens(pair, "give_members")
+    happens(pair, "start", pair[0].names[0])
+    worlds.places.clear()
+    return pair
+
+
+USUAL = [
+    pytest.param([(0, 0, 1)], [], id="one record"),
+    pytest.param([(2, 0, 1), (0, 0, 3), (2, 5, 0)], [], id="several batches"),
+    pytest.param([(0, 0, 1)], [(0, [0, 1, 2], None)], id="offsets of nobody in particular"),
+    pytest.param([(0, 0, 1)], [(2, [0, 1], "")], id="offsets of a member"),
+    pytest.param([], [(6, [1], None)], id="only offsets, of a member with a lasting name"),
+]
+
+
+@pytest.mark.parametrize(("cells", "committers"), USUAL)
+def test_what_is_usual_is_committed_at_once(worlds: Worlds, pair, cells, committers) -> None:
+    name = pair[0].names[0]
+    for _ in range(3):
+        happens(pair, "commit", name, cells, 0, committers, 0)
+        worlds.clock.advance(1_234_567)
+    assert len(worlds.places) == 3
+    assert None not in worlds.places
+    assert_same(pair)
+
+
+@pytest.mark.parametrize("cells", [[], [(0, 0, 1), (2, 0, 2)]], ids=["only offsets", "records"])
+def test_offsets_that_cannot_wait_begin_a_transaction_and_are_committed_with_it(worlds: Worlds, pair, cells) -> None:
+    name = pair[0].names[0]
+    for number in range(3):
+        happens(pair, "send", name, (0, [0, number], None))
+        assert_same(pair)
+        worlds.places.clear()
+        worlds.clock.advance(60_000)
+        happens(pair, "commit", name, cells, 0, [], 0, "readers")
+        assert (None in worlds.places) != worlds.at_once.has_commit_function
+        assert_same(pair)
+
+
+def test_a_later_commit_of_another_outlives_pending_offsets(worlds: Worlds, pair) -> None:
+    name, other = pair[0].names
+    happens(pair, "start", other)
+    happens(pair, "send", name, (0, [0, 1], None))
+    happens(pair, "commit", other, [], 0, [(0, [1], None)], 0)
+    worlds.places.clear()
+    happens(pair, "commit", name, [(0, 0, 1)], 0, [], 0, "readers")
+    assert (None in worlds.places) != worlds.at_once.has_commit_function
+    assert_same(pair)
+
+
+OPEN_BUT_UNUSUAL = [
+    pytest.param([("append", [(1, 0, 1)])], id="it has records"),
+    pytest.param([("send", (1, [0], None))], id="it has offsets of another group"),
+    pytest.param([("advance", 60_001)], id="its time is up"),
+    pytest.param([("abort",)], id="it is over"),
+    pytest.param([("start",)], id="a newer producer has come"),
+    pytest.param([("join",)], id="it has a further writer"),
+]
+
+
+@pytest.mark.parametrize("steps", OPEN_BUT_UNUSUAL)
+def test_what_is_open_and_not_as_the_client_believes_goes_the_general_way(worlds: Worlds, pair, steps) -> None:
+    name = pair[0].names[0]
+    happens(pair, "send", name, (0, [0], None))
+    producers = [world.producers[name] for world in pair]
+    for step, *arguments in steps:
+        if step == "advance":
+            worlds.clock.advance(*arguments)
+        else:
+            happens(pair, step, name, *arguments)
+    if steps[0][0] == "start":
+        for world, producer in zip(pair, producers, strict=True):
+            world.producers[name] = producer
+    worlds.places.clear()
+    happens(pair, "commit", name, [(0, 0, 1)], 0, [], 0, "readers")
+    assert worlds.places
+    assert not any(worlds.places)
+    assert_same(pair)
+
+
+UNUSUAL = [
+    pytest.param([("append", [(0, 0, 1)])], [(1, 0, 1)], id="it is open already"),
+    pytest.param([("exhaust", 32_766)], [(0, 0, 1)], id="no epoch is left"),
+    pytest.param([("configure", 2)], [(0, 5_000, 1)], id="records too old"),
+    pytest.param([("configure", 3)], [(0, -5_000, 1)], id="records too new"),
+    pytest.param([("configure", 0)], [(0, 0, 1)], id="times given by the log"),
+    pytest.param([("be_known", {"coordinator_epoch": 1})], [(0, 0, 1)], id="a newer coordinator was there"),
+    pytest.param([("be_known", {"producer_epoch": 32_000})], [(0, 0, 1)], id="a newer epoch was there"),
+    pytest.param([("be_known", {"recent_batches": "[0,0,0,0,0]"})], [(0, 0, 1)], id="this epoch was there"),
+    pytest.param([("be_known", {"transaction_first_offset": 0})], [(0, 0, 1)], id="a transaction was left there"),
+]
+
+
+@pytest.mark.parametrize(("steps", "cells"), UNUSUAL)
+def test_what_is_unusual_goes_the_general_way(worlds: Worlds, pair, steps, cells) -> None:
+    name = pair[0].names[0]
+    try:
+        for step, *arguments in steps:
+            happens(pair, step, *([] if step == "configure" else [name]), *arguments)
+        worlds.places.clear()
+        happens(pair, "commit", name, cells, 0, [], 0)
+        # What the client knows to be unusual is not even tried.
+        assert worlds.places == [None]
+        for table, expected in pair[1].rows().items():
+            assert pair[0].rows()[table] == expected, table
+    finally:
+        happens(pair, "forget", name)
+
+
+ELSEWHERE = [
+    pytest.param([(1, 0, 1)], [], id="a record of another partition"),
+    pytest.param([], [(0, [1], None)], id="only offsets"),
+    pytest.param([], [(2, [1], None)], id="only offsets of a member"),
+]
+
+
+@pytest.mark.parametrize(("cells", "committers"), ELSEWHERE)
+def test_an_old_epoch_commits_nothing(worlds: Worlds, pair, cells, committers) -> None:
+    name = pair[0].names[0]
+    happens(pair, "commit", name, [(0, 0, 1)], 0, [], 0)
+    for started in range(2):
+        happens(pair, "commit", name, cells, 0, committers, 1)
+        assert worlds.places[-1] is None
+        if not started:
+            happens(pair, "start", name)
+    assert_same(pair)
+
+
+@pytest.mark.parametrize(("cells", "committers"), ELSEWHERE)
+def test_what_has_begun_before_is_committed_with_all_that_it_has(worlds: Worlds, pair, cells, committers) -> None:
+    name = pair[0].names[0]
+    happens(pair, "append", name, [(0, 0, 1)])
+    happens(pair, "commit", name, cells, 0, committers, 0)
+    assert worlds.places == [None]
+    assert_same(pair)
+
+
+def test_an_open_transaction_of_another_producer_holds_the_last_stable_offset(worlds: Worlds, pair) -> None:
+    name, other = pair[0].names
+    happens(pair, "start", other)
+    happens(pair, "append", other, [(0, 0, 1)])
+    happens(pair, "commit", name, [(0, 0, 1), (1, 0, 1)], 0, [], 0)
+    assert None not in worlds.places
+    assert_same(pair)
+    happens(pair, "abort", other)
+    assert_same(pair)
+
+
+@pytest.mark.parametrize("time_ms", [0, 1, 0xFFFF, 1_700_000_000_123, 2**48 - 1])
+def test_the_checksum_of_a_marker_is_made_from_its_time(time_ms: int) -> None:
+    producer = ProducerIdentity(7, 3)
+
+    def crc(at_ms: int) -> int:
+        return encode_control(ControlType.COMMIT, coordinator_epoch=0, producer=producer, timestamp_ms=at_ms).crc
+
+    added = crc(0)
+    for table in range(12):
+        digit = time_ms >> 4 * table & 15
+        added ^= commit_function.crc_at(digit << 4 * table) ^ commit_function.crc_at(0)
+    assert added == crc(time_ms)
+
+
+def test_a_time_that_no_marker_can_have_goes_the_general_way(worlds: Worlds, pair) -> None:
+    now_ms = worlds.clock.now_ms()
+    try:
+        worlds.clock.advance(2**48)
+        happens(pair, "commit", pair[0].names[0], [(0, 0, 1)], 0, [], 0)
+    finally:
+        worlds.clock.advance(now_ms - worlds.clock.now_ms())
+    # The function makes the marker's checksum by itself; statements leave it to the codec.
+    assert worlds.places == [None if worlds.at_once.has_commit_function else [0]]
+    assert_same(pair)
+
+
+def test_a_store_without_the_function_commits_by_statements(txnstore_postgresql_url, worlds: Worlds) -> None:
+    with open_store(txnstore_postgresql_url) as store:
+        store.commits_whole = True
+        for statement in commit_function.drop_functions("txnstore"):
+            store.write(lambda connection, statement=statement: connection.exec_driver_sql(statement))
+        world = World(store, ["payments"], store.write(lambda connection: create_topic(connection, "sales")))
+        store.clock = worlds.clock
+        world.start("payments")
+        world.commit("payments", [(0, 0, 1)], 0, [], 0)
+        assert not store.has_commit_function
+        assert_sound(store, at_rest=True)
+
+
+def test_a_role_that_may_not_call_the_function_commits_by_statements(
+    txnstore_postgresql_url, txnstore_postgres_server, worlds: Worlds
+) -> None:
+    role, database = "txnstore_test_not_at_once", make_url(txnstore_postgresql_url).database
+    with open_store(txnstore_postgresql_url) as owner:
+        topic = owner.write(lambda connection: create_topic(connection, "sales"))
+    txnstore_postgres_server.create_role(role, "secret")
+    with closing(psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True)) as administrator:
+        administrator.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA txnstore FROM PUBLIC")
+        administrator.execute(f"GRANT USAGE ON SCHEMA txnstore TO {role}")
+        administrator.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA txnstore TO {role}")
+        try:
+            with open_store(txnstore_postgres_server.url(database, role, "secret")) as store:
+                store.commits_whole = True
+                world = World(store, ["payments"], topic)
+                store.clock = worlds.clock
+                world.start("payments")
+                world.commit("payments", [(0, 0, 1)], 0, [], 0)
+                assert not store.has_commit_function
+                assert_sound(store, at_rest=True)
+        finally:
+            administrator.execute(f"DROP OWNED BY {role}")
+            txnstore_postgres_server.drop_role(role)
+
+
+def test_nothing_of_a_stranger_is_called_by_the_function(txnstore_postgresql_url, worlds: Worlds) -> None:
+    with open_store(txnstore_postgresql_url) as store:
+        store.commits_whole = True
+        world = World(store, ["payments"], store.write(lambda connection: create_topic(connection, "sales")))
+        store.clock = worlds.clock
+        world.start("payments")
+        with closing(psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True)) as stranger:
+            stranger.execute("CREATE SCHEMA evil")
+            stranger.execute(
+                "CREATE FUNCTION evil.greatest_of_all(bigint, bigint) RETURNS boolean LANGUAGE plpgsql"
+                " AS $$ BEGIN RAISE 'caught'; END $$"
+            )
+            for operator in ("<", "=", "<=", ">="):
+                stranger.execute(
+                    f"CREATE OPERATOR evil.{operator}"
+                    " (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = evil.greatest_of_all)"
+                )
+        with open_store(f"{txnstore_postgresql_url}?options=-c%20search_path%3Devil%2Cpg_catalog") as fooled:
+            fooled.commits_whole = True
+            fooled.clock = worlds.clock
+            world.store = fooled
+            found: list[list[int] | None] = []
+            with noted_places(fooled, found):
+                world.commit("payments", [(0, 0, 1)], 0, [], 0)
+            assert fooled.has_commit_function
+        assert found == [[0]]
+        assert_sound(store, at_rest=True)
+
+
+def test_a_lock_that_is_not_given_is_waited_for_as_long_as_the_limits_say(txnstore_postgresql_url, worlds) -> None:
+    limits = Limits(lock_timeout_ms=50, retry_timeout_ms=0)
+    with open_store(txnstore_postgresql_url, limits=limits) as store:
+        store.commits_whole = True
+        world = World(store, ["payments"], store.write(lambda connection: create_topic(connection, "sales")))
+        store.clock = worlds.clock
+        world.start("payments")
+        with closing(psycopg.connect(connection_string(txnstore_postgresql_url))) as other:
+            other.execute("SELECT FROM txnstore.partition_heads FOR UPDATE")
+            with pytest.raises(StoreBusy):
+                world.commit("payments", [(0, 0, 1)], 0, [], 0)
+            other.rollback()
+        world.repeat("payments")
+        assert_sound(store, at_rest=True)
+
+
+def test_a_deleted_topic_is_told_by_the_general_way(worlds: Worlds, pair) -> None:
+    happens(pair, "delete_topic")
+    answer = happens(pair, "commit", pair[0].names[0], [(0, 0, 1)], 0, [], 0)
+    assert isinstance(answer, tuple)
+    assert answer[0] is UnknownTopicOrPartition
+    assert worlds.places == [None]
+    assert_same(pair)
+
+
+def test_a_connection_that_the_server_has_ended_is_noticed_before_anything_is_sent(
+    txnstore_postgresql_url, worlds
+) -> None:
+    with open_store(txnstore_postgresql_url) as store:
+        store.commits_whole = True
+        world = World(store, ["payments"], store.write(lambda connection: create_topic(connection, "sales")))
+        store.clock = worlds.clock
+        world.start("payments")
+        with closing(psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True)) as other:
+            other.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        world.commit("payments", [(0, 0, 1)], 0, [], 0)
+        assert_sound(store, at_rest=True)
+
+
+def test_the_connection_of_a_commit_serves_whoever_comes_next_and_is_closed_with_the_store(
+    txnstore_postgresql_url, worlds: Worlds
+) -> None:
+    def session(connection: Any) -> Any:
+        return connection.connection.driver_connection
+
+    with open_store(txnstore_postgresql_url) as store:
+        store.commits_whole = True
+        world = World(store, ["payments"], store.write(lambda connection: create_topic(connection, "sales")))
+        store.clock = worlds.clock
+        world.start("payments")
+        first = store.read(session)
+        for _ in range(3):
+            world.commit("payments", [(0, 0, 1)], 0, [], 0)
+        assert store.engine.pool.checkedout() == 1  # type: ignore[attr-defined]  # a pool of SQLAlchemy's usual kind
+        assert store.write(session) is store.read(session) is first
+        assert store.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # as above
+        world.commit("payments", [(0, 0, 1)], 0, [], 0)
+        # What is believed of the database may be wrong: all connections are made anew.
+        store.engine.dispose()
+        second = store.read(session)
+        assert (first.closed, second.closed, second is first) == (True, False, False)
+        world.commit("payments", [(0, 0, 1)], 0, [], 0)
+        store.close()
+        assert second.closed

@@ -1,0 +1,300 @@
+"""Commits that nobody waits for: what they commit, sealed until the sender's thread has done it, in order.
+
+A transaction that is wholly in the client is taken out of the queue as a whole, and the next one may begin at once.
+Those that wait are committed by one database transaction, as many as there are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from txnstore.clients.deadline import wait_within
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
+from txnstore.clients.producer.progress import CLOSED_TEXT, TransactionOffsets, TransactionProgress
+from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
+from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX
+from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
+from txnstore.errors import TxnStoreError
+from txnstore.model import ProducerIdentity
+from txnstore.transactions.outcome import Ended
+from txnstore.transactions.transaction import SentOffsets
+from txnstore.transactions.whole_group import WholeCommit
+
+if TYPE_CHECKING:
+    from txnstore.clients.producer.queue import Accumulator, Batch, PartitionQueue
+
+#: So many commits may wait; the next one waits until the first of them is done.
+PENDING_MAX: Final = 256
+#: What one database transaction commits at most: others wait for the heads of its partitions.
+TOGETHER_MAX: Final = 64
+TOGETHER_BYTES_MAX: Final = 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class SealedTransaction:
+    """All of a transaction that nothing is added to any more, and the answer to whoever wants to know of its commit."""
+
+    future: Future[None] = field(default_factory=Future)
+    queues: dict[tuple[str, int], PartitionQueue] = field(default_factory=dict)
+    offsets: dict[str, SentOffsets] = field(default_factory=dict)
+    batches: list[Batch] | None = None
+    """What the queues held, once the sender's thread has looked at it."""
+
+    request: ProduceRequest | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all records."""
+        return _size_bytes_of(self.queues)
+
+    def take_batches(self, records_max: int) -> list[Batch]:
+        """Return the records in batches of at most so many; of an empty transaction none."""
+        if self.batches is None:
+            batches: list[Batch] = []
+            for queue in self.queues.values():
+                while queue.places:
+                    batches.append(queue.take_batch(records_max))
+            self.batches = batches
+        return self.batches
+
+
+class CommitPipeline:
+    """The sealed transactions of one producer; timed work of the sender's thread, and done before its jobs."""
+
+    def __init__(self, progress: TransactionProgress, offsets: TransactionOffsets, accumulator: Accumulator) -> None:
+        """Begin without any."""
+        self._progress = progress
+        self._offsets = offsets
+        self._accumulator = accumulator
+        self._sender = progress.sender
+        self._thread = progress.sender.thread
+        self._changed = progress.changed
+        self._pending: deque[SealedTransaction] = deque()
+        # Before what the sender sends by itself: that may be of the next transaction.
+        self._thread.timed_work.insert(0, self)
+        self._thread.at_end.append(self._drop)
+        progress.before_work = self.run
+
+    def __bool__(self) -> bool:
+        """Return whether a commit is not done yet."""
+        return bool(self._pending)
+
+    # --- for the caller's thread ------------------------------------------------------------------------------------
+
+    def seal(self) -> Future[None] | None:
+        """Take what the open transaction has, for its commit, and let it be over; None: not all of it is here.
+
+        An interrupt finds all of this done, or nothing.
+        """
+        sealed = SealedTransaction()
+        sealed.future.set_running_or_notify_cancel()
+        if not self._thread.run_here(lambda: self._seal(sealed)):
+            return None
+        self._thread.start()
+        return sealed.future
+
+    def _seal(self, sealed: SealedTransaction) -> bool:
+        progress, accumulator, offsets, ready = self._progress, self._accumulator, self._offsets, TransactionStage.READY
+        if not (progress.is_unwritten and self._sender.has_only_queued):
+            return False
+        if accumulator.size_bytes > REQUEST_BYTES_MAX and _size_bytes_of(accumulator.queues) > REQUEST_BYTES_MAX:
+            return False
+        offsets.stop_lingering()
+        self._thread.alarm.ring()
+        # No call in between: Ctrl-C finds all of this done, or nothing.
+        sealed.queues, accumulator.queues = accumulator.queues, {}
+        sealed.offsets, offsets.sent = offsets.sent, {}
+        self._pending += (sealed,)
+        progress.stage = ready
+        self._changed.notify_all()
+        return True
+
+    def wait_for_room(self, timeout_seconds: float) -> bool:
+        """Wait until one more may be sealed; return whether it may."""
+        with self._changed:
+            return wait_within(self._changed, lambda: len(self._pending) < PENDING_MAX, timeout_seconds)
+
+    def wait_until_done(self, timeout_seconds: float) -> bool:
+        """Wait until no commit is left to be done; return whether none is."""
+        with self._changed:
+            return wait_within(self._changed, lambda: not self._pending, timeout_seconds)
+
+    # --- on the sender's thread -------------------------------------------------------------------------------------
+
+    def due_seconds(self, now_seconds: float) -> float | None:
+        """See `TimedWork`."""
+        return max(now_seconds, self._thread.backoff.not_before_seconds) if self._pending else None
+
+    def run(self) -> None:
+        """Commit all that is sealed; the caller may seal more meanwhile.
+
+        Raises:
+            SenderStopped: the producer was closed.
+        """
+        if not self._pending:
+            return
+        with self._thread.aside():
+            while together := self._next():
+                is_uncertain = False
+                if len(together) > 1:
+                    is_done = self._commit_together(together)
+                    if is_done:
+                        continue
+                    is_uncertain = is_done is None
+                self._commit_each(together, is_uncertain=is_uncertain)
+
+    def _next(self) -> list[SealedTransaction]:
+        together: list[SealedTransaction] = []
+        size_bytes = 0
+        with self._changed:
+            for sealed in self._pending:
+                size_bytes += sealed.size_bytes
+                if together and (len(together) == TOGETHER_MAX or size_bytes > TOGETHER_BYTES_MAX):
+                    break
+                together.append(sealed)
+        return together
+
+    def _commit_together(self, together: Sequence[SealedTransaction]) -> bool | None:
+        """Commit several at once; False: nothing was changed; None: each has to be asked whether it was committed."""
+        session = self._sender.session
+        first, is_uncertain = session.identity, False
+        ended: list[Ended] | None = None
+        commits: list[WholeCommit] = []
+        written: list[SealedTransaction] = []
+
+        def commit() -> list[Ended] | None:
+            nonlocal is_uncertain
+            try:
+                return self._progress.at_coordinator(
+                    lambda coordinator: coordinator.commit_several(
+                        self._progress.transactional_id, commits, retry_timeout_ms=TRY_TIMEOUT_MS
+                    )
+                )
+            except TxnStoreError as error:
+                if not error.outcome_unknown:
+                    raise
+                is_uncertain = True
+                return None
+
+        try:
+            for sealed in together:
+                request = self._prepared(sealed)
+                if request is not None or sealed.offsets:
+                    appends = request.appends if request is not None else ()
+                    commits.append(WholeCommit(session.identity, appends, list(sealed.offsets.values())))
+                    written.append(sealed)
+                    # As its commit leaves it, if nothing about it is unusual.
+                    session.become(_next_epoch_of(session.identity))
+            ended = self._thread.until_answered(commit) if commits else []
+        except TxnStoreError:
+            # Which of them is at fault is found one by one.
+            pass
+        finally:
+            session.become(ended[-1].identity if ended else first)
+        if ended is None:
+            return None if is_uncertain else False
+        answers = dict(zip(written, ended, strict=True))
+        for sealed in together:
+            self._done(sealed, answers.get(sealed))
+        return True
+
+    def _commit_each(self, together: Sequence[SealedTransaction], *, is_uncertain: bool) -> None:
+        """Commit one after the other; the first that is refused takes all that follow with it."""
+        for sealed in together:
+            try:
+                ended = self._commit(sealed, is_uncertain=is_uncertain)
+            except TxnStoreError as error:
+                self._give_up(error)
+                return
+            if ended is not None:
+                self._sender.session.become(ended.identity)
+            self._done(sealed, ended)
+
+    def _commit(self, sealed: SealedTransaction, *, is_uncertain: bool) -> Ended | None:
+        def end() -> Ended | None:
+            nonlocal is_uncertain
+            request = self._prepared(sealed)
+            if request is None and not sealed.offsets:
+                return None
+            try:
+                return self._progress.at_coordinator(
+                    lambda coordinator: coordinator.end_transaction(
+                        self._progress.transactional_id,
+                        self._sender.session.identity,
+                        commit=True,
+                        appends=request.appends if request is not None else (),
+                        offsets=list(sealed.offsets.values()),
+                        is_repeated=is_uncertain,
+                        retry_timeout_ms=TRY_TIMEOUT_MS,
+                    )
+                )
+            except TxnStoreError as error:
+                is_uncertain |= error.outcome_unknown
+                raise
+
+        return self._thread.until_answered(end)
+
+    def _prepared(self, sealed: SealedTransaction) -> ProduceRequest | None:
+        """Return its records with their sequence numbers, for the producer's present epoch; None: it has none."""
+        session = self._sender.session
+        if sealed.request is None or sealed.request.producer != session.identity:
+            batches = sealed.take_batches(self._accumulator.batch_records_max)
+            ensure = self._progress.directory.ensure
+            sealed.request = session.prepare([(batch, ensure(batch.topic)) for batch in batches]) if batches else None
+        return sealed.request
+
+    def _done(self, sealed: SealedTransaction, ended: Ended | None) -> None:
+        if sealed.request is not None and ended is not None:
+            self._sender.report(sealed.request, ended.appended)
+        with self._changed:
+            if sealed.offsets:
+                self._offsets.took(sealed.offsets)
+            self._pending.popleft()
+            self._changed.notify_all()
+        sealed.future.set_result(None)
+
+    def _give_up(self, error: TxnStoreError) -> None:
+        """Let the first commit fail, and all that follow: also the transaction that is open now has to be aborted."""
+        own = transaction_error_of(error, TransactionCall.COMMIT)
+        with self._changed:
+            first, *others = self._pending
+            self._pending.clear()
+            self._offsets.forget_committers()
+            # A part of it may be in other databases, if there are several by now: the abort is to reach them.
+            self._progress.is_written = True
+            self._progress.fail(own)
+        if first.request is not None:
+            self._sender.session.take_back(first.request)
+        at_fault = isinstance(error, RECORD_ERRORS)
+        self._fail(first, own, kafka_error_of(error) if at_fault else KafkaError(KafkaError._PURGE_INFLIGHT))
+        reason = f"an earlier transaction of this producer was not committed: {own.str()}"
+        for sealed in others:
+            following = KafkaError(own.code(), reason, fatal=own.fatal(), txn_requires_abort=own.txn_requires_abort())
+            self._fail(sealed, following, KafkaError(KafkaError._PURGE_QUEUE))
+
+    def _fail(self, sealed: SealedTransaction, error: KafkaError, of_records: KafkaError) -> None:
+        self._sender.fail_batches(sealed.take_batches(self._accumulator.batch_records_max), of_records)
+        sealed.future.set_exception(KafkaException(error))
+
+    def _drop(self) -> None:
+        """Nobody commits what is left: the producer has been closed."""
+        with self._changed:
+            dropped = list(self._pending)
+            self._pending.clear()
+            self._changed.notify_all()
+        for sealed in dropped:
+            batches = sealed.take_batches(self._accumulator.batch_records_max)
+            self._sender.fail_batches(batches, KafkaError(KafkaError._PURGE_INFLIGHT))
+            sealed.future.set_exception(RuntimeError(CLOSED_TEXT))
+
+
+def _size_bytes_of(queues: dict[tuple[str, int], PartitionQueue]) -> int:
+    return sum(queue.size_bytes for queue in queues.values())
+
+
+def _next_epoch_of(identity: ProducerIdentity) -> ProducerIdentity:
+    return ProducerIdentity(identity.producer_id, identity.epoch + 1)

@@ -1,0 +1,232 @@
+"""The wait for commits: readers of a file look whether somebody has committed something that they read."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import Dialect
+
+from txnstore.db.backend import POLL_FIRST_MS, POLL_LAST_MS, Subjects
+from txnstore.db.sqlite.connections import close_before_fork, connect, waiting
+from txnstore.db.statements import HotStatement
+from txnstore.db.wake_signal import WakeSignal
+
+#: A reader that the system tells of touches looks by itself after POLL_LAST_MS at first, at last this seldom.
+WATCHED_LAST_MS: Final = 120
+#: How long a reader looks no more after commits of others alone: at first, and at most.
+VAIN_FIRST_SECONDS: Final = 0.001
+VAIN_LAST_SECONDS: Final = 0.05
+
+
+class _Inotify:
+    """The functions of the C library by which Linux tells of changes of a file."""
+
+    #: Its times were set, or it was deleted: IN_ATTRIB; the flags are O_NONBLOCK and O_CLOEXEC.
+    TOUCHED: Final = 0x4
+    FLAGS: Final = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0) if hasattr(os, "O_NONBLOCK") else 0
+    EVENT_BYTES: Final = 4096
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+    def watch(self, path: str) -> int:
+        """Return a descriptor that has input once the file is touched; -1 where there is none."""
+        if self._library is None:
+            return -1
+        try:
+            descriptor: int = self._library.inotify_init1(self.FLAGS)
+            if descriptor >= 0 and self._library.inotify_add_watch(descriptor, os.fsencode(path), self.TOUCHED) < 0:
+                os.close(descriptor)
+                return -1
+        except (AttributeError, OSError):
+            return -1
+        return descriptor
+
+    def take(self, descriptor: int) -> None:
+        """Forget the touches until now."""
+        with contextlib.suppress(OSError):
+            while len(os.read(descriptor, self.EVENT_BYTES)) == self.EVENT_BYTES:
+                pass
+
+
+_inotify: Final = _Inotify()
+
+#: What a reader compares: whether rows wait in the outbox, the heads of its partitions, its groups and their members,
+#: who change no generation when they give something back.  Text, for a sum of offsets may not fit an integer.
+LOOK: Final = """
+    SELECT EXISTS (SELECT 1 FROM txnstore_outbox WHERE refusal IS NULL),
+        (SELECT group_concat(next_offset) FROM txnstore_partition_heads
+            WHERE partition_id IN (SELECT value FROM json_each(?1))),
+        (SELECT group_concat(generation) FROM txnstore_groups
+            WHERE group_id IN (SELECT value FROM json_each(?2))),
+        (SELECT group_concat(subscription) FROM txnstore_group_members
+            WHERE group_id IN (SELECT value FROM json_each(?2)))
+"""
+
+
+class FileWaiter:
+    """Waits until another connection, of this process or another, has committed something that the reader reads.
+
+    Any commit to the file changes its data version.  Whether it was for this reader, one statement tells; and the
+    longer there are commits of others alone, the more seldom it is asked.  A touch of the log says that there was a
+    commit, where the system tells of it; and now and then the waiter looks by itself, for applications
+    commit, too, and do not touch.
+    """
+
+    def __init__(self, path: str, subjects: Subjects, dialect: Dialect) -> None:
+        """Watch the file at `path`, through a connection that only reads: its own commits would not count."""
+        self.subjects = subjects
+        self._dialect = dialect
+        self._path = path
+        self._lock = threading.RLock()
+        self._process_id = os.getpid()
+        self._signal = WakeSignal()
+        self._watched = -1
+        self._pause_ms = float(POLL_FIRST_MS)
+        self._vain_seconds = 0.0
+        self._connection: sqlite3.Connection | None = None
+        self._version: int | None = None
+        self._seen: object = None
+        self._parameters = ("[]", "[]")
+        self._has_moved()
+        waiting.add(path, self)
+        close_before_fork(self, FileWaiter._close_connection)
+
+    def listen(self, subjects: Subjects) -> bool:
+        """Wait for commits about these from now on; return whether they are others than before."""
+        if subjects == self.subjects:
+            return False
+        self.subjects = subjects
+        self._version = None
+        self._has_moved()
+        return True
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Return True once something was committed since the last call, False after `timeout_ms`."""
+        if self._process_id != os.getpid():
+            # The signal is the parent's: used by both, each would get what is meant for the other.
+            self._process_id, self._signal = os.getpid(), WakeSignal()
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            if self._signal.take():
+                # What it would find is what it was woken for.
+                self._has_moved()
+                self._begin_anew()
+                return True
+            has_moved = self._has_moved()
+            if has_moved:
+                self._begin_anew()
+                return True
+            left_seconds = deadline - time.monotonic()
+            if left_seconds <= 0:
+                return False
+            self._rest(left_seconds, in_vain=has_moved is None)
+
+    def rows(self, statement: HotStatement, parameters: Mapping[str, int]) -> list[Any] | None:
+        """Run a statement that reads on the connection that looks; None if that cannot be."""
+        rendered = statement.rendered(self._dialect, parameters)
+        try:
+            with self._lock:
+                if rendered is None or self._connection is None:
+                    return None
+                found = self._connection.execute(rendered.text, rendered.values_from(parameters)).fetchall()
+        except sqlite3.Error:
+            return None
+        return rendered.named(found)
+
+    def wake(self) -> None:
+        """Let the wait that is under way, or else the next one, return True at once."""
+        self._signal.set()
+
+    def close(self) -> None:
+        """Give back what it holds; a second call does nothing."""
+        self._close_connection()
+        self._signal.close()
+
+    def _begin_anew(self) -> None:
+        self._vain_seconds = 0.0
+        self._pause_ms = float(POLL_FIRST_MS)
+
+    def _rest(self, left_seconds: float, *, in_vain: bool) -> None:
+        """Wait for a touch, a `wake`, or until it is time to look."""
+        if in_vain:
+            self._vain_seconds = min(max(2 * self._vain_seconds, VAIN_FIRST_SECONDS), VAIN_LAST_SECONDS)
+            # Touches have to wait.
+            if self._signal.wait_alone(min(self._vain_seconds, left_seconds)):
+                return
+        last_ms = POLL_LAST_MS
+        if self._watched >= 0:
+            self._pause_ms, last_ms = max(self._pause_ms, POLL_LAST_MS), WATCHED_LAST_MS
+        is_told = self._signal.wait(max(0.0, min(self._pause_ms / 1000, left_seconds)))
+        with self._lock:
+            if is_told and self._watched >= 0:
+                _inotify.take(self._watched)
+        if not is_told and not in_vain:
+            # Nothing was committed for that long.
+            self._vain_seconds = 0.0
+        self._pause_ms = min(self._pause_ms * 1.5, last_ms)
+
+    def _has_moved(self) -> bool | None:
+        """Return whether there is something for the reader; None if there were only commits of others.
+
+        What happened while the file could not be read is told once it can.
+        """
+        try:
+            # Opened without the lock, for a fork that keeps it from being opened takes that.
+            opened = connect(self._path) if self._connection is None else None
+            with self._lock:
+                if opened is not None:
+                    self._adopt(opened)
+                if self._connection is None:
+                    # Closed since, by a fork: the next look opens it again.
+                    return False
+                (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+                if version == self._version:
+                    return False
+                before, self._version = self._version, version
+                return self._compare(self._connection, is_first=before is None)
+        except sqlite3.Error:
+            self._close_connection()
+            return False
+
+    def _compare(self, connection: sqlite3.Connection, *, is_first: bool) -> bool | None:
+        if self.subjects.is_everything:
+            return True
+        if is_first:
+            subjects = self.subjects
+            self._parameters = (json.dumps(sorted(subjects.partition_ids)), json.dumps(sorted(subjects.group_ids)))
+        row = connection.execute(LOOK, self._parameters).fetchone()
+        seen, self._seen = self._seen, row
+        # While a row waits, each commit may have let it go.
+        return True if is_first or row != seen or row[0] else None
+
+    def _adopt(self, opened: sqlite3.Connection) -> None:
+        if self._connection is not None:
+            opened.close()
+            return
+        self._connection = opened
+        # There is a log once somebody has read.
+        opened.execute("PRAGMA data_version").fetchone()
+        self._watched = _inotify.watch(self._path + "-wal")
+        self._signal.watch(self._watched)
+
+    def _close_connection(self) -> None:
+        """Close the connection; a later `wait` opens another one, which knows of no version and looks at once."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            self._version = None
+            if self._watched >= 0:
+                self._signal.watch(-1)
+                os.close(self._watched)
+                self._watched = -1
+        if connection is not None:
+            connection.close()

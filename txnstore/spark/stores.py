@@ -1,0 +1,111 @@
+"""The stores that a Python process of Spark has open, and the addresses that travel to it.
+
+Spark starts many Python processes and uses each for many tasks.  What travels to them is an address; a connection is
+opened where it is used, never before a fork, and used again by the next task of the process: one store for each
+address, kept as long as the process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy.engine import make_url
+
+from txnstore.clients.configuration.configuration import admin_configuration
+from txnstore.clients.model.errors import KafkaException
+from txnstore.db.cluster.membership import read_databases, split_urls
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
+from txnstore.db.url import parse_url
+from txnstore.errors import InvalidConfiguration
+from txnstore.spark.worker_process import spare_what_is_loaded
+
+_SEVERAL: Final = (
+    "Spark reads and writes a log in one database; one that is spread over several is read with Consumer and written"
+    " with Producer"
+)
+#: A process of Spark runs one task at a time.
+_POOL_SIZE: Final = 2
+_lock: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where a store is; picklable, and no text made of it shows a password."""
+
+    url: str = field(repr=False)
+    schema: str = DEFAULT_SCHEMA
+
+    def __str__(self) -> str:
+        """Return the URL without its password."""
+        return str(parse_url(self.url))
+
+
+_stores: Final[dict[tuple[int, StoreAddress], Store]] = {}
+
+
+def store_address(values: Mapping[str, str]) -> StoreAddress:
+    """Return the address that the options name (see `options.read_options`).
+
+    A relative path of an SQLite file is taken from the driver's folder, also by executors.
+
+    Raises:
+        InvalidConfiguration: there is no URL, it cannot be understood, or other processes could not open it.
+    """
+    text = values.get("url")
+    if text is None:
+        raise InvalidConfiguration(
+            "no database is named: the option url (or kafka.bootstrap.servers) takes its URL, for example"
+            " sqlite:////path/to/file.db or postgresql://user@host/database"
+        )
+    if len(split_urls(text)) > 1:
+        raise InvalidConfiguration(f"url names several databases: {_SEVERAL}")
+    schema = values.get("txnstore.schema", DEFAULT_SCHEMA)
+    try:
+        url = admin_configuration(({"bootstrap.servers": text, "txnstore.schema": schema},), {}).url
+    except KafkaException as error:
+        message = error.args[0].str().replace("bootstrap.servers", "url (or kafka.bootstrap.servers)")
+        # What led to it may hold the password: it is not chained.
+        raise InvalidConfiguration(message) from None
+    if url.kind == "sqlite":
+        if url.url.database in (None, "", ":memory:"):
+            raise InvalidConfiguration("url names a database in memory, which Spark's other processes cannot open")
+        if "password" in values:
+            raise InvalidConfiguration("password is for a database server; an SQLite file has none")
+        return StoreAddress(f"sqlite:///{os.path.abspath(str(url.url.database))}", schema)  # noqa: PTH100 - `..` stays
+    if "password" in values:
+        text = make_url(text).set(password=values["password"]).render_as_string(hide_password=False)
+    return StoreAddress(text, schema)
+
+
+def store_at(address: StoreAddress, *, create: bool = False) -> Store:
+    """Return the store at the address, open in this process; with `create`, an empty database gets its tables.
+
+    Raises:
+        TxnStoreError: there is no store, or it cannot be reached.
+    """
+    key = (os.getpid(), address)
+    with _lock:
+        store = _stores.get(key)
+        if store is None:
+            # A reader with a typing error in its URL is told so; it does not make an empty store.
+            store = open_store(address.url, schema=address.schema, pool_size=_POOL_SIZE, create=create)
+            try:
+                _refuse_several(store)
+            except BaseException:
+                store.close()
+                raise
+            _stores[key] = store
+            spare_what_is_loaded()
+        return store
+
+
+def _refuse_several(store: Store) -> None:
+    """Refuse a store that is one of several databases."""
+    if len(store.read(read_databases)) > 1:
+        raise InvalidConfiguration(f"{store.url} is one of several databases: {_SEVERAL}")

@@ -1,0 +1,210 @@
+"""The statements that commit a transaction that is wholly in the client, where the database has no function for it.
+
+They take the locks of `LockedTransaction` in its order and write the same rows. But they do not read first what they
+then change: each condition stands in the statement that needs it. If one of them does not hold, everything is rolled
+back, and the general way explains, waits or refuses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Any, Final
+
+from sqlalchemy import Connection, bindparam, func, insert, literal, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from txnstore.db.schema import finished_transactions, producer_states, transactions
+from txnstore.db.statements import HotStatement
+from txnstore.db.store import note_change
+from txnstore.errors import TxnStoreError
+from txnstore.groups.offsets import commit_offsets
+from txnstore.log.append import insert_batches
+from txnstore.log.codec import control_columns
+from txnstore.log.partition_rows import Head, lock_heads, save_heads
+from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, ProducerIdentity
+from txnstore.transactions import rows
+from txnstore.transactions.protocol import AT_REST, EPOCH_EXHAUSTED, TransactionState
+from txnstore.transactions.whole import WholeRequest
+
+_OF_TRANSACTION: Final = transactions.c.transactional_id == bindparam("of_transactional_id")
+# Locked and changed in one: whoever had the lock has left the row as the condition wants it, or nothing is hit.
+_BEGIN_AND_COMMIT: Final = HotStatement(
+    update(transactions)
+    .where(
+        _OF_TRANSACTION,
+        transactions.c.producer_id == bindparam("of_producer_id"),
+        transactions.c.producer_epoch == bindparam("of_epoch"),
+        transactions.c.producer_epoch < EPOCH_EXHAUSTED,
+        transactions.c.state.in_([literal(int(state)) for state in sorted(AT_REST)]),
+    )
+    .values(
+        producer_epoch=transactions.c.producer_epoch + 1,
+        last_producer_epoch=transactions.c.producer_epoch,
+        next_producer_id=NO_PRODUCER_ID,
+        state=int(TransactionState.COMPLETE_COMMIT),
+        start_ms=bindparam("new_now_ms"),
+        last_update_ms=bindparam("new_now_ms"),
+        deadline_ms=None,
+        transaction_number=transactions.c.transaction_number + 1,
+        begin_epoch=NO_PRODUCER_EPOCH,
+        fence_reason=None,
+        fence_detail=None,
+    )
+)
+_OF_PRODUCER: Final = (producer_states.c.partition_id == bindparam("of_partition_id")) & (
+    producer_states.c.producer_id == bindparam("of_producer_id")
+)
+# In a statement of its own, behind the lock of the head: it sees what the last holder of the lock has committed.
+_END_IN_PARTITION: Final = HotStatement(
+    update(producer_states)
+    .where(
+        _OF_PRODUCER,
+        producer_states.c.transaction_first_offset.is_(None),
+        producer_states.c.coordinator_epoch <= rows.COORDINATOR_EPOCH,
+        (producer_states.c.producer_epoch < bindparam("of_epoch"))
+        | ((producer_states.c.producer_epoch == bindparam("of_epoch")) & (producer_states.c.recent_batches == "[]")),
+    )
+    .values(
+        producer_epoch=bindparam("new_epoch"),
+        recent_batches="[]",
+        coordinator_epoch=rows.COORDINATOR_EPOCH,
+        last_timestamp_ms=bindparam("new_timestamp_ms"),
+    )
+)
+_KNOW_PRODUCER: Final = HotStatement(upsert(producer_states).on_conflict_do_nothing())
+_INSERT_FINISHED: Final = HotStatement(
+    insert(finished_transactions).values(
+        last_stable_offset=func.coalesce(
+            select(func.min(producer_states.c.transaction_first_offset))
+            .where(
+                producer_states.c.partition_id == bindparam("of_partition_id"),
+                producer_states.c.transaction_first_offset >= 0,
+            )
+            .scalar_subquery(),
+            bindparam("of_next_offset"),
+        )
+    )
+)
+
+
+class UnusualError(Exception):
+    """Something about the transaction is unusual: it goes the general way."""
+
+
+def write_whole(connection: Connection, request: WholeRequest) -> list[int]:
+    """Write all of the transaction, and return for each batch its base offset and its partition's log start offset.
+
+    Raises:
+        UnusualError: what was written is to be rolled back.
+    """
+    if not request.batches.appends:
+        # Whoever reads waits for records and markers alone, not for the transaction.
+        note_change(connection)
+    producer, now_ms = request.producer, rows.read_now_ms(connection)
+    if not request.batches.earliest_ms <= now_ms <= request.batches.latest_ms:
+        raise UnusualError
+    following = ProducerIdentity(producer.producer_id, producer.epoch + 1)
+    began = _BEGIN_AND_COMMIT.run(
+        connection,
+        {
+            "of_transactional_id": request.transactional_id,
+            "of_producer_id": producer.producer_id,
+            "of_epoch": producer.epoch,
+            "new_now_ms": now_ms,
+        },
+    )
+    if not began:
+        raise UnusualError
+    try:
+        places = _write_partitions(connection, request, following) if request.batches.appends else []
+        for sent in request.offsets:
+            commit_offsets(connection, sent.committer, sent.offsets, producer=producer)
+    except TxnStoreError as error:
+        raise UnusualError from error
+    rows.journal_whole(connection, request.transactional_id)
+    return places
+
+
+def _write_partitions(connection: Connection, request: WholeRequest, following: ProducerIdentity) -> list[int]:
+    producer = request.producer
+    batch_counts = Counter(item.partition_id for item in request.batches.appends)
+    locked = lock_heads(connection, batch_counts)
+    places: list[int] = []
+    placed: list[dict[str, Any]] = []
+    finished: list[dict[str, Any]] = []
+    # In the order of the partitions.
+    appends = iter(request.batches.appends)
+    for partition_id, batch_count in batch_counts.items():
+        head = locked.heads[partition_id]
+        first_offset = head.next_offset
+        for _ in range(batch_count):
+            places += (head.next_offset, head.log_start_offset)
+            placed.append(_placed(head, next(appends).batch.columns()))
+        marker = control_columns(
+            ControlType.COMMIT, coordinator_epoch=rows.COORDINATOR_EPOCH, producer=following, timestamp_ms=locked.now_ms
+        )
+        placed.append(_placed(head, marker))
+        finished.append(
+            {
+                "partition_id": partition_id,
+                "marker_offset": head.next_offset - 1,
+                "producer_id": producer.producer_id,
+                "producer_epoch": producer.epoch,
+                "first_offset": first_offset,
+                "outcome": int(ControlType.COMMIT),
+                "of_partition_id": partition_id,
+                "of_next_offset": head.next_offset,
+            }
+        )
+    insert_batches(connection, placed)
+    save_heads(connection, [locked.heads[partition_id] for partition_id in batch_counts])
+    _end_in_partitions(connection, batch_counts, producer, locked.now_ms)
+    _INSERT_FINISHED.run_each(connection, finished)
+    return places
+
+
+def _placed(head: Head, row: dict[str, Any]) -> dict[str, Any]:
+    """Give a batch the partition's next offsets."""
+    base_offset = head.next_offset
+    head.next_offset += row["record_count"]
+    head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
+    row["partition_id"] = head.partition_id
+    row["base_offset"] = base_offset
+    row["last_offset"] = head.next_offset - 1
+    row["running_max_timestamp_ms"] = head.running_max_timestamp_ms
+    return row
+
+
+def _end_in_partitions(
+    connection: Connection, partition_ids: Collection[int], producer: ProducerIdentity, now_ms: int
+) -> None:
+    """Let the partitions know the producer by its next epoch."""
+    states = [
+        {
+            "of_partition_id": partition_id,
+            "of_producer_id": producer.producer_id,
+            "of_epoch": producer.epoch,
+            "new_epoch": producer.epoch + 1,
+            "new_timestamp_ms": now_ms,
+        }
+        for partition_id in partition_ids
+    ]
+    changed_count = _END_IN_PARTITION.run_each(connection, states)
+    if changed_count == len(partition_ids):
+        return
+    new = [
+        {
+            "partition_id": partition_id,
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.epoch + 1,
+            "recent_batches": "[]",
+            "coordinator_epoch": rows.COORDINATOR_EPOCH,
+            "last_timestamp_ms": now_ms,
+            "transaction_first_offset": None,
+        }
+        for partition_id in partition_ids
+    ]
+    # Where it was changed it is known, and stays as it is. Where it is known and was not changed, something is unusual.
+    if changed_count + _KNOW_PRODUCER.run_each(connection, new) != len(partition_ids):
+        raise UnusualError
