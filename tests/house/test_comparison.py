@@ -17,7 +17,7 @@ from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, KAFKA, OURS, POSTGR
 from scripts.comparison.wakeups import wakeups
 
 TINY = (
-    "--rounds 1 --records 1500 --seconds 0.05 --processes 1 2 --idle 1 --members 2 --delays 2 --transactions 5"
+    "--rounds 1 --records 1500 --seconds 0.05 --processes 1 2 --idle 1 --members 2 --delays 2 --transactions 20"
     " --starts 1"
 )
 #: How many figures a subject has with these options, and floors of some that both databases have.
@@ -71,17 +71,15 @@ def test_a_subject_has_its_figures_and_floors(url: str, subject: str) -> None:
         assert wanted <= {row.floor for row in rows if row.what == what}
         [own] = [row for row in rows if row.what == what and not row.floor]
         assert own.share is not None
+    if subject == "server" and side.name == POSTGRESQL:
+        check_costs_of_transactions({row.what: row.median for row in rows if not row.floor})
 
 
-def test_a_postgresql_transaction_has_a_size_and_a_number_of_database_transactions(txnstore_postgresql_url) -> None:
-    options = arguments().parse_args([*TINY.split(), "--only", "server", "--transactions", "20"])
-    rows, failed = measure([side_of(txnstore_postgresql_url)], options)
-    assert not failed
-    own = {row.what: row.median for row in rows if not row.floor}
+def check_costs_of_transactions(found: dict[str, float]) -> None:
     for offset in ("", " and an offset", " and a member's offset"):
-        assert own[f"one record{offset} a transaction: write-ahead log"] > 500
+        assert found[f"one record{offset} a transaction: write-ahead log"] > 500
         # Sessions tell of theirs late, and others work in the same server: as many as asked for, roughly.
-        assert own[f"one record{offset} a transaction: database transactions"] > 0.5
+        assert found[f"one record{offset} a transaction: database transactions"] > 0.5
 
 
 @pytest.mark.parametrize("in_transactions", [False, True])

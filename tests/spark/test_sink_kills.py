@@ -18,12 +18,15 @@ from tests.spark.sink_pipeline import SECONDS, check, fill, finish, make_topics,
 from tests.spark.sink_steps import SteppedDataSource, Steps
 from txnstore.db.opening import open_store
 from txnstore.model import IsolationLevel
+from txnstore.spark.local_spark import LOCAL_SETTINGS
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, free_port
 
 pytestmark = pytest.mark.slow
 
 TRIES = 3
 CHECKOUT = Path(__file__).parents[2]
+#: As short a life as the session's, for each Java of a cluster.
+JAVA_OPTIONS = LOCAL_SETTINGS["spark.driver.extraJavaOptions"]
 #: In the order of a micro-batch: before its tasks write, and while they do; when they have, and when the driver has
 #: decided and Spark does not know yet.
 KILLS = (("before-write", "mid-write"), ("before-decision", "after-decision"))
@@ -175,12 +178,18 @@ def standalone(environment: dict[str, str], folder: Path) -> Iterator[str]:
         *([*worker, "--host", host, "-d", str(folder / host), url] for host in ("127.0.0.1", "127.0.0.2")),
     ]
     program = Path(environment["SPARK_HOME"], "bin", "spark-class")
+    daemons = {
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+        "SPARK_LAUNCHER_OPTS": JAVA_OPTIONS,
+        "SPARK_LOCAL_DIRS": str(folder),
+    }
     with contextlib.ExitStack() as stack:
         for number, command in enumerate(commands):
             log = stack.enter_context((folder / f"cluster-{number}.log").open("wb"))
             process = subprocess.Popen(
                 [program, *command],
-                env=environment | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_DIRS": str(folder)},
+                env=environment | daemons,
                 cwd=folder,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -205,6 +214,7 @@ def test_on_a_cluster_a_slow_attempt_and_its_speculative_twin_write_each_record_
                 "spark.master": master,
                 "spark.executor.memory": "512m",
                 "spark.executor.cores": "1",
+                "spark.executor.extraJavaOptions": JAVA_OPTIONS,
                 "spark.speculation": "true",
                 "spark.speculation.interval": "100ms",
                 "spark.speculation.quantile": "0.5",
