@@ -498,7 +498,7 @@ class DeliveryReports:
         only_errors: bool,
     ) -> None:
         """Keep reports; `default_callback` gets those of records that came without a callback of their own."""
-        self._changed = changed
+        self._changed, self._lock = changed, accumulator.alarm.lock
         self._accumulator = accumulator
         self._default_callback = default_callback
         self._only_errors = only_errors
@@ -510,7 +510,7 @@ class DeliveryReports:
 
     def add(self, report: DeliveryReport) -> None:
         """Let a report wait until it is served."""
-        with self._changed:
+        with self._lock:
             if self._only_errors and report.error is None:
                 report.skip()
                 self._accumulator.release(report)
@@ -551,7 +551,7 @@ class DeliveryReports:
         served = 0
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     report = self._reports[0] if self._reports else None
                 if report is None:
                     return served
@@ -575,7 +575,7 @@ class DeliveryReports:
                     otherwise(error, delivered(source, record, details))
             return served
         finally:
-            with self._changed:
+            with self._lock:
                 self._settle()
                 if report.is_served and self._reports and self._reports[0] is report:
                     self._reports.popleft()

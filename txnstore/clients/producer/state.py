@@ -43,6 +43,9 @@ class TransactionStage(enum.Enum):
     ABORTABLE_ERROR = "AbortableError"
     FATAL_ERROR = "FatalError"
 
+    # Enum's own is written in Python, and every call looks its stage up.
+    __hash__ = object.__hash__
+
 
 _S = TransactionStage
 
@@ -83,6 +86,8 @@ class TransactionCall(enum.Enum):
     PREPARE = "prepare_transaction"
     COMPLETE = "complete_transaction"
     TOKEN = "transaction_token"  # noqa: S105 - the name of a call
+
+    __hash__ = object.__hash__
 
 
 _C = TransactionCall

@@ -221,7 +221,7 @@ class SenderThread:
     def start(self) -> None:
         """Start if it does not run."""
         if self._thread is None:
-            with self.changed:
+            with self.alarm.lock:
                 if self._thread is None and not self._is_stopping:
                     self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     self._thread.start()
@@ -233,7 +233,7 @@ class SenderThread:
             SenderStopped: the producer has been closed.
         """
         future: Future[Result] = Future()
-        with self.changed:
+        with self.alarm.lock:
             if self._is_stopping:
                 raise SenderStopped
             self._jobs.append((future, job))
@@ -266,23 +266,23 @@ class SenderThread:
 
         For what asks no database and may be interrupted anywhere: a thread that is woken for it takes longer than it.
         """
-        with self.changed:
+        with self.alarm.lock:
             return not (self._is_stopping or self._is_working or self._jobs) and job()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Let `run_here` go on beside what the thread does within, which leaves alone whatever such a job changes."""
-        with self.changed:
+        with self.alarm.lock:
             self._is_working = False
         try:
             yield
         finally:
-            with self.changed:
+            with self.alarm.lock:
                 self._is_working = True
 
     def stop(self, timeout_seconds: float) -> bool:
         """End after the try that is being made; returns whether it has ended."""
-        with self.changed:
+        with self.alarm.lock:
             self._is_stopping = True
             self.alarm.ring()
             thread = self._thread
@@ -329,7 +329,7 @@ class SenderThread:
         Raises:
             SenderStopped: the producer was closed.
         """
-        with self.changed:
+        with self.alarm.lock:
             while not self._is_stopping:
                 not_before_seconds = self.backoff.not_before_seconds
                 if not_before_seconds <= time.monotonic() or until():
@@ -343,7 +343,7 @@ class SenderThread:
         Raises:
             SenderStopped: the producer was closed.
         """
-        with self.changed:
+        with self.alarm.lock:
             while not self._is_stopping:
                 now_seconds = time.monotonic()
                 at_seconds = due_seconds(now_seconds)
@@ -378,7 +378,7 @@ class SenderThread:
             call()
 
     def _next_work(self) -> Callable[[], object] | None:
-        with self.changed:
+        with self.alarm.lock:
             self._is_working = False
             while not self._is_stopping:
                 if self._jobs:
@@ -398,7 +398,7 @@ class SenderThread:
         return None
 
     def _run_job(self) -> None:
-        with self.changed:
+        with self.alarm.lock:
             future, job = self._jobs.popleft()
         if not future.set_running_or_notify_cancel():
             return
@@ -410,7 +410,7 @@ class SenderThread:
             future.set_result(result)
 
     def _refuse_jobs(self) -> None:
-        with self.changed:
+        with self.alarm.lock:
             jobs = list(self._jobs)
             self._jobs.clear()
         for future, _ in jobs:

@@ -59,7 +59,7 @@ class ProducerTransactions:
         self._accumulator = accumulator
         self.transactional_id = progress.transactional_id
         self._progress = progress
-        self._changed = progress.changed
+        self._lock = progress.lock
         self._sender = progress.sender
         self._offsets = TransactionOffsets(progress)
         self._branches = EnlistedBranches(progress)
@@ -106,9 +106,10 @@ class ProducerTransactions:
         if self._is_ending and self._progress.current is _C.COMMIT:
             self.commit(-1.0)
         self._is_ending = False
-        with self._progress.in_call(_C.BEGIN), self._changed:
-            self._progress.begin()
+        with self._lock:
+            self._progress.check_call(_C.BEGIN)
             self._has_kept_nothing = False
+            self._progress.begin()
         self._branches.leave_to_recovery()
 
     def send_offsets(self, positions: Sequence[TopicPartition], group_metadata: bytes, timeout_seconds: float) -> None:
@@ -120,7 +121,7 @@ class ProducerTransactions:
         valid = [position for position in positions if position.offset >= 0]
         if not valid:
             # Nothing to send is nothing to refuse, whatever the state.
-            with self._changed:
+            with self._lock:
                 self._progress.check_conflict(_C.SEND_OFFSETS)
             return
         with self._progress.in_call(_C.SEND_OFFSETS):
@@ -194,7 +195,7 @@ class ProducerTransactions:
         elif self._has_kept_nothing and self._progress.stage is _S.READY:
             return
         else:
-            with self._changed:
+            with self._lock:
                 if (
                     self._progress.stage not in ALLOWED_IN[_C.COMPLETE]
                     and self._progress.error is None
@@ -229,7 +230,7 @@ class ProducerTransactions:
             return
         if branches.connections:
             if progress.current is None:
-                with self._changed:
+                with self._lock:
                     progress.check_call(_C.COMMIT)
                 branches.flush()
             progress.is_written = True
@@ -432,7 +433,7 @@ class ProducerTransactions:
         with self._progress.in_call(call):
             # What an interrupt has left is taken up where it is: in the first state, under way, or done.
             if self._progress.work is None and self._progress.stage is not last_state:
-                with self._changed:
+                with self._lock:
                     if self._progress.stage in ALLOWED_IN[call]:
                         self._progress.enter(first_state)
                 if call is _C.ABORT:
@@ -451,7 +452,7 @@ class ProducerTransactions:
                     self._progress.serve_reports()
                 finally:
                     if is_done:
-                        with self._changed:
+                        with self._lock:
                             is_prepared = call is _C.INIT and self._progress.prepared is not None
                             self._progress.enter(_S.PREPARED if is_prepared else _S.READY)
 
@@ -513,7 +514,7 @@ class ProducerTransactions:
             self._sender.thread.until_answered(request)
         except TxnStoreError as error:
             self._progress.fail_and_raise(transaction_error_of(error, _C.INIT))
-        with self._changed:
+        with self._lock:
             self._progress.enter(_S.READY_NOT_ACKED)
 
     def _token_work(self, is_cancelled: threading.Event) -> bytes:
@@ -539,7 +540,7 @@ class ProducerTransactions:
             except TxnStoreError as error:
                 self._progress.fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
             self._give_name(is_cancelled)
-            with self._changed:
+            with self._lock:
                 if self._sender.has_something and not is_cancelled.is_set():
                     continue
                 if self._progress.prepared is None:
@@ -582,7 +583,7 @@ class ProducerTransactions:
         request = self._sender.last_request()
         self._progress.check_delivered(request)
         if self._progress.is_written or request is not None or self._offsets:
-            with self._changed:
+            with self._lock:
                 self._progress.enter(_S.COMMITTING)
             if self._has_enlisted:
                 self._vote(request)
@@ -590,7 +591,7 @@ class ProducerTransactions:
                 self._begin_if_unsure()
             self._commit_in_store(request, writers)
         self._reset()
-        with self._changed:
+        with self._lock:
             self._progress.enter(_S.COMMIT_NOT_ACKED)
 
     def _vote(self, request: ProduceRequest | None) -> None:
@@ -671,7 +672,7 @@ class ProducerTransactions:
 
     def _abort_work(self) -> None:
         self._sender.settle()
-        with self._changed:
+        with self._lock:
             if self._progress.stage is _S.FATAL_ERROR and self._progress.error is not None:
                 # An answer to records that were on their way has said that a newer producer is at work.
                 raise KafkaException(self._progress.error)
@@ -679,14 +680,14 @@ class ProducerTransactions:
         self._sender.purge(in_queue=True, in_flight=False)
         self._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
         if self._progress.is_written:
-            with self._changed:
+            with self._lock:
                 self._progress.enter(_S.ABORTING)
             try:
                 self._abort_in_store()
             except TxnStoreError as error:
                 self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
         self._reset()
-        with self._changed:
+        with self._lock:
             self._progress.error = None
             self._progress.enter(_S.ABORT_NOT_ACKED)
 
