@@ -122,6 +122,32 @@ def test_where_the_database_has_no_such_function_nothing_is_read_but_the_heads(
     assert (counts.commits, len(counts.statements)) == (1, (11 if with_offsets else 9) + asks_server), str(counts)
 
 
+def test_offsets_that_cannot_wait_and_the_commit_behind_them_read_nothing_but_the_head(
+    bench, offsets_of: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.store, "commits_whole", True)
+    monkeypatch.setattr(bench.store, "has_commit_function", False)
+    producer = bench.started()
+    asks_server = bench.store.backend.name != "sqlite" and bench.store.clock is None
+    for offset in range(3):
+        appends = [producer.batch(bench.partition_ids[0], b"b")]
+        with counted(bench.store.engine) as sent:
+            producer.coordinator.send_offsets(
+                producer.transactional_id,
+                producer.identity,
+                offsets_of(bench.prefix, {bench.partition_ids[1]: offset}),
+                has_begun=False,
+            )
+        with counted(bench.store.engine) as ended:
+            producer.commit(appends=appends, has_begun=True, open_group_id=bench.prefix)
+    # BEGIN, the coordinator's row with its group, the group and its offsets, the journal; COMMIT.
+    assert (sent.commits, len(sent.statements)) == (1, 7 + asks_server), str(sent)
+    # BEGIN, the coordinator's row, its group, and that there is no more; the head; batch and marker, the head, the
+    # producer, the index of ended transactions; the group, its offsets, those that waited; the journal; COMMIT.
+    assert (ended.commits, len(ended.statements)) == (1, 14 + asks_server), str(ended)
+    assert bench.offsets(bench.prefix).offsets[bench.partition_ids[1]].offset == 2
+
+
 @pytest.mark.parametrize("batches", [1, 5, 20])
 def test_more_batches_and_partitions_cost_no_more_statements(bench, offsets_of: Callable, batches: int) -> None:
     producer = bench.started()

@@ -343,10 +343,9 @@ class TransactionCoordinator:
 
     def _end_at_once(self, request: _EndRequest, retry_timeout_ms: int | None) -> Ended | None:
         """Commit at once what is wholly in the client; None: nothing was changed, go the general way."""
-        store, is_open = self.store, request.open_group_id is not None
-        if not (store.commits_whole and request.commit) or several(self.cluster) is not None:
+        if not (self.store.commits_whole and request.commit) or several(self.cluster) is not None:
             return None
-        if request.is_repeated or (request.has_begun and not (is_open and store.has_commit_function)):
+        if request.is_repeated or (request.has_begun and request.open_group_id is None):
             return None
         whole = whole_request(
             request.transactional_id,
@@ -358,25 +357,22 @@ class TransactionCoordinator:
         )
         if whole is None:
             return None
-        places = None
-        if store.has_commit_function:
-            places = store.commit_whole(whole.transaction(), retry_timeout_ms=retry_timeout_ms)
-        if not (store.has_commit_function or is_open):
-            places = self._write_whole(whole, retry_timeout_ms)
+        places = self._write_whole(whole, retry_timeout_ms)
         return None if places is None else whole.ended(places)
 
     def _send_at_once(
         self, transactional_id: str, producer: ProducerIdentity, sent: SentOffsets, retry_timeout_ms: int | None
     ) -> bool:
-        """Begin a transaction with these offsets by one statement; False: nothing was changed, go the general way."""
-        if not (self.store.commits_whole and self.store.has_commit_function) or several(self.cluster) is not None:
+        """Begin a transaction with these offsets at once; False: nothing was changed, go the general way."""
+        if not self.store.commits_whole or several(self.cluster) is not None:
             return False
         whole = WholeRequest(transactional_id, producer, (), [sent], stays_open=True)
-        if not whole.is_usual():
-            return False
-        return self.store.commit_whole(whole.transaction(), retry_timeout_ms=retry_timeout_ms) is not None
+        return whole.is_usual() and self._write_whole(whole, retry_timeout_ms) is not None
 
     def _write_whole(self, whole: WholeRequest, retry_timeout_ms: int | None) -> list[int] | None:
+        """Write it by the database's function, or by statements; None: nothing was changed."""
+        if self.store.has_commit_function:
+            return self.store.commit_whole(whole.transaction(), retry_timeout_ms=retry_timeout_ms)
         try:
             return self.store.write(
                 lambda connection: write_whole(connection, whole), wakes_readers=True, retry_timeout_ms=retry_timeout_ms

@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, and_, bindparam, delete, insert, literal, null, select, union_all, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from txnstore.db.ddl import Flag, Int64
+from txnstore.db.ddl import Flag, Int16, Int64, String
 from txnstore.db.schema import (
     pending_markers,
     transaction_branches,
@@ -75,7 +75,7 @@ _UPDATE: Final = HotStatement(
 _DELETE: Final = delete(transactions).where(_THIS)
 _JOURNAL: Final = HotStatement(insert(transaction_log))
 # A copy of the row, of which nothing has to be known.
-_JOURNAL_WHOLE: Final = HotStatement(
+_JOURNAL_ROW: Final = HotStatement(
     insert(transaction_log).from_select(
         [
             "transactional_id",
@@ -95,11 +95,11 @@ _JOURNAL_WHOLE: Final = HotStatement(
             transactions.c.producer_id,
             transactions.c.producer_epoch,
             transactions.c.state,
-            literal(int(TransactionState.ONGOING)),
+            bindparam("of_first_state", type_=Int16),
             transactions.c.timeout_ms,
             transactions.c.start_ms,
             transactions.c.last_update_ms,
-            literal("EndTxn"),
+            bindparam("of_reason", type_=String),
         ).where(_THIS),
     )
 )
@@ -556,9 +556,10 @@ def journal(connection: Connection, steps: Iterable[TransactionMetadata], *, rea
     _JOURNAL.run_each(connection, entries)
 
 
-def journal_whole(connection: Connection, transactional_id: str) -> None:
-    """Write that a transaction began, was committed and is complete, all at once: its row says so already."""
-    must_hit(connection, _JOURNAL_WHOLE, {"of_transactional_id": transactional_id})
+def journal_row(connection: Connection, transactional_id: str, *, first_state: TransactionState, reason: str) -> None:
+    """Write that the transaction has gone from this state to that of its row, which says so already."""
+    values = {"of_transactional_id": transactional_id, "of_first_state": int(first_state), "of_reason": reason}
+    must_hit(connection, _JOURNAL_ROW, values)
 
 
 def _is_told_by(before: TransactionMetadata, after: TransactionMetadata) -> bool:

@@ -11,45 +11,106 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, func, insert, literal, select, update
+from sqlalchemy import Connection, and_, bindparam, case, delete, exists, func, insert, literal, or_, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from txnstore.db.schema import finished_transactions, producer_states, transactions
+from txnstore.db.ddl import Int64
+from txnstore.db.schema import (
+    finished_transactions,
+    producer_states,
+    transaction_branches,
+    transaction_groups,
+    transaction_partitions,
+    transaction_writers,
+    transactions,
+)
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import note_change
 from txnstore.errors import TxnStoreError
-from txnstore.groups.offsets import commit_offsets
+from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
 from txnstore.log.append import insert_batches
 from txnstore.log.codec import control_columns
 from txnstore.log.partition_rows import Head, lock_heads, save_heads
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, ProducerIdentity
 from txnstore.transactions import rows
-from txnstore.transactions.protocol import AT_REST, EPOCH_EXHAUSTED, TransactionState
+from txnstore.transactions.protocol import AT_REST, EPOCH_EXHAUSTED, TIMEOUT_NEVER_MS, TransactionState
 from txnstore.transactions.whole import WholeRequest
 
 _OF_TRANSACTION: Final = transactions.c.transactional_id == bindparam("of_transactional_id")
+_OF_ITS_PRODUCER: Final = and_(
+    _OF_TRANSACTION,
+    transactions.c.producer_id == bindparam("of_producer_id"),
+    transactions.c.producer_epoch == bindparam("of_epoch"),
+    transactions.c.producer_epoch < EPOCH_EXHAUSTED,
+)
+_IS_AT_REST: Final = transactions.c.state.in_([literal(int(state)) for state in sorted(AT_REST)])
+_COMMITTED: Final[dict[str, Any]] = {
+    "producer_epoch": transactions.c.producer_epoch + 1,
+    "last_producer_epoch": transactions.c.producer_epoch,
+    "next_producer_id": NO_PRODUCER_ID,
+    "state": int(TransactionState.COMPLETE_COMMIT),
+    "last_update_ms": bindparam("new_now_ms"),
+    "deadline_ms": None,
+    "begin_epoch": NO_PRODUCER_EPOCH,
+    "fence_reason": None,
+    "fence_detail": None,
+}
 # Locked and changed in one: whoever had the lock has left the row as the condition wants it, or nothing is hit.
 _BEGIN_AND_COMMIT: Final = HotStatement(
     update(transactions)
-    .where(
-        _OF_TRANSACTION,
-        transactions.c.producer_id == bindparam("of_producer_id"),
-        transactions.c.producer_epoch == bindparam("of_epoch"),
-        transactions.c.producer_epoch < EPOCH_EXHAUSTED,
-        transactions.c.state.in_([literal(int(state)) for state in sorted(AT_REST)]),
-    )
+    .where(_OF_ITS_PRODUCER, _IS_AT_REST)
     .values(
-        producer_epoch=transactions.c.producer_epoch + 1,
-        last_producer_epoch=transactions.c.producer_epoch,
-        next_producer_id=NO_PRODUCER_ID,
-        state=int(TransactionState.COMPLETE_COMMIT),
+        **_COMMITTED,
+        start_ms=bindparam("new_now_ms"),
+        transaction_number=transactions.c.transaction_number + 1,
+    )
+)
+_BEGIN: Final = HotStatement(
+    update(transactions)
+    .where(_OF_ITS_PRODUCER, _IS_AT_REST)
+    .values(
+        state=int(TransactionState.ONGOING),
         start_ms=bindparam("new_now_ms"),
         last_update_ms=bindparam("new_now_ms"),
-        deadline_ms=None,
+        deadline_ms=case(
+            (
+                transactions.c.timeout_ms < TIMEOUT_NEVER_MS,
+                bindparam("new_now_ms", type_=Int64) + transactions.c.timeout_ms,
+            )
+        ),
         transaction_number=transactions.c.transaction_number + 1,
-        begin_epoch=NO_PRODUCER_EPOCH,
+        begin_epoch=transactions.c.producer_epoch,
         fence_reason=None,
         fence_detail=None,
+    )
+)
+_COMMIT_OPEN: Final = HotStatement(
+    update(transactions)
+    .where(
+        _OF_ITS_PRODUCER,
+        transactions.c.state == int(TransactionState.ONGOING),
+        transactions.c.begin_epoch == transactions.c.producer_epoch,
+        func.coalesce(transactions.c.deadline_ms, bindparam("new_now_ms", type_=Int64))
+        >= bindparam("new_now_ms", type_=Int64),
+    )
+    .values(**_COMMITTED)
+)
+# In statements of their own, which see what the last holder of the row's lock has committed.
+_ADD_GROUP: Final = HotStatement(upsert(transaction_groups).on_conflict_do_nothing())
+_FORGET_GROUP: Final = HotStatement(
+    delete(transaction_groups).where(
+        transaction_groups.c.transactional_id == bindparam("of_transactional_id"),
+        transaction_groups.c.group_id == bindparam("of_group_id"),
+    )
+)
+_HAS_MORE: Final = HotStatement(
+    select(
+        or_(
+            *[
+                exists().where(table.c.transactional_id == bindparam("of_transactional_id"))
+                for table in (transaction_groups, transaction_partitions, transaction_writers, transaction_branches)
+            ]
+        )
     )
 )
 _OF_PRODUCER: Final = (producer_states.c.partition_id == bindparam("of_partition_id")) & (
@@ -105,25 +166,48 @@ def write_whole(connection: Connection, request: WholeRequest) -> list[int]:
     if not request.batches.earliest_ms <= now_ms <= request.batches.latest_ms:
         raise UnusualError
     following = ProducerIdentity(producer.producer_id, producer.epoch + 1)
-    began = _BEGIN_AND_COMMIT.run(
-        connection,
-        {
-            "of_transactional_id": request.transactional_id,
-            "of_producer_id": producer.producer_id,
-            "of_epoch": producer.epoch,
-            "new_now_ms": now_ms,
-        },
-    )
-    if not began:
-        raise UnusualError
+    _change_transaction(connection, request, now_ms)
     try:
         places = _write_partitions(connection, request, following) if request.batches.appends else []
+        if request.open_group_id is not None:
+            finish_pending_offsets(connection, [request.open_group_id], producer.producer_id, commit=True)
         for sent in request.offsets:
-            commit_offsets(connection, sent.committer, sent.offsets, producer=producer)
+            write_offsets = add_pending_offsets if request.stays_open else commit_offsets
+            write_offsets(connection, sent.committer, sent.offsets, producer=producer)
     except TxnStoreError as error:
         raise UnusualError from error
-    rows.journal_whole(connection, request.transactional_id)
+    rows.journal_row(
+        connection,
+        request.transactional_id,
+        first_state=TransactionState.ONGOING if request.open_group_id is None else TransactionState.PREPARE_COMMIT,
+        reason="TxnOffsetCommit" if request.stays_open else "EndTxn",
+    )
     return places
+
+
+def _change_transaction(connection: Connection, request: WholeRequest, now_ms: int) -> None:
+    """Begin the transaction, commit it, or both, with the groups that it holds offsets of."""
+    of = {
+        "of_transactional_id": request.transactional_id,
+        "of_producer_id": request.producer.producer_id,
+        "of_epoch": request.producer.epoch,
+        "new_now_ms": now_ms,
+    }
+    if request.stays_open:
+        [sent] = request.offsets
+        entry = {"transactional_id": request.transactional_id, "group_id": sent.committer.group_id}
+        is_usual = _BEGIN.run(connection, of) and _ADD_GROUP.run(connection, entry)
+    elif request.open_group_id is not None:
+        this = {"of_transactional_id": request.transactional_id, "of_group_id": request.open_group_id}
+        is_usual = (
+            _COMMIT_OPEN.run(connection, of)
+            and _FORGET_GROUP.run(connection, this)
+            and not _HAS_MORE.value(connection, {"of_transactional_id": request.transactional_id})
+        )
+    else:
+        is_usual = _BEGIN_AND_COMMIT.run(connection, of)
+    if not is_usual:
+        raise UnusualError
 
 
 def _write_partitions(connection: Connection, request: WholeRequest, following: ProducerIdentity) -> list[int]:
