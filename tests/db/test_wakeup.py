@@ -12,14 +12,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import bindparam, event, literal, select
+from sqlalchemy import bindparam, event, insert, literal, select, update
 
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore.db.backend import EVERYTHING, POLL_LAST_MS, Subjects
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import connections as postgresql_connections
 from txnstore.db.postgresql.connections import SILENCE_MS
-from txnstore.db.schema import partition_heads
+from txnstore.db.schema import group_members, groups, outbox, partition_heads
 from txnstore.db.sqlite import connections as sqlite_connections
 from txnstore.db.sqlite import waiter as sqlite_waiter
 from txnstore.db.sqlite.waiter import FileWaiter
@@ -330,6 +330,63 @@ def test_groups_are_heard_of_by_name(store):
         assert not waiter.wait(SHORT_MS)
         rebalance("billing")
         assert is_woken(waiter)
+
+
+@pytest.mark.parametrize("partition_count", [0, 1, sqlite_waiter.LISTED_MAX, sqlite_waiter.LISTED_MAX + 1])
+@pytest.mark.parametrize("group_ids", [[], ["billing"], ["billing", "it's"]])
+def test_a_reader_of_a_file_finds_by_a_look_what_concerns_it(
+    txnstore_sqlite_store, monkeypatch, partition_count, group_ids
+):
+    # As if all commits were of other processes, which cannot say what they are about.
+    monkeypatch.setattr(sqlite_connections.waiting, "at", lambda _: [])
+    store = txnstore_sqlite_store
+    others = Orders(store)
+    partition_ids: tuple[int, ...] = ()
+    if partition_count:
+        topic = store.write(lambda connection: create_topic(connection, "many", partition_count=partition_count))
+        partition_ids = topic.partition_ids
+
+    def committed(statement):
+        store.write(lambda connection: connection.execute(statement))
+
+    for group_id in (*group_ids, "shipping"):
+        committed(insert(groups).values(group_id=group_id, generation=1, commit_number=0, last_update_ms=0))
+        committed(
+            insert(group_members).values(
+                group_id=group_id,
+                member_id="one",
+                client_id="",
+                generation=1,
+                session_timeout_ms=1,
+                deadline_ms=1,
+                subscription="{}",
+                assignment="{}",
+            )
+        )
+    subjects = Subjects(frozenset(partition_ids), frozenset(group_ids))
+    with closing(store.waiter(subjects)) as waiter:
+
+        def is_found(statement):
+            settle(waiter)
+            committed(statement)
+            return waiter.wait(0)
+
+        for partition_id in partition_ids[:: sqlite_waiter.LISTED_MAX]:
+            settle(waiter)
+            append_to(store, partition_id)
+            assert waiter.wait(0)
+        for group_id in group_ids:
+            its = groups.c.group_id == group_id
+            assert is_found(update(groups).where(its).values(generation=2))
+            assert not is_found(update(groups).where(its).values(commit_number=9))
+            of_it = group_members.c.group_id == group_id
+            assert is_found(update(group_members).where(of_it).values(subscription='{"owned": []}'))
+        settle(waiter)
+        others.add()
+        assert not waiter.wait(0)
+        not_its = groups.c.group_id == "shipping"
+        assert not is_found(update(groups).where(not_its).values(generation=2))
+        assert is_found(insert(outbox).values(topic="orders"))
 
 
 def test_a_commit_of_which_nobody_can_know_whom_it_concerns_wakes_all(orders):

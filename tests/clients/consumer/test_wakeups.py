@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.clients.consumer.log_writer import PATIENCE_SECONDS
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
 from txnstore import TopicPartition
-from txnstore.clients.consumer import core, fetcher
+from txnstore.clients.consumer import core, fetcher, subscription
 from txnstore.clients.consumer.reader import PartitionReader
 from txnstore.db.postgresql import connections as postgresql_connections
 from txnstore.db.sqlite import waiter as sqlite_waiter
@@ -122,3 +123,75 @@ def test_where_no_statement_can_be_run_alone_the_consumer_fetches(log, waiting, 
     log.write("t", 0, b"one")
     assert consumer.poll(PATIENCE_SECONDS).value() == b"one"
     assert fetches
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """What happens: "found" by a thread that has read records, its next "turn", and the "call" that lets it go on."""
+    happened = []
+
+    def noting(of, name, what):
+        function = getattr(of, name)
+
+        def noted(*arguments, **options):
+            happened.append(what)
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(of, name, noted)
+
+    noting(subscription.Subscription, "deliver", "found")
+    noting(fetcher.FetchThread, "_turn", "turn")
+    noting(fetcher.Fetcher, "start", "call")
+    # As long as the call takes.
+    monkeypatch.setattr(fetcher, "LET_GO_FIRST_SECONDS", NEVER_SECONDS)
+    return happened
+
+
+def test_a_call_that_waits_takes_what_has_come_before_the_thread_goes_on(log, waiting, order):
+    log.topic()
+    consumer = waiting()
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(5):
+            call = pool.submit(consumer.poll, PATIENCE_SECONDS)
+            eventually(lambda: consumer._core.group.waiting)
+            order.clear()
+            log.write("t", 0, b"one")
+            assert call.result(PATIENCE_SECONDS).value() == b"one"
+            assert "call" in order
+            last_found = len(order) - order[::-1].index("found")
+            assert order[last_found] == "call"
+
+
+def test_a_thread_that_nobody_waits_for_goes_on(log, waiting, order):
+    log.topic()
+    consumer = waiting()
+    for count in (1, 2, 3):
+        log.write("t", 0, b"one")
+        eventually(lambda: consumer._core.subscription.buffered_records == count)  # noqa: B023 - called here
+    assert [consumer.poll(PATIENCE_SECONDS).value() for _ in range(3)] == [b"one"] * 3
+    assert "found" in order
+
+
+def test_a_thread_that_has_more_to_read_goes_on(log, waiting, order, monkeypatch):
+    log.topic()
+    consumer = waiting(configuration={"fetch.max.bytes": 1_000, "message.max.bytes": 1_000})
+    for _ in range(5):
+        log.write("t", 0, bytes(900))
+        assert consumer.poll(PATIENCE_SECONDS).value() == bytes(900)
+    # The call is on its way, and does not come.
+    monkeypatch.setattr(consumer._core.fetcher, "is_awaited", lambda: True)
+    order.clear()
+    consumer.seek(TopicPartition("t", 0, 0))
+    eventually(lambda: consumer._core.subscription.buffered_records == 6)
+    assert order.count("found") > 1
+
+
+def test_a_consumer_is_closed_although_its_thread_lets_a_call_go_first(log, waiting, order, monkeypatch):
+    log.topic()
+    consumer = waiting()
+    # The call is on its way, and does not come.
+    monkeypatch.setattr(consumer._core.fetcher, "is_awaited", lambda: True)
+    order.clear()
+    log.write("t", 0, b"one")
+    eventually(lambda: "found" in order)
+    assert consumer._core.fetcher.close(PATIENCE_SECONDS)

@@ -127,6 +127,7 @@ class ConsumerCore:
             options=options,
             duties=self._duties(configuration, callbacks),
             group=self.group,
+            is_awaited=lambda: self.group.waiting > 0,
             on_error=self.report_background_error,
             logger=self.logger,
         )

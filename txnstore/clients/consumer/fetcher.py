@@ -52,6 +52,9 @@ VAIN_LAST_SECONDS: Final = 0.025
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 2.0
 
+#: How long a thread that has found something, and nothing more, waits at most for the call that takes it.
+LET_GO_FIRST_SECONDS: Final = 0.001
+
 #: A consumer that reads nothing looks at the outbox this often: a row may create the topic that it waits for.
 OUTBOX_LOOK_SECONDS: Final = 5.0
 #: Where every commit wakes readers, the commit may be one of an application that writes to the outbox. Elsewhere such
@@ -92,10 +95,14 @@ class Fetcher:
         options: ConsumerOptions,
         duties: Duties,
         group: GroupNews,
+        is_awaited: Callable[[], bool],
         on_error: Callable[[BaseException], None],
         logger: logging.Logger,
     ) -> None:
-        """Notify `arrived`, a condition of the lock, when there is something to hand out."""
+        """Notify `arrived`, a condition of the lock, when there is something to hand out.
+
+        `is_awaited` returns, under the lock, whether a call of the application waits for that.
+        """
         self.name = name
         self.arrived = arrived
         self.wanted = threading.Condition(lock)
@@ -104,6 +111,7 @@ class Fetcher:
         self.connection = connection
         self.directory = directory
         self.options = options
+        self.is_awaited = is_awaited
         self.on_error = on_error
         self.logger = logger
         self._first = FetchThread(self, None, duties, group)
@@ -443,8 +451,17 @@ class FetchThread:
                 self._apply_one(outcome, now, brought_nothing=brought_nothing)
             if self._subscription.has_messages:
                 self._arrived.notify_all()
+                self._let_go_first()
         if any(isinstance(outcome, PartitionMoved) for outcome in outcomes):
             self._fetcher.start()
+
+    def _let_go_first(self) -> None:
+        """Let the call that waits for the records take them, unless there is more to read; the lock is held.
+
+        What this thread does next would keep the interpreter from it.
+        """
+        if self._fetcher.is_awaited() and all(partition.is_at_end for partition in self._subscription):
+            self._wanted.wait(LET_GO_FIRST_SECONDS)
 
     def _apply_one(self, outcome: ReadOutcome, now: float, *, brought_nothing: bool) -> None:
         subscription, position = self._subscription, outcome.position

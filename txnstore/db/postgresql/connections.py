@@ -32,6 +32,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import generators, pq, sql
+from psycopg.adapt import Transformer
 from sqlalchemy import Dialect
 
 from txnstore.db.backend import POLL_FIRST_MS, SUBJECT_BUCKETS, Limits, Subjects
@@ -42,7 +43,7 @@ from txnstore.errors import StoreUnavailable
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Connect = Callable[[], "psycopg.Connection[Any]"]
+Connect = Callable[[], "PostgreSQLConnection"]
 
 #: Until a database transaction says how long its statements may take; LISTEN and NOTIFY take no time.
 ANSWER_TIMEOUT_MS: Final = 10_000
@@ -106,14 +107,26 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         """
         with self.lock:
             self.pgconn.send_query_params(statement.encode(), parameters, types, formats)
-            if self._poll is None or self.pgconn.flush():
-                (result, *_) = self.wait(generators.execute(self.pgconn))
-            else:
-                result = self._answer(self._poll)
+            result = self._answers()[0]
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise psycopg.errors.error_from_result(result, encoding="utf-8")
         value: bytes | None = result.get_value(0, 0)
         return value
+
+    def read_last(self, statements: str) -> list[Any]:
+        """Run these statements, one database transaction of their own, and return the rows of the last one.
+
+        Raises:
+            psycopg.Error: one failed, or the connection broke.
+        """
+        with self.lock:
+            self.pgconn.send_query(statements.encode())
+            result = self._answers()[-1]
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise psycopg.errors.error_from_result(result, encoding="utf-8")
+        values = Transformer.from_context(self)
+        values.set_pgresult(result)
+        return values.load_rows(0, result.ntuples, tuple)
 
     def refuse_if_ended(self) -> None:
         """Return if the server has said nothing since the last answer: as a rule it has ended what speaks by itself.
@@ -134,12 +147,15 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         poll.register(self.pgconn.socket, select.POLLIN)
         return poll
 
-    def _answer(self, poll: select.poll) -> pq.abc.PGresult:
-        """Return what the server says to the one statement that was sent.
+    def _answers(self) -> list[pq.abc.PGresult]:
+        """Return what the server says to the statements that were sent.
 
         It is what `wait` does, without the steps of psycopg, which take twice as long as a small answer itself.
         """
-        answer: pq.abc.PGresult | None = None
+        poll = self._poll
+        if poll is None or self.pgconn.flush():
+            return self.wait(generators.execute(self.pgconn))
+        answers: list[pq.abc.PGresult] = []
         while True:
             # Before each result, also the end of them: what has not come yet is waited for, and all of Python with it.
             while self.pgconn.is_busy():
@@ -149,10 +165,8 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
                 self.pgconn.consume_input()
             result = self.pgconn.get_result()
             if result is None:
-                break
-            answer = result if answer is None else answer
-        assert answer is not None, "a statement was sent, and has an answer"
-        return answer
+                return answers
+            answers.append(result)
 
     def wait(self, gen: Generator[Any, Any, Result], *arguments: Any, **options: Any) -> Result:
         """Do what psycopg does to send and receive, and look at the clock whenever nothing comes.
@@ -240,7 +254,7 @@ class ListenWaiter:
         self._subjects = subjects
         self._heard: frozenset[int] = frozenset()
         self._pause_ms = float(POLL_FIRST_MS)
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: PostgreSQLConnection | None = None
         self._process_id = os.getpid()
         self._signal = WakeSignal()
         self._listen()
@@ -288,10 +302,7 @@ class ListenWaiter:
         try:
             name = self._prepare(self._connection, rendered.text)
             values_text = ", ".join(map(str, values))
-            cursor = self._connection.execute(f"{_READ_ALONE};EXECUTE {name}({values_text})".encode())
-            while cursor.nextset():
-                pass
-            return rendered.named(cursor.fetchall())
+            return rendered.named(self._connection.read_last(f"{_READ_ALONE};EXECUTE {name}({values_text})"))
         except psycopg.Error as error:
             # The session is another one, behind a pooler, or a table was changed, or somebody waits for it.
             _log.debug("cannot read on the connection that listens (%s)", error.sqlstate)
@@ -399,7 +410,7 @@ class NotifyAnnouncer:
         """What the statement tells whose answer has not been taken yet."""
         self._results: list[pq.abc.PGresult] = []
         """What has come of that answer."""
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: PostgreSQLConnection | None = None
         self._is_free = False
         """Whether a writer may send: the thread waits, and does not use the connection."""
         self._has_told = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import sqlite3
 import sys
@@ -62,15 +61,32 @@ _inotify: Final = _Inotify()
 
 #: What a reader compares: whether rows wait in the outbox, the heads of its partitions, its groups and their members,
 #: who change no generation when they give something back.  Text, for a sum of offsets may not fit an integer.
-LOOK: Final = """
-    SELECT EXISTS (SELECT 1 FROM txnstore_outbox WHERE refusal IS NULL),
-        (SELECT group_concat(next_offset) FROM txnstore_partition_heads
-            WHERE partition_id IN (SELECT value FROM json_each(?1))),
-        (SELECT group_concat(generation) FROM txnstore_groups
-            WHERE group_id IN (SELECT value FROM json_each(?2))),
-        (SELECT group_concat(subscription) FROM txnstore_group_members
-            WHERE group_id IN (SELECT value FROM json_each(?2)))
-"""
+_OUTBOX: Final = "SELECT EXISTS (SELECT 1 FROM txnstore_outbox WHERE refusal IS NULL)"
+_HEADS: Final = "(SELECT group_concat(next_offset) FROM txnstore_partition_heads WHERE partition_id IN (:ids))"
+_GROUPS: Final = (
+    "(SELECT group_concat(generation) FROM txnstore_groups WHERE group_id IN (:names)),"
+    " (SELECT group_concat(subscription) FROM txnstore_group_members WHERE group_id IN (:names))"
+)
+#: So many partitions stand in the text; more come as one value, which SQLite takes apart at each look.
+LISTED_MAX: Final = 100
+_MANY: Final = "SELECT value FROM json_each(?)"
+
+
+def look_for(subjects: Subjects) -> tuple[str, list[str]]:
+    """Return the statement whose row changes when something about these is committed, and its values.
+
+    It reads nothing else: after a commit of others SQLite has to find each page anew.
+    """
+    columns, values = [_OUTBOX], sorted(subjects.group_ids)
+    if values:
+        columns.append(_GROUPS.replace(":names", ", ".join(f"?{number}" for number in range(1, len(values) + 1))))
+    if subjects.partition_ids:
+        ids = ", ".join(map(str, sorted(subjects.partition_ids)))
+        if len(subjects.partition_ids) > LISTED_MAX:
+            values.append(f"[{ids}]")
+            ids = _MANY
+        columns.append(_HEADS.replace(":ids", ids))
+    return ", ".join(columns), values
 
 
 class FileWaiter:
@@ -96,7 +112,7 @@ class FileWaiter:
         self._connection: sqlite3.Connection | None = None
         self._version: int | None = None
         self._seen: object = None
-        self._parameters = ("[]", "[]")
+        self._look = look_for(subjects)
         self._has_moved()
         waiting.add(path, self)
         close_before_fork(self, FileWaiter._close_connection)
@@ -105,7 +121,7 @@ class FileWaiter:
         """Wait for commits about these from now on; return whether they are others than before."""
         if subjects == self.subjects:
             return False
-        self.subjects = subjects
+        self.subjects, self._look = subjects, look_for(subjects)
         self._version = None
         self._has_moved()
         return True
@@ -159,10 +175,10 @@ class FileWaiter:
     def _rest(self, left_seconds: float, *, in_vain: bool) -> None:
         """Wait for a touch, a `wake`, or until it is time to look."""
         if in_vain:
+            # Touches have to wait; those of meanwhile say no more than the look that follows.
             self._vain_seconds = min(max(2 * self._vain_seconds, VAIN_FIRST_SECONDS), VAIN_LAST_SECONDS)
-            # Touches have to wait.
-            if self._signal.wait_alone(min(self._vain_seconds, left_seconds)):
-                return
+            self._signal.wait_alone(min(self._vain_seconds, left_seconds))
+            return
         last_ms = POLL_LAST_MS
         if self._watched >= 0:
             self._pause_ms, last_ms = max(self._pause_ms, POLL_LAST_MS), WATCHED_LAST_MS
@@ -170,7 +186,7 @@ class FileWaiter:
         with self._lock:
             if is_told and self._watched >= 0:
                 _inotify.take(self._watched)
-        if not is_told and not in_vain:
+        if not is_told:
             # Nothing was committed for that long.
             self._vain_seconds = 0.0
         self._pause_ms = min(self._pause_ms * 1.5, last_ms)
@@ -201,10 +217,7 @@ class FileWaiter:
     def _compare(self, connection: sqlite3.Connection, *, is_first: bool) -> bool | None:
         if self.subjects.is_everything:
             return True
-        if is_first:
-            subjects = self.subjects
-            self._parameters = (json.dumps(sorted(subjects.partition_ids)), json.dumps(sorted(subjects.group_ids)))
-        row = connection.execute(LOOK, self._parameters).fetchone()
+        row = connection.execute(*self._look).fetchone()
         seen, self._seen = self._seen, row
         # While a row waits, each commit may have let it go.
         return True if is_first or row != seen or row[0] else None
