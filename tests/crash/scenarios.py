@@ -35,6 +35,23 @@ def sends_offsets(world: World, store: Store) -> None:
     TransactionCoordinator(store).send_offsets(world.transactional_id, world.producer, world.offsets())
 
 
+def begins_with_offsets(world: World, store: Store) -> None:
+    """Let offsets that cannot wait for the commit begin the transaction."""
+    TransactionCoordinator(store).send_offsets(world.transactional_id, world.producer, world.offsets(), has_begun=False)
+
+
+def ends_what_offsets_began(world: World, store: Store) -> Ended:
+    """Commit such a transaction, with a flush that goes along."""
+    return TransactionCoordinator(store).end_transaction(
+        world.transactional_id,
+        world.producer,
+        commit=True,
+        appends=world.batches(FIRST),
+        has_begun=True,
+        open_group_id=world.offsets().committer.group_id,
+    )
+
+
 def ends(*flushes: str, commit: bool, offsets: bool = False, elsewhere: bool = False) -> Step:
     """Return a producer's EndTxn, with which the flushes that it has not sent yet go along."""
 
@@ -103,6 +120,7 @@ APPENDS: Final = (
 )
 OFFSETS: Final = (
     Scenario("offsets that begin a transaction", NOTHING, sends_offsets, has_offsets=True),
+    Scenario("offsets that begin a transaction at once", NOTHING, begins_with_offsets, has_offsets=True),
     Scenario("offsets after records", sends(FIRST), sends_offsets, [FIRST], has_offsets=True),
 )
 
@@ -124,6 +142,14 @@ ENDINGS: Final = (
         SENT,
         ends(SECOND, commit=True, offsets=True),
         [FIRST, SECOND],
+        has_offsets=True,
+        ends_in=_COMMIT,
+    ),
+    Scenario(
+        "a commit behind offsets that began the transaction",
+        begins_with_offsets,
+        ends_what_offsets_began,
+        [FIRST],
         has_offsets=True,
         ends_in=_COMMIT,
     ),

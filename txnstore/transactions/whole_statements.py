@@ -3,6 +3,9 @@
 They take the locks of `LockedTransaction` in its order and write the same rows. But they do not read first what they
 then change: each condition stands in the statement that needs it. If one of them does not hold, everything is rolled
 back, and the general way explains, waits or refuses.
+
+Offsets that cannot wait for their commit are the one exception to "wholly in the client": they begin such a
+transaction, and the commit behind them ends it.
 """
 
 from __future__ import annotations
