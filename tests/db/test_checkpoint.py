@@ -127,7 +127,7 @@ def test_no_connection_that_was_kept_is_open_while_the_process_forks(store):
     write(store, WAL_BYTES_DUE)
     written = store.write(the_drivers_connection)
     assert store.write(the_drivers_connection) is written
-    pair = store.engine.dialect.checkpointer._kept[0]
+    pair = store.engine.checkpointer._kept[0]
     try:
         sqlite_connections._before_fork()
     finally:
@@ -365,7 +365,7 @@ def test_a_reader_that_needs_the_log_only_delays_its_end(store, path, other):
 
 def test_a_busy_writer_puts_it_off_to_the_next_commit_and_no_longer(store, path, other, monkeypatch):
     monkeypatch.setattr(sqlite_connections, "WAL_BYTES_DUE", 100_000)
-    store.engine.dialect.checkpointer._due_bytes = 100_000
+    store.engine.checkpointer._due_bytes = 100_000
     locks: list[int] = []
 
     def lock_after_the_commit(*_):

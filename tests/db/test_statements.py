@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -319,11 +322,51 @@ def test_the_drivers_own_words(heads: Store, listened: list[str] | None) -> None
     assert answer.rows == [(1,)]
 
 
-def test_what_is_rendered_goes_with_the_engine(txnstore_url: str) -> None:
-    with open_store(txnstore_url) as store:
-        dialect: Any = store.engine.dialect
-        store.read(HEADS.rows)
-        assert HEADS in dialect.txnstore_renderings
+def test_engines_that_render_alike_share_what_is_rendered(txnstore_url: str, tmp_path: Path) -> None:
+    with (
+        open_store(txnstore_url) as one,
+        open_store(txnstore_url) as other,
+        open_store(f"sqlite:///{tmp_path / 'third.db'}") as third,
+    ):
+        rendered = [HEADS.rendered(store.engine.dialect) for store in (one, other, third)]
+        assert rendered[0] is rendered[1]
+        assert (rendered[0] is rendered[2]) == (one.backend.name == "sqlite")
+
+
+def test_each_engine_asks_its_own_clock(txnstore_url: str) -> None:
+    now = HotStatement(select(server_now_ms()))
+    early, late = ManualClock(1_000), ManualClock(2_000)
+    with (
+        open_store(txnstore_url, clock=early) as one,
+        open_store(txnstore_url, clock=late) as other,
+        open_store(txnstore_url) as third,
+    ):
+        assert [store.read(now.value) for store in (one, other, one)] == [1_000, 2_000, 1_000]
+        assert third.read(now.value) > 1_000_000_000_000
+        early.advance(5)
+        assert [store.read(now.value) for store in (other, one)] == [2_000, 1_005]
+
+
+def test_a_statement_is_sent_to_the_schema_of_its_engine(txnstore_postgresql_url: str) -> None:
+    with open_store(txnstore_postgresql_url) as one, open_store(txnstore_postgresql_url, schema="second") as other:
+        one.write(lambda connection: INSERT_HEADS.run(connection, head(1)))
+        other.write(lambda connection: INSERT_HEADS.run(connection, head(2)))
+        found = [[row.partition_id for row in store.read(HEADS.rows)] for store in (one, other)]
+    assert found == [[1], [2]]
+
+
+def test_a_store_that_is_dropped_takes_its_connections_along(txnstore_url: str) -> None:
+    store = open_store(txnstore_url)
+    store.write(lambda connection: INSERT_HEADS.run(connection, head(1)))
+    assert [row.partition_id for row in store.read(HEADS.rows)] == [1]
+    engine = store.engine
+    held: list[weakref.ref[Any]] = [weakref.ref(engine), weakref.ref(engine.pool)]
+    if store.backend.name == "sqlite":
+        held.append(weakref.ref(engine.checkpointer))  # type: ignore[attr-defined]  # our backend sets it
+    store.close()
+    del store, engine
+    gc.collect()
+    assert [reference() for reference in held] == [None] * len(held)
 
 
 def test_an_insert_takes_the_columns_that_the_database_does_not_compute(heads: Store) -> None:

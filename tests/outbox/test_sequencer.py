@@ -481,10 +481,10 @@ def test_a_topic_that_is_deleted_while_it_is_looked_up_is_made_anew(store, calle
     real = topics._PARTITIONS
 
     class Deleting:
-        def _execute_on_connection(self, *arguments, **options):
+        def rows(self, connection, parameters):
             monkeypatch.undo()
             store.write(lambda c: delete_topic(c, "t"))
-            return real._execute_on_connection(*arguments, **options)
+            return real.rows(connection, parameters)
 
     monkeypatch.setattr(topics, "_PARTITIONS", Deleting())
     assert drain_outbox(store) == 1

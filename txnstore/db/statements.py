@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -37,10 +37,11 @@ _TEXTS_MAX: Final = 64
 _INSERTED_VALUES_MAX: Final = 50
 _NO_PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType({})
 _NAMED_PLACE: Final = re.compile(r"%\((\w+)\)s")
+_KINDS: Final[dict[tuple[Any, ...], _Kind]] = {}
 
 
 class HotStatement:
-    """One statement of SQLAlchemy Core, rendered at its first execution on each engine.
+    """One statement of SQLAlchemy Core, rendered at its first execution for all engines that render alike.
 
     An INSERT takes a value for every column that neither it nor the database gives one.  A list of values
     (`bindparam(..., expanding=True)`) may have any length.
@@ -55,6 +56,7 @@ class HotStatement:
         self._is_plain_insert = type(statement) is Insert and statement.select is None
         self.execution_options: Mapping[str, Any] = self.statement.get_execution_options()
         """Those of the statement, which our dialects look at."""
+        self._renderings: dict[_Kind, _Renderings] = {}
 
     def rows(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> list[Any]:
         """Run it and return its rows as tuples with names; all of them are read.
@@ -65,7 +67,8 @@ class HotStatement:
         found = self.rendered(connection.dialect, parameters)
         if found is None:
             return list(connection.execute(self.statement, parameters))
-        return found.named(run_on_driver(connection, found.text, found.values_from(parameters), self).rows)
+        values = found.values_from(parameters, connection.dialect)
+        return found.named(run_on_driver(connection, found.text, values, self).rows)
 
     def row(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> Any:
         """Run it and return its only row; None if there is none.
@@ -103,7 +106,7 @@ class HotStatement:
         found = self.rendered(connection.dialect, parameters)
         if found is None:
             return connection.execute(self.statement, parameters).rowcount
-        return run_on_driver(connection, found.text, found.values_from(parameters)).hit
+        return run_on_driver(connection, found.text, found.values_from(parameters, connection.dialect)).hit
 
     def run_each(self, connection: Connection, each: Sequence[Mapping[str, Any]]) -> int:
         """Run it once for each of the parameters, at least one, in order; return how many rows it has hit in all.
@@ -115,23 +118,23 @@ class HotStatement:
             return self.run(connection, each[0])
         found = self.rendered(connection.dialect, each[0])
         assert found is not None, "a statement with a list of values is run once"
-        values = list(map(found.values_from, each))
+        values = [found.values_from(parameters, connection.dialect) for parameters in each]
         if self._is_plain_insert and len(values) * len(values[0]) <= _INSERTED_VALUES_MAX:
             return run_on_driver(connection, found.text_of_rows(len(values)), tuple(chain.from_iterable(values))).hit
         return run_on_driver(connection, found.text, values).hit
 
     def rendered(self, dialect: Dialect, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> Rendered | None:
         """Return what is sent; None: it is for Core to render, for a list is too long to be kept."""
-        renderings = _renderings_of(dialect)
-        found = renderings.get(self)
+        kind = _kind_of(dialect)
+        found = self._renderings.get(kind)
         if found is None:
-            found = renderings[self] = _Renderings(self.statement, dialect)
+            found = self._renderings[kind] = _Renderings(self.statement, dialect)
         return found.find(parameters)
 
 
 @dataclass(slots=True)
 class Rendered:
-    """The text of a statement for one engine, and how values come into it and rows out of it."""
+    """The text of a statement for one kind of engine, and how values come into it and rows out of it."""
 
     text: str
     names: Sequence[str]
@@ -143,8 +146,8 @@ class Rendered:
     bound: Mapping[str, Any]
     """The values that stand in the statement itself."""
 
-    called: Mapping[str, Callable[[], Any]]
-    """What is asked at each execution, like a clock."""
+    times: Collection[str]
+    """The parameters that the engine's clock is asked for at each execution."""
 
     listed: Mapping[str, Sequence[str]]
     """The names of the single values of each list."""
@@ -162,15 +165,15 @@ class Rendered:
             self._take = lambda parameters: (parameters[only],)
         else:
             self._take = itemgetter(*self.names) if self.names else lambda _: ()
-        self._is_direct = not (self.processors or self.bound or self.called or self.listed)
+        self._is_direct = not (self.processors or self.bound or self.times or self.listed)
 
-    def values_from(self, parameters: Mapping[str, Any]) -> Values:
-        """Return the values in the order of their places."""
+    def values_from(self, parameters: Mapping[str, Any], dialect: Any) -> Values:
+        """Return the values in the order of their places, for an execution on the engine of this dialect."""
         if self._is_direct:
             return self._take(parameters)
         all_of_them = {**self.bound, **parameters}
-        for name, call in self.called.items():
-            all_of_them[name] = call()
+        for name in self.times:
+            all_of_them[name] = dialect.clock.now_ms()
         for name, names in self.listed.items():
             all_of_them.update(zip(names, _flat(parameters[name]), strict=True))
         for name, process in self.processors.items():
@@ -191,8 +194,12 @@ class Rendered:
         return text
 
 
+class _Kind:
+    """Engines that render every statement alike; their clocks may differ."""
+
+
 class _Renderings:
-    """A statement as it is rendered for one engine: once, or once for each length of its lists."""
+    """A statement as it is rendered for engines of one kind: once, or once for each length of its lists."""
 
     def __init__(self, statement: Any, dialect: Dialect) -> None:
         self._statement = statement
@@ -241,7 +248,8 @@ class _Renderings:
             names,
             {name: process for name, process in processors.items() if process is not None},
             {name: bind.value for name, bind in binds.items() if name not in self._asked and bind.callable is None},
-            {name: bind.callable for name, bind in binds.items() if bind.callable is not None},
+            # Nothing else of ours is asked for as late as that.
+            {name for name, bind in binds.items() if bind.callable is not None},
             listed,
             self._row_maker(),
         )
@@ -271,12 +279,19 @@ class _Renderings:
         return make_processed
 
 
-def _renderings_of(dialect: Any) -> dict[HotStatement, _Renderings]:
-    """Return what was rendered for an engine; it hangs on the engine's own dialect object and goes with it."""
+def _kind_of(dialect: Any) -> _Kind:
+    """Return what the engine of this dialect is of: all that our dialects, and those of SQLAlchemy, render by."""
     try:
-        return dialect.txnstore_renderings  # type: ignore[no-any-return]  # set below
+        return dialect.txnstore_kind  # type: ignore[no-any-return]  # set below
     except AttributeError:
-        found: dict[HotStatement, _Renderings] = dialect.__dict__.setdefault("txnstore_renderings", {})
+        renders_by = (
+            type(dialect),
+            getattr(dialect, "store_schema", None),
+            getattr(dialect, "clock", None) is None,
+            getattr(dialect, "server_version_info", None),
+            getattr(dialect, "_backslash_escapes", None),
+        )
+        found: _Kind = dialect.__dict__.setdefault("txnstore_kind", _KINDS.setdefault(renders_by, _Kind()))
         return found
 
 

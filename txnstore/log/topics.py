@@ -31,6 +31,7 @@ from txnstore.db.schema import (
     transaction_partitions,
     transaction_writer_partitions,
 )
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import chunks, must_hit, server_now_ms
 from txnstore.errors import (
     InvalidConfiguration,
@@ -52,20 +53,26 @@ NAME_LENGTH_MAX: Final = 249
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 PARTITIONS_MAX: Final = 100_000
 DEFAULT_TOPIC_SETTINGS: Final = settings_in_force(TOPIC_SETTINGS, {})
-_BY_NAME: Final = select(topics.c.topic_id, topics.c.name, topics.c.topic_uuid).where(
-    topics.c.name.in_(bindparam("names", expanding=True))
+_BY_NAME: Final = HotStatement(
+    select(topics.c.topic_id, topics.c.name, topics.c.topic_uuid).where(
+        topics.c.name.in_(bindparam("names", expanding=True))
+    )
 )
 _ALL_NAMES: Final = select(topics.c.name).order_by(topics.c.name)
 # A topic whose name differs only in dots and underscores: Kafka's metrics cannot tell them apart.
-_COLLIDING: Final = select(topics.c.name).where(
-    func.replace(topics.c.name, ".", "_") == bindparam("folded"), topics.c.name != bindparam("own_name")
+_COLLIDING: Final = HotStatement(
+    select(topics.c.name).where(
+        func.replace(topics.c.name, ".", "_") == bindparam("folded"), topics.c.name != bindparam("own_name")
+    )
 )
-_PARTITIONS: Final = (
+_PARTITIONS: Final = HotStatement(
     select(partitions.c.topic_id, partitions.c.partition_id, partitions.c.leader_database_id)
     .where(partitions.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
     .order_by(partitions.c.topic_id, partitions.c.partition_number)
 )
-_CONFIGS: Final = select(topic_configs).where(topic_configs.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
+_CONFIGS: Final = HotStatement(
+    select(topic_configs).where(topic_configs.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
+)
 # DO NOTHING: of two that create a topic at once, the second waits for the first and then finds its row.
 _INSERT: Final = (
     upsert(topics)
@@ -265,16 +272,16 @@ def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
     """Return those of the topics that there are, by name."""
     # No database is asked for what is not a name: some refuse the very characters.
     wanted = [name for name in names if _is_name(name)]
-    rows = [row for some in chunks(wanted) for row in connection.execute(_BY_NAME, {"names": some})]
+    rows = [row for some in chunks(wanted) for row in _BY_NAME.rows(connection, {"names": some})]
     if not rows:
         return []
     topic_ids = [row.topic_id for row in rows]
     places_of: dict[int, list[tuple[int, int]]] = {topic_id: [] for topic_id in topic_ids}
     config_of: dict[int, dict[str, str]] = {topic_id: {} for topic_id in topic_ids}
     for some in chunks(topic_ids):
-        for topic_id, partition_id, leader in connection.execute(_PARTITIONS, {"topic_ids": some}):
+        for topic_id, partition_id, leader in _PARTITIONS.rows(connection, {"topic_ids": some}):
             places_of[topic_id].append((partition_id, leader))
-        for row in connection.execute(_CONFIGS, {"topic_ids": some}):
+        for row in _CONFIGS.rows(connection, {"topic_ids": some}):
             config_of[row.topic_id][row.name] = row.value
     return sorted(
         (
@@ -372,7 +379,7 @@ def _add_partitions(connection: Connection, topic_id: int, first: int, leaders: 
             for number, leader in enumerate(leaders, first)
         ],
     )
-    rows = connection.execute(_PARTITIONS, {"topic_ids": [topic_id]}).all()
+    rows = _PARTITIONS.rows(connection, {"topic_ids": [topic_id]})
     own = [row.partition_id for row in rows[first:] if row.leader_database_id == CONTROLLER_ID]
     if own:
         connection.execute(insert(partition_heads), [new_head(partition_id) for partition_id in own])
@@ -385,9 +392,9 @@ def _check_partition_count(count: object) -> None:
 
 
 def _check_collision(connection: Connection, name: str) -> None:
-    other = connection.execute(_COLLIDING, {"folded": name.replace(".", "_"), "own_name": name}).scalars().first()
-    if other is not None:
-        raise InvalidTopic(f"topic {name} differs from the topic {other} only in dots and underscores")
+    others = _COLLIDING.values(connection, {"folded": name.replace(".", "_"), "own_name": name})
+    if others:
+        raise InvalidTopic(f"topic {name} differs from the topic {others[0]} only in dots and underscores")
 
 
 def lock_topic_configs(connection: Connection, name: str) -> Topic:

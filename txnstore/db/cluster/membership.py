@@ -16,6 +16,7 @@ from typing import Final
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from txnstore.db.schema import databases, groups, stores, topics, transactions
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.errors import InvalidUrl, NotCoordinator, StoreUnavailable, TxnStoreError, WrongCluster
@@ -35,8 +36,8 @@ _BETWEEN: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+]*://)")
 _POSTGRESQL_PORT: Final = 5432
 _NOT_CONTROLLER: Final = "only the controller registers databases; it is the first of the list"
 
-_READ: Final = select(databases, select(stores.c.store_uuid).scalar_subquery().label("own_uuid")).order_by(
-    databases.c.database_id
+_READ: Final = HotStatement(
+    select(databases, select(stores.c.store_uuid).scalar_subquery().label("own_uuid")).order_by(databases.c.database_id)
 )
 # Registration and the first transactional ids and groups wait for each other here: FOR KEY SHARE lets new producer
 # ids through, which only update the row.
@@ -74,7 +75,7 @@ def read_databases(connection: Connection) -> list[Database]:
             row.catalogue_version,
             row.store_uuid == row.own_uuid,
         )
-        for row in connection.execute(_READ)
+        for row in _READ.rows(connection)
     ]
 
 

@@ -297,7 +297,7 @@ class ListenWaiter:
         rendered = statement.rendered(self._dialect, parameters)
         if rendered is None:
             return None
-        values = rendered.values_from(parameters)
+        values = rendered.values_from(parameters, self._dialect)
         assert set(map(type, values)) == {int}, "a value that is no integer"
         try:
             name = self._prepare(self._connection, rendered.text)

@@ -149,7 +149,8 @@ class SQLiteBackend:
         )
         engine.dialect.clock = clock or _LOCAL_CLOCK  # type: ignore[attr-defined]  # our own dialect class
         close_before_fork(engine, Engine.dispose)
-        engine.dialect.checkpointer = Checkpointer(path)  # type: ignore[attr-defined]  # our own dialect class
+        # Not on the dialect, which outlives its engine: statements are rendered with it.
+        engine.checkpointer = Checkpointer(path)  # type: ignore[attr-defined]  # nobody else's attribute
         return engine
 
     def close_before_fork(self, holder: Holder, let_go: Callable[[Holder], None]) -> None:
@@ -158,7 +159,7 @@ class SQLiteBackend:
 
     def let_go(self, engine: Engine) -> None:
         """Close the connections that checkpoint."""
-        engine.dialect.checkpointer.close_connections()  # type: ignore[attr-defined]  # our own dialect class
+        engine.checkpointer.close_connections()  # type: ignore[attr-defined]  # set above
 
     def begin(self, connection: Connection, access: Access, limits: Limits) -> None:
         """Begin; a writer takes the file's one write lock at once.
@@ -214,7 +215,7 @@ class SQLiteBackend:
 
     def after_commit(self, engine: Engine) -> None:
         """Move the WAL into the file once it is long."""
-        engine.dialect.checkpointer.run_if_due()  # type: ignore[attr-defined]  # our own dialect class
+        engine.checkpointer.run_if_due()  # type: ignore[attr-defined]  # set above
 
     def waiter(self, engine: Engine, url: DatabaseUrl, subjects: Subjects, *, channel: str) -> FileWaiter:
         """Return what notices commits of other connections by the file's data version."""

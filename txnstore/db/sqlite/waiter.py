@@ -154,7 +154,8 @@ class FileWaiter:
             with self._lock:
                 if rendered is None or self._connection is None:
                     return None
-                found = self._connection.execute(rendered.text, rendered.values_from(parameters)).fetchall()
+                values = rendered.values_from(parameters, self._dialect)
+                found = self._connection.execute(rendered.text, values).fetchall()
         except sqlite3.Error:
             return None
         return rendered.named(found)
