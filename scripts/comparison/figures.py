@@ -95,7 +95,10 @@ def _row(side: str, figures: Sequence[Figure], kafkas: Sequence[Figure] | None) 
     share = None
     if figure.floors:
         floor = statistics.median(each.floors[_floor_that_counts(figures)] for each in figures)
-        share = median / floor if figure.is_rate else floor / median
+        if figure.is_rate:
+            share = median / floor
+        elif median:  # what cost nothing that could be measured is no multiple of it
+            share = floor / median
     reach, reached = [], True
     measured = ratio if figure.is_compared else median
     if side != KAFKA and measured is not None and figure.reach is not None:

@@ -70,7 +70,8 @@ def test_a_subject_has_its_figures_and_floors(url: str, subject: str) -> None:
         wanted = names if subject != "delay" else set(wakeups(side))
         assert wanted <= {row.floor for row in rows if row.what == what}
         [own] = [row for row in rows if row.what == what and not row.floor]
-        assert own.share is not None
+        # Idle members of a group may not have been given a core at all in the short time that they are watched.
+        assert own.share is not None or (subject == "group" and own.median == 0)
     if subject == "server" and side.name == POSTGRESQL:
         check_costs_of_transactions({row.what: row.median for row in rows if not row.floor})
 
