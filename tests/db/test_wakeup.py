@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from txnstore.db.postgresql.connections import SILENCE_MS
 from txnstore.db.schema import group_members, groups, outbox, partition_heads
 from txnstore.db.sqlite import connections as sqlite_connections
 from txnstore.db.sqlite import waiter as sqlite_waiter
+from txnstore.db.sqlite.connections import CommitStamps
 from txnstore.db.sqlite.waiter import FileWaiter
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import note_change
@@ -176,6 +178,42 @@ def test_a_wake_before_the_wait_counts_once(waiter):
     waiter.wake()
     assert waiter.wait(60_000)
     assert not waiter.wait(30)
+
+
+KILLED_BEFORE_ITS_HINT = """
+import os, signal, sys
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.model import Record
+
+store = open_store(sys.argv[1])
+Store.announce = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+batch = encode([Record(b"news")])
+store.write(lambda connection: append(connection, [Append(int(sys.argv[2]), batch)]), wakes_readers=True)
+"""
+
+
+def test_a_commit_whose_writer_was_killed_before_its_hint_is_found_all_the_same(orders, bills, url):
+    with closing(orders.store.waiter(about(orders))) as waiter:
+        settle(waiter)
+        waiting = threading.Thread(target=waiter.wait, args=(60_000,), daemon=True)
+        waiting.start()
+        program = [sys.executable, "-c", KILLED_BEFORE_ITS_HINT, url, str(orders.partition_id)]
+        killed = subprocess.run(program, check=False, timeout=60)
+        assert killed.returncode == -signal.SIGKILL
+        assert orders.next_offset() == 1
+        began = time.monotonic()
+        # Hints of others are no help, and do not put it off.
+        while waiting.is_alive():
+            bills.add()
+            waiting.join(0.02)
+            assert time.monotonic() < began + 10
+        # Nor is it lost where nobody waited just then.
+        settle(waiter)
+        assert subprocess.run(program, check=False, timeout=60).returncode == -signal.SIGKILL
+        assert waiter.wait(10_000)
 
 
 def test_no_time_to_wait_means_to_look_and_return(orders, waiter):
@@ -427,6 +465,13 @@ def test_where_nobody_listens_nobody_is_notified(postgresql, observer):
     until(lambda: not observer.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'").fetchall())
 
 
+@pytest.fixture
+def _without_stamps(monkeypatch):
+    """As where processes share no memory to leave stamps in."""
+    monkeypatch.setattr(CommitStamps, "beside", lambda _: None)
+
+
+@pytest.mark.usefixtures("_without_stamps")
 def test_a_reader_of_a_file_looks_seldom_while_others_commit(txnstore_sqlite_store, monkeypatch):
     orders, bills = Orders(txnstore_sqlite_store), Orders(txnstore_sqlite_store, "bills")
     looks: list[FileWaiter] = []
@@ -453,6 +498,7 @@ def test_a_reader_of_a_file_looks_seldom_while_others_commit(txnstore_sqlite_sto
         assert not waiting.is_alive()
 
 
+@pytest.mark.usefixtures("_without_stamps")
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_a_touch_of_the_log_makes_readers_look_at_once_where_the_system_tells(
     txnstore_sqlite_store, monkeypatch, is_watched
@@ -476,6 +522,7 @@ def test_a_touch_of_the_log_makes_readers_look_at_once_where_the_system_tells(
             assert not waiting.is_alive()
 
 
+@pytest.mark.usefixtures("_without_stamps")
 def test_a_reader_of_a_file_that_nobody_writes_to_looks_less_and_less(txnstore_sqlite_store, monkeypatch):
     if sys.platform != "linux":
         pytest.skip("needs inotify")

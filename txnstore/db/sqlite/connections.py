@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import operator
 import os
 import sqlite3
 import threading
@@ -31,20 +33,25 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 
 from txnstore.db.backend import Subjects
 from txnstore.db.sqlite.shared_words import (
     FUTEX_WAIT,
+    FUTEX_WAIT_BITSET,
     FUTEX_WAKE,
+    FUTEX_WAKE_BITSET,
+    LINE_WORDS,
     NANOSECONDS,
     NOT_WOKEN,
+    WORD_BYTES,
     WORD_MASK,
     Timespec,
     futex,
     mapped_words,
+    word_at,
 )
 from txnstore.errors import StoreClosed
 
@@ -241,7 +248,8 @@ class WriterLine:
         self._claimed: ctypes.c_uint32 | None = None
         if futex is not None:
             with contextlib.suppress(OSError, ValueError):
-                self._word, self._claimed = mapped_words(path)
+                memory = mapped_words(path)
+                self._word, self._claimed = word_at(memory, 0), word_at(memory, 1)
 
     def wait(self) -> None:
         """Return once no writer of ours has the lock, at the latest after LINE_WAIT_SECONDS."""
@@ -251,7 +259,10 @@ class WriterLine:
         deadline = time.monotonic() + LINE_WAIT_SECONDS
         while (found := word.value) % 2 and (left_seconds := deadline - time.monotonic()) > 0:
             limit = Timespec(*divmod(int(left_seconds * NANOSECONDS), NANOSECONDS))
-            if _call_futex(word, FUTEX_WAIT, found, ctypes.byref(limit)) < 0 and ctypes.get_errno() not in NOT_WOKEN:
+            if (
+                _call_futex(ctypes.addressof(word), FUTEX_WAIT, found, limit) < 0
+                and ctypes.get_errno() not in NOT_WOKEN
+            ):
                 # The system has forbidden it.
                 self._word = None
                 return
@@ -272,7 +283,7 @@ class WriterLine:
         # If it is another turn, the next writer is here already.
         if word.value == turn:
             word.value = (turn + 1) & WORD_MASK
-        _call_futex(word, FUTEX_WAKE, 1, None)
+        _call_futex(ctypes.addressof(word), FUTEX_WAKE, 1)
 
     def claim(self, number: int) -> bool:
         """Return whether nobody has claimed this log, which the caller has now; only the last claim counts."""
@@ -295,9 +306,10 @@ def _line_at(path: str) -> WriterLine:
     return line
 
 
-def _call_futex(word: ctypes.c_uint32, operation: int, value: int, limit: Any) -> int:
+def _call_futex(address: int, operation: int, value: int, limit: Timespec | None = None, bits: int = 0) -> int:
+    """Wait at the word at this address, or wake those who do; -1: see errno."""
     assert futex is not None, "without it nothing is mapped"
-    return futex(ctypes.addressof(word), operation, value, limit)
+    return futex(address, operation, value, None if limit is None else ctypes.byref(limit), None, bits)
 
 
 # --- the checkpoint --------------------------------------------------------------------------------------------------
@@ -530,11 +542,119 @@ def _move(worker: sqlite3.Connection) -> Moved:
     return Moved(log_frames, moved_frames)
 
 
+# --- the stamps of commits --------------------------------------------------------------------------------------------
+
+#: The word at which everybody waits: whoever wakes somebody changes it.
+_BELL: Final = LINE_WORDS
+#: Stamped by each commit; by those that may concern anybody; from here on by those about a bucket.
+_EACH: Final = LINE_WORDS + 1
+_ANYBODY: Final = LINE_WORDS + 2
+_BUCKETS: Final = LINE_WORDS + 3
+#: Who waits for a bucket shares one of so many bits with others.
+_BITS: Final = 32
+_ALL_WAITERS: Final = 2**31 - 1
+
+
+class CommitStamps:
+    """Words in shared memory that say which partitions and groups the latest commits to one file were about.
+
+    Behind its commit a writer puts a new stamp on each bucket that it has changed, and wakes those who wait for one of
+    these buckets.  The others sleep on: a reader costs nothing while nobody commits what it reads.
+
+    A stamp is a hint, as any wake-up.  Who commits without one (an application, another version, a writer that was
+    killed in between) is found by the reader's own look at the file, a little later.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Map those of the database file at `path`; see `beside`."""
+        memory = mapped_words(path)
+        self._words = memoryview(memory).cast("I")
+        #: Keeps the memory mapped where others wait.
+        self._bell = word_at(memory, _BELL)
+        self._bell_address = ctypes.addressof(self._bell)
+
+    @classmethod
+    def beside(cls, path: str) -> Self | None:
+        """Return those of the database file at `path`; None where there are none."""
+        if futex is not None:
+            try:
+                return cls(path)
+            except (OSError, ValueError):
+                pass
+        return None
+
+    def put(self, subjects: Subjects) -> None:
+        """Say that something about these was committed, and wake those who wait for it."""
+        places, bits = _stamped(subjects)
+        stamp = _new_stamp()
+        for place in places:
+            self._words[place] = stamp
+        self._words[_EACH] = stamp
+        self._ring(stamp, bits)
+
+    def call(self, bits: int) -> None:
+        """Wake those who wait with one of these bits, or are just about to, for a reason of their own."""
+        self._ring(_new_stamp(), bits)
+
+    def _ring(self, stamp: int, bits: int) -> None:
+        self._words[_BELL] = stamp
+        _call_futex(self._bell_address, FUTEX_WAKE_BITSET, _ALL_WAITERS, None, bits)
+
+    @property
+    def bell(self) -> int:
+        """What `wait` takes; asked for before the stamps are compared."""
+        return self._words[_BELL]
+
+    def at(self, places: Callable[[Any], object]) -> object:
+        """Return the stamps at these places."""
+        return places(self._words)
+
+    def wait(self, bell: int, bits: int, until_seconds: float) -> bool:
+        """Wait until somebody rings for one of these bits; not at all if somebody has rung since `bell`.
+
+        False: the system has forbidden it.
+        """
+        limit = Timespec(*divmod(int(until_seconds * NANOSECONDS), NANOSECONDS))
+        is_woken = _call_futex(self._bell_address, FUTEX_WAIT_BITSET, bell, limit, bits) >= 0
+        return is_woken or ctypes.get_errno() in NOT_WOKEN
+
+
+@functools.lru_cache(1_024)
+def _stamped(subjects: Subjects) -> tuple[tuple[int, ...], int]:
+    """Return the places that a commit about these stamps, and the bits of those who wait there."""
+    if subjects.is_everything:
+        return (_ANYBODY,), WORD_MASK
+    buckets = subjects.buckets()
+    return tuple(_BUCKETS + bucket for bucket in buckets), _bits_of(buckets)
+
+
+def stamps_heard(subjects: Subjects) -> tuple[Callable[[Any], object], int]:
+    """Return for a reader of these how to take its stamps `at` their places, and with which bits it waits."""
+    if subjects.is_everything:
+        return operator.itemgetter(_EACH), WORD_MASK
+    buckets = subjects.buckets()
+    # Who waits for nothing in particular has to wait with some bit.
+    return operator.itemgetter(_ANYBODY, *(_BUCKETS + bucket for bucket in buckets)), _bits_of(buckets) or 1
+
+
+def _bits_of(buckets: frozenset[int]) -> int:
+    return functools.reduce(operator.or_, (1 << bucket % _BITS for bucket in buckets), 0)
+
+
+def _new_stamp() -> int:
+    # Not counted up: two writers at once would come to the same number. And not of `random`, whose numbers an
+    # application may have chosen.
+    return int.from_bytes(os.urandom(WORD_BYTES), "little")
+
+
 # --- the wait for commits --------------------------------------------------------------------------------------------
 
 
 class _Reader(Protocol):
     subjects: Subjects
+
+    @property
+    def sees_stamps(self) -> bool: ...
 
     def wake(self) -> None: ...
 
@@ -563,24 +683,31 @@ waiting: Final = _Waiting()
 
 
 class FileAnnouncer:
-    """Wakes the readers of a file: those of this process at once, those of others by a touch of the log."""
+    """Wakes the readers of a file: by stamps, and those that see none by a call or by a touch of the log."""
 
     def __init__(self, path: str) -> None:
         """Wake readers of the file at `path`."""
         self._path = path
         self._wal_path = path + "-wal"
+        self._stamps: CommitStamps | None = None
+        self._has_looked_for_stamps = False
 
     def announce(self, subjects: Subjects) -> None:
         """Say that something was committed."""
+        if not self._has_looked_for_stamps:
+            self._has_looked_for_stamps, self._stamps = True, CommitStamps.beside(self._path)
+        if self._stamps is not None:
+            self._stamps.put(subjects)
         for waiter in waiting.at(self._path):
-            if waiter.subjects.meets(subjects):
+            if waiter.subjects.meets(subjects) and not (self._stamps is not None and waiter.sees_stamps):
                 waiter.wake()
         # The commit itself writes to the log before it is done; this tells that it is. Without a log nobody watches it.
         with contextlib.suppress(OSError):
             os.utime(self._wal_path)
 
     def close(self, timeout_seconds: float) -> None:
-        """Do nothing: it holds nothing."""
+        """Give the stamps back."""
+        self._stamps = None
 
 
 # --- text that others have written -----------------------------------------------------------------------------------

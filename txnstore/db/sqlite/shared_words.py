@@ -12,13 +12,20 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-_LINE_BYTES: Final = 8
+from txnstore.db.backend import SUBJECT_BUCKETS
+
+WORD_BYTES: Final = 4
 WORD_MASK: Final = 2**32 - 1
+#: The first ones are those of the line of writers, the others those of `CommitStamps`: three, and one for each bucket.
+LINE_WORDS: Final = 2
+_ALL_BYTES: Final = WORD_BYTES * (LINE_WORDS + 3 + 2 * SUBJECT_BUCKETS)
 NANOSECONDS: Final = 1_000_000_000
 #: Of Linux: the number of the system call, where it is known and times have 64 bits, and its operations.
 _FUTEX_CALLS: Final = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAIT: Final = 0
 FUTEX_WAKE: Final = 1
+FUTEX_WAIT_BITSET: Final = 9
+FUTEX_WAKE_BITSET: Final = 10
 #: What it says to one who was not woken: the word is another one by now, the time is up, a signal came.
 NOT_WOKEN: Final = (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR)
 
@@ -35,7 +42,15 @@ def _futex_of_system() -> Callable[..., int] | None:
     if number is None:
         return None
     call = ctypes.CDLL(None, use_errno=True).syscall
-    call.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
+    call.argtypes = (
+        ctypes.c_long,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+    )
     call.restype = ctypes.c_long
     return functools.partial(call, number)
 
@@ -43,7 +58,7 @@ def _futex_of_system() -> Callable[..., int] | None:
 futex: Final = _futex_of_system()
 
 
-def mapped_words(path: str) -> tuple[ctypes.c_uint32, ctypes.c_uint32]:
+def mapped_words(path: str) -> mmap.mmap:
     """Map the file `-line` beside the database file at `path`, and make it if there is none.
 
     It gets the owner and the permissions of the database, as SQLite gives them to its own files.
@@ -61,10 +76,15 @@ def mapped_words(path: str) -> tuple[ctypes.c_uint32, ctypes.c_uint32]:
             if os.geteuid() == 0:
                 os.fchown(file, database.st_uid, database.st_gid)
             os.fchmod(file, stat.S_IMODE(database.st_mode))
-        if os.fstat(file).st_size < _LINE_BYTES:
+        found_bytes = os.fstat(file).st_size
+        if found_bytes < _ALL_BYTES:
             # Written, not only made longer: a full disk has to show now.
-            os.pwrite(file, bytes(_LINE_BYTES), 0)
-        memory = mmap.mmap(file, _LINE_BYTES)
-        return ctypes.c_uint32.from_buffer(memory), ctypes.c_uint32.from_buffer(memory, _LINE_BYTES // 2)
+            os.pwrite(file, bytes(_ALL_BYTES - found_bytes), found_bytes)
+        return mmap.mmap(file, _ALL_BYTES)
     finally:
         os.close(file)
+
+
+def word_at(memory: mmap.mmap, number: int) -> ctypes.c_uint32:
+    """Return the word of this number, which keeps the memory mapped."""
+    return ctypes.c_uint32.from_buffer(memory, number * WORD_BYTES)

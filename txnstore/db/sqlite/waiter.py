@@ -15,7 +15,13 @@ from typing import Any, Final
 from sqlalchemy import Dialect
 
 from txnstore.db.backend import POLL_FIRST_MS, POLL_LAST_MS, Subjects
-from txnstore.db.sqlite.connections import close_before_fork, connect, waiting
+from txnstore.db.sqlite.connections import (
+    CommitStamps,
+    close_before_fork,
+    connect,
+    stamps_heard,
+    waiting,
+)
 from txnstore.db.statements import HotStatement
 from txnstore.db.wake_signal import WakeSignal
 
@@ -89,13 +95,52 @@ def look_for(subjects: Subjects) -> tuple[str, list[str]]:
     return ", ".join(columns), values
 
 
+class StampReader:
+    """One reader's view of the stamps: those that concern it, and what it has seen of them."""
+
+    def __init__(self, stamps: CommitStamps, subjects: Subjects) -> None:
+        """See what is stamped from now on."""
+        self._stamps = stamps
+        self._is_called = False
+        self.turn_to(subjects)
+
+    def turn_to(self, subjects: Subjects) -> None:
+        """See what is stamped from now on about these."""
+        self._places, self._bits = stamps_heard(subjects)
+        self._seen = self._stamps.at(self._places)
+
+    @property
+    def bell(self) -> int:
+        """What `wait` takes; asked for before `take`."""
+        return self._stamps.bell
+
+    def take(self) -> bool:
+        """Return whether there is a new stamp, or was a `call`, since the last time."""
+        seen, self._seen = self._seen, self._stamps.at(self._places)
+        if self._is_called:
+            # Not reset unless it is set: a call that came in between would be lost.
+            self._is_called = False
+            return True
+        return seen != self._seen
+
+    def call(self) -> None:
+        """Let the wait that is under way, or else the next one, return at once; for any thread."""
+        self._is_called = True
+        self._stamps.call(self._bits)
+
+    def wait(self, bell: int, until_seconds: float) -> bool:
+        """Wait until there may be something to take; False: the system has forbidden it."""
+        return self._stamps.wait(bell, self._bits, until_seconds)
+
+
 class FileWaiter:
     """Waits until another connection, of this process or another, has committed something that the reader reads.
 
-    Any commit to the file changes its data version.  Whether it was for this reader, one statement tells; and the
-    longer there are commits of others alone, the more seldom it is asked.  A touch of the log says that there was a
-    commit, where the system tells of it; and now and then the waiter looks by itself, for applications
-    commit, too, and do not touch.
+    A stamp says so.  Now and then the waiter looks by itself, for applications commit, too, and leave no stamp: any
+    commit to the file changes its data version, and whether it was for this reader, one statement tells.
+
+    Where there are no stamps, a touch of the log says that there was a commit, where the system tells of it; and the
+    longer there are commits of others alone, the more seldom it is asked for whom.
     """
 
     def __init__(self, path: str, subjects: Subjects, dialect: Dialect) -> None:
@@ -105,9 +150,12 @@ class FileWaiter:
         self._path = path
         self._lock = threading.RLock()
         self._process_id = os.getpid()
+        stamps = CommitStamps.beside(path)
+        self._stamps = None if stamps is None else StampReader(stamps, subjects)
         self._signal = WakeSignal()
         self._watched = -1
         self._pause_ms = float(POLL_FIRST_MS)
+        self._look_at = 0.0
         self._vain_seconds = 0.0
         self._connection: sqlite3.Connection | None = None
         self._version: int | None = None
@@ -122,16 +170,44 @@ class FileWaiter:
         if subjects == self.subjects:
             return False
         self.subjects, self._look = subjects, look_for(subjects)
+        if self._stamps is not None:
+            self._stamps.turn_to(subjects)
         self._version = None
         self._has_moved()
         return True
 
     def wait(self, timeout_ms: int) -> bool:
         """Return True once something was committed since the last call, False after `timeout_ms`."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        if self._stamps is not None:
+            return self._wait_for_stamp(self._stamps, deadline)
         if self._process_id != os.getpid():
             # The signal is the parent's: used by both, each would get what is meant for the other.
             self._process_id, self._signal = os.getpid(), WakeSignal()
-        deadline = time.monotonic() + timeout_ms / 1000
+        return self._wait_for_touch(deadline)
+
+    def _wait_for_stamp(self, stamps: StampReader, deadline: float) -> bool:
+        while True:
+            # Whatever is stamped behind this question, `wait` notices.
+            bell = stamps.bell
+            if stamps.take():
+                self._begin_anew()
+                self._look_at = time.monotonic() + POLL_LAST_MS / 1000
+                return True
+            now = time.monotonic()
+            if now >= min(self._look_at, deadline):
+                if self._has_moved():
+                    self._begin_anew()
+                    return True
+                if now >= deadline:
+                    return False
+                self._pause_ms = min(max(self._pause_ms, POLL_LAST_MS), WATCHED_LAST_MS)
+                self._look_at = now + self._pause_ms / 1000
+                self._pause_ms *= 1.5
+            if not stamps.wait(bell, min(self._look_at, deadline)):
+                time.sleep(min(POLL_LAST_MS / 1000, max(0.0, deadline - time.monotonic())))
+
+    def _wait_for_touch(self, deadline: float) -> bool:
         while True:
             if self._signal.take():
                 # What it would find is what it was woken for.
@@ -162,10 +238,20 @@ class FileWaiter:
 
     def wake(self) -> None:
         """Let the wait that is under way, or else the next one, return True at once."""
-        self._signal.set()
+        stamps = self._stamps
+        if stamps is None:
+            self._signal.set()
+        else:
+            stamps.call()
+
+    @property
+    def sees_stamps(self) -> bool:
+        """Whether stamps wake it, so that nobody has to call it."""
+        return self._stamps is not None
 
     def close(self) -> None:
         """Give back what it holds; a second call does nothing."""
+        self._stamps = None
         self._close_connection()
         self._signal.close()
 
@@ -230,8 +316,9 @@ class FileWaiter:
         self._connection = opened
         # There is a log once somebody has read.
         opened.execute("PRAGMA data_version").fetchone()
-        self._watched = _inotify.watch(self._path + "-wal")
-        self._signal.watch(self._watched)
+        if self._stamps is None:
+            self._watched = _inotify.watch(self._path + "-wal")
+            self._signal.watch(self._watched)
 
     def _close_connection(self) -> None:
         """Close the connection; a later `wait` opens another one, which knows of no version and looks at once."""
