@@ -99,6 +99,7 @@ class Duty:
 
     interval_seconds: float
     work: Callable[[], None]
+    is_wanted: Callable[[], bool]
     due_at: float = field(default=math.inf)
 
 
@@ -110,15 +111,24 @@ class Duties:
         self._monotonic_seconds = monotonic_seconds
         self._duties: list[Duty] = []
 
-    def add(self, interval_seconds: float, work: Callable[[], None]) -> None:
-        """Do `work` for the first time in `interval_seconds`, then again and again."""
-        self._duties.append(Duty(interval_seconds, work, self._monotonic_seconds() + interval_seconds))
+    def add(
+        self, interval_seconds: float, work: Callable[[], None], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Do `work` for the first time in `interval_seconds`, then again and again, but never while it is not wanted.
+
+        Only `run_due` asks for that: what changes meanwhile makes the thread no earlier.
+        """
+        self._duties.append(Duty(interval_seconds, work, is_wanted, self._monotonic_seconds() + interval_seconds))
 
     def run_due(self) -> float:
         """Do what is due; return in how many seconds there will be something to do again."""
         now = self._monotonic_seconds()
+        next_at = math.inf
         for duty in self._duties:
+            if not duty.is_wanted():
+                continue
             if duty.due_at <= now:
                 duty.due_at = now + duty.interval_seconds
                 duty.work()
-        return max(0.0, min((duty.due_at for duty in self._duties), default=math.inf) - now)
+            next_at = min(next_at, duty.due_at)
+        return max(0.0, next_at - now)

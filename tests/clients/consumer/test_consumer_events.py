@@ -122,3 +122,20 @@ def test_duties_are_done_when_their_time_comes_and_not_made_up_for():
     assert (duties.run_due(), done) == (1.0, ["often"])
     seconds = 10.5
     assert (duties.run_due(), done) == (1.0, ["often", "often", "rarely"])
+
+
+def test_a_duty_that_is_not_wanted_is_not_done_and_wakes_nobody():
+    seconds, is_wanted = 0.0, False
+    done = []
+    duties = Duties(lambda: seconds)
+    duties.add(1.0, lambda: done.append("help"), lambda: is_wanted)
+    assert (duties.run_due(), done) == (float("inf"), [])
+    seconds = 5.0
+    assert (duties.run_due(), done) == (float("inf"), [])
+    is_wanted = True
+    assert (duties.run_due(), done) == (1.0, ["help"])
+    seconds = 5.5
+    assert (duties.run_due(), done) == (0.5, ["help"])
+    is_wanted = False
+    seconds = 6.0
+    assert (duties.run_due(), done) == (float("inf"), ["help"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,6 +100,47 @@ def test_what_is_new_for_a_waiting_consumer_costs_no_database_transaction(log, w
         transaction.end(commit=True)
         assert consumer.poll(PATIENCE_SECONDS).value() == b"two"
     assert fetches == []
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_a_consumer_that_nothing_holds_back_is_not_woken_to_help(log, waiting, monkeypatch):
+    monkeypatch.setattr(core, "HELP_AFTER_SECONDS", 0.02)
+    monkeypatch.setattr(core, "HELP_INTERVAL_SECONDS", 0.02)
+    helped, turns = threading.Event(), []
+    turn = fetcher.FetchThread._turn
+
+    def counted(thread):
+        turns.append(thread)
+        turn(thread)
+
+    monkeypatch.setattr(core.ConsumerCore, "_recover", lambda _: helped.set())
+    monkeypatch.setattr(fetcher.FetchThread, "_turn", counted)
+    log.topic()
+    consumer = waiting()
+    turns.clear()
+    assert consumer.poll(0.5) is None
+    assert turns == []
+    transaction = log.transaction()
+    transaction.write("t", 0, b"held back")
+    assert helped.wait(PATIENCE_SECONDS)
+    transaction.end(commit=True)
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"held back"
+    helped.clear()
+    log.write("t", 0, b"the next")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"the next"
+    assert consumer.poll(0.5) is None
+    turns.clear()
+    assert consumer.poll(0.5) is None
+    assert turns == []
+
+
+def test_of_several_databases_the_first_ones_thread_wakes_to_help_the_others():
+    # It does not hear of what holds back another one.
+    several = fetcher.Fetcher.__new__(fetcher.Fetcher)
+    several.__dict__.update(_first=SimpleNamespace(held_back_since=None), _further={})
+    assert not several.may_be_held_back
+    several.__dict__["_further"] = {2: SimpleNamespace(held_back_since=None)}
+    assert several.may_be_held_back
 
 
 def test_more_than_one_statement_brings_is_fetched(log, waiting, fetches):

@@ -291,7 +291,7 @@ class ConsumerCore:
 
     def _duties(self, configuration: Configuration, callbacks: Callbacks) -> Duties:
         duties = Duties()
-        duties.add(HELP_AFTER_SECONDS, self._help)
+        duties.add(HELP_AFTER_SECONDS, self._help, lambda: self.fetcher.may_be_held_back)
         if self.options.commits_automatically and self.options.commit_interval_seconds > 0:
             duties.add(self.options.commit_interval_seconds, self._commit_automatically)
         interval_seconds = configuration["statistics.interval.ms"] / 1000

@@ -129,6 +129,11 @@ class Fetcher:
             return self._first.held_back_since
         return min((at for thread in self._threads() if (at := thread.held_back_since) is not None), default=None)
 
+    @property
+    def may_be_held_back(self) -> bool:
+        """Whether it does; or another thread's reader may, of whom the first one does not hear while it waits."""
+        return bool(self._further) or self._first.held_back_since is not None
+
     def note_held_back(self) -> None:
         """Note that an open transaction keeps the application from what it asks for."""
         with self.wanted:
