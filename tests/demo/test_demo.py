@@ -66,8 +66,10 @@ def call(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def _needs_spark(tmp_path):
     pytest.importorskip("pyspark", reason="needs pyspark: pip install 'txnstore[spark]'")
+    from tests.tools.spark_classes import use_archived_classes  # imports pyspark
+
     try:
-        find_java(tmp_path)
+        use_archived_classes(str(find_java(tmp_path)))
     except NoJavaError as error:
         pytest.skip(str(error))
 

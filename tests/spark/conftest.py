@@ -20,10 +20,14 @@ def spark_environment(spark_folder):
     """The variables for a child that starts a Spark of its own: `subprocess.Popen(..., env=spark_environment)`."""
     pytest.importorskip("pyspark", reason="needs pyspark: pip install 'txnstore[spark]'")
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'txnstore[spark]'")
+    from tests.tools.spark_classes import use_archived_classes  # imports pyspark
+
     try:
-        return {**os.environ, **local_environment(spark_folder)}
+        environment = local_environment(spark_folder)
     except NoJavaError as error:
         pytest.skip(str(error))
+    use_archived_classes(environment["JAVA_HOME"])
+    return {**os.environ, **environment}
 
 
 @pytest.fixture(scope="session")
