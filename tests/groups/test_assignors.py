@@ -25,6 +25,12 @@ TOPICS = ("a", "b", "c", "d")
 COUNTS = st.fixed_dictionaries({}, optional=dict.fromkeys(TOPICS, st.integers(0, 7)))
 SUBSCRIPTIONS = st.frozensets(st.sampled_from([*TOPICS, "unknown"]))
 NAMES = st.sampled_from([f"m{number}" for number in range(7)])
+# Made once: strategies that are made anew for each example take longer than the examples.
+MEMBERS = st.lists(NAMES, unique=True, max_size=6)
+EQUAL_MEMBERS = st.lists(NAMES, unique=True, min_size=1, max_size=6)
+SOME_TOPICS = st.frozensets(st.sampled_from(TOPICS), min_size=1)
+ANYTHING = st.frozensets(st.builds(PartitionName, st.sampled_from([*TOPICS, "gone"]), st.integers(0, 8)))
+COUNT = st.integers(0, 7)
 
 
 def partitions(topic, *numbers):
@@ -34,23 +40,22 @@ def partitions(topic, *numbers):
 @st.composite
 def groups(draw):
     """Members with subscriptions of their own, some static, who hold anything: also what is not there or not theirs."""
-    names = draw(st.lists(NAMES, unique=True, max_size=6))
-    anything = st.builds(PartitionName, st.sampled_from([*TOPICS, "gone"]), st.integers(0, 8))
     return [
-        Subscriber(name, draw(SUBSCRIPTIONS), draw(st.none() | st.just(f"i-{name}")), draw(st.frozensets(anything)))
-        for name in names
+        Subscriber(name, draw(SUBSCRIPTIONS), f"i-{name}" if draw(st.booleans()) else None, draw(ANYTHING))
+        for name in draw(MEMBERS)
     ]
 
 
 @st.composite
 def equal_groups(draw):
     """Members who all want the same topics, and each partition is held by one at most."""
-    topics = draw(st.frozensets(st.sampled_from(TOPICS), min_size=1))
-    counts = {topic: draw(st.integers(0, 7)) for topic in topics}
-    members = [Subscriber(name, topics) for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=6))]
+    topics = draw(SOME_TOPICS)
+    counts = {topic: draw(COUNT) for topic in topics}
+    members = [Subscriber(name, topics) for name in draw(EQUAL_MEMBERS)]
     held: dict[str, set[PartitionName]] = {member.member_id: set() for member in members}
+    owners = st.sampled_from([None, *held])
     for partition in subscribed_partitions(members, counts):
-        owner = draw(st.sampled_from([None, *held]))
+        owner = draw(owners)
         if owner is not None:
             held[owner].add(partition)
     return [Subscriber(m.member_id, topics, None, frozenset(held[m.member_id])) for m in members], counts
