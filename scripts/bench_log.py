@@ -41,7 +41,7 @@ def bench_append(bench: Bench) -> Iterator[Result]:
             state["next"] += BATCH_RECORDS
 
     yield bench.rate(("append", "the same records as plain rows"), total, bench.compare(ours, rows), reach=1.0)
-    bench.raw.run("CREATE TABLE plain_batches (id INTEGER PRIMARY KEY, positions TEXT, data BLOB)")
+    bench.raw.run("CREATE TABLE plain_batches (id INTEGER PRIMARY KEY, positions BLOB, data BLOB)")
     ready = encode(records(BATCH_RECORDS))
     state["next"] = 0
 

@@ -231,8 +231,8 @@ def _make_log() -> None:
         _column("offset_deltas", String, "JSON: each record's offset minus the base; NULL if 0, 1, 2, ...", null=True),
         _column(
             "key_positions",
-            String,
-            "JSON: where keys begin in key_data, and the end; NULL if no keys.",
+            Bytes,
+            "Big-endian int32: where keys begin in key_data, and the end; NULL if no keys.",
             null=True,
         ),
         _column(
@@ -243,8 +243,8 @@ def _make_log() -> None:
         ),
         _column(
             "value_positions",
-            String,
-            "JSON: where values begin in value_data, and the end; NULL if no values.",
+            Bytes,
+            "Big-endian int32: where values begin in value_data, and the end; NULL if no values.",
             null=True,
         ),
         _column(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, update
+from sqlalchemy.exc import DBAPIError
 
 from txnstore.db.records_view import RECORDS_COLUMNS
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError
 from txnstore.log.codec import EncodedBatch, decode, encode, encode_control
 from txnstore.log.columns import Codec
 from txnstore.log.topics import create_topic
@@ -122,6 +125,52 @@ def test_the_view_shows_every_record_as_readers_read_it(store: Store) -> None:
     modes = ("any", "fixed", "no values", "no keys", "headers", "gaps", "stamped")
     rows = filled(store, [some_batch(random_, size, mode) for size in SIZES for mode in modes])
     assert from_view(store) == list(as_rows(rows, {}))
+
+
+def test_keys_and_values_are_found_wherever_they_lie(store: Store) -> None:
+    random_ = random.Random(6)
+
+    def of_sizes(sizes: Sequence[int]) -> EncodedBatch:
+        values = [random_.randbytes(size) for size in sizes]
+        # As many keys below 64 KiB in all as there are values above.
+        return encode([Record(value, key=value[:3], timestamp_ms=7) for value in values])
+
+    batches = [
+        # Around what the last two bytes of a position tell apart, in chunks on either side of it.
+        *(of_sizes([65_500, 30, size, 0, 5]) for size in range(8)),
+        of_sizes([0, 65_536, 0]),
+        of_sizes([random_.randrange(500) for _ in range(900)]),
+        of_sizes([random_.randrange(5_000) for _ in range(300)]),
+        # Around the third byte.
+        of_sizes([16_777_200, *range(30)]),
+    ]
+    rows = filled(store, batches)
+    assert [(row["key"], row["value"]) for row in from_view(store)] == [
+        (row["key"], row["value"]) for row in as_rows(rows, {})
+    ]
+
+
+@pytest.mark.parametrize("what", ["key", "value"])
+@pytest.mark.parametrize(
+    "damaged",
+    [b"", b"\0", struct.pack(">3i", 0, 5, 2), struct.pack(">3i", 0, -1, 2), struct.pack(">5i", 9, 1, 2**31 - 1, 7, 8)],
+    ids=["empty", "cut", "descends", "negative", "beyond"],
+)
+def test_damaged_positions_hide_no_other_batch_and_show_none(store: Store, what: str, damaged: bytes) -> None:
+    sound = [Record(b"ab", b"cd"), Record(b"e", b"f")]
+    rows = filled(store, [encode(sound), encode([Record(b"secret", b"secret")] * 2)])
+    damage = update(record_batches).where(record_batches.c.base_offset == 0).values({f"{what}_positions": damaged})
+    store.write(lambda connection: connection.execute(damage))
+    try:
+        shown = [row[0] for row in query(store, f"SELECT {what} FROM {{records}} WHERE batch_base_offset = 0")]
+    except (TxnStoreError, DBAPIError):
+        assert store.backend.name == "postgresql"
+    else:
+        assert len(shown) == 2
+        assert not any(b"s" in (cell or b"") for cell in shown)
+    intact = query(store, "SELECT key, value FROM {records} WHERE batch_base_offset = 2")
+    assert [tuple(row) for row in intact] == [(b"secret", b"secret")] * 2
+    assert len(rows) == 2
 
 
 def test_the_columns_are_those_of_the_reference(store: Store) -> None:

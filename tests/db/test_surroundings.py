@@ -120,6 +120,7 @@ TRAPS = [
     ("replace", "text, text, text", "text", "'evil'"),
     ("min", "bigint[]", "bigint", "0"),
     ("substr", "bytea, integer, integer", "bytea", "''::bytea"),
+    ("get_byte", "bytea, integer", "integer", "7"),
     ("translate", "text, text, text", "text", "'{{7}}'"),
     ("coalesced", "bigint, bigint", "bigint", "0"),
     ("date_part", "text, timestamptz", "double precision", "0"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+import sys
 from collections.abc import Sequence
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +27,7 @@ from txnstore.log.codec import (
     encode,
     encode_control,
 )
-from txnstore.log.columns import Codec, pack_bytes
+from txnstore.log.columns import Codec, join_bytes, pack_bytes, pack_positions, unpack_positions
 from txnstore.model import ControlType, ProducerIdentity, Record, StoredRecord, TimestampType
 
 BASE_OFFSET = 5000
@@ -77,7 +79,7 @@ def test_rows_are_the_fields_of_the_records(batch: list[Record]) -> None:
 @given(batches, st.sampled_from(Codec))
 def test_the_columns_hold_flat_arrays_and_nothing_twice(batch: list[Record], codec: Codec) -> None:
     columns = encode(batch, codec=codec).columns()
-    for name in ("timestamp_deltas_ms", "key_positions", "value_positions", "null_keys", "null_values"):
+    for name in ("timestamp_deltas_ms", "null_keys", "null_values"):
         if columns[name] is not None:
             numbers = json.loads(columns[name])
             assert all(type(number) is int for number in numbers)
@@ -88,7 +90,9 @@ def test_the_columns_hold_flat_arrays_and_nothing_twice(batch: list[Record], cod
         if len(nulls) == len(batch):
             assert columns[f"{what}_positions"] is columns[f"null_{what}s"] is columns[f"{what}_data"] is None
         else:
-            assert len(json.loads(columns[f"{what}_positions"])) == len(batch) + 1
+            lengths = [len(getattr(record, what) or b"") for record in batch]
+            positions = [0, *accumulate(lengths)]
+            assert columns[f"{what}_positions"] == b"".join(place.to_bytes(4, "big") for place in positions)
             assert json.loads(columns[f"null_{what}s"] or "[]") == nulls
     assert (columns["headers"] is None) == (not any(record.headers for record in batch))
     assert columns["size_bytes"] == sum(
@@ -115,6 +119,12 @@ def test_what_fits_into_a_batch_is_not_larger_once_it_is_encoded(batch: list[Rec
     )
     assert 1 <= count <= len(batch)
     assert encode(batch[:count]).size_bytes <= batch_bytes_max or count == 1
+
+
+def test_a_batch_of_small_records_is_filled_up_and_not_beyond() -> None:
+    batch = [Record(b"v", b"k", 7)] * 1000
+    count = columns.fitting([2] * 1000, [b"k"] * 1000, [b"v"] * 1000, [7] * 1000, [None] * 1000, batch_bytes_max=5000)
+    assert 4900 < encode(batch[:count]).size_bytes <= 5000
 
 
 @given(batches)
@@ -258,6 +268,28 @@ def test_the_columns_of_a_marker_are_those_of_its_batch(
     # Nobody writes into what the next one begins with.
     columns["record_count"] = 7
     assert control_columns(control_type, **of)["record_count"] == 1
+
+
+@given(st.lists(st.integers(0, columns.COLUMN_BYTES_MAX), max_size=50))
+def test_positions_are_signed_integers_of_32_bits_the_highest_byte_first(positions: list[int]) -> None:
+    positions = [0, *sorted(positions), columns.COLUMN_BYTES_MAX]
+    packed = pack_positions(positions)
+    assert packed == b"".join(place.to_bytes(4, "big", signed=True) for place in positions)
+    assert unpack_positions(packed, len(positions) - 1, "key").tolist() == positions
+
+
+@given(st.lists(cells, min_size=1, max_size=40))
+def test_bytes_that_lie_behind_each_other_are_joined_as_single_ones_are_packed(batch: list[bytes | None]) -> None:
+    positions = [0, *accumulate(len(cell or b"") for cell in batch)]
+    as_here = b"".join(place.to_bytes(4, sys.byteorder) for place in positions)
+    nulls = [index for index, cell in enumerate(batch) if cell is None]
+    assert join_bytes(b"".join(cell or b"" for cell in batch), as_here, nulls) == pack_bytes(batch, "value")
+
+
+def test_more_bytes_than_a_column_takes_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "COLUMN_BYTES_MAX", 10)
+    with pytest.raises(RecordTooLarge, match="the batch takes 11 bytes"):
+        join_bytes(b"12345678901", struct.pack("=2i", 0, 11), [])
 
 
 @pytest.mark.parametrize("length", [0, 1, 9, 10, 99, 100, 12_345])

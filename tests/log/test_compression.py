@@ -78,7 +78,12 @@ def test_a_bomb_takes_no_more_memory_than_the_size_that_was_said(codec: Codec) -
 def test_positions_that_promise_too_much_are_refused_before_memory_is_taken(codec: Codec) -> None:
     with pytest.raises(columns.DamagedColumn, match="ends above"):
         columns.unpack_bytes(
-            f"[0,{columns.COLUMN_BYTES_MAX + 1}]", None, compress(codec, b""), count=1, codec=codec, what="value"
+            columns.pack_positions([0, columns.COLUMN_BYTES_MAX + 1]),
+            None,
+            compress(codec, b""),
+            count=1,
+            codec=codec,
+            what="value",
         )
 
 

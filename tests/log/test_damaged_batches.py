@@ -35,6 +35,23 @@ COLUMNS = sorted(BATCH.columns())
 #: What the append gives, and what is not read from.
 NOT_CHECKED = {"max_timestamp_ms", "size_bytes", "crc"}
 
+SOUND_POSITIONS = struct.pack(">3i", 0, 1, 2)
+#: Of two keys or values of one byte each.
+POSITIONS_NONSENSE = [
+    [0, 3, 2],
+    [1, 1, 2],
+    [-1, 0, 2],
+    [0, -1, 2],
+    [0, 1, -2],
+    [0, -2, -1],
+    [0, 2],
+    [0, 1, 1, 2],
+    [0, 1, 3],
+    [0, 1, 1],
+    [0, 1, 2**31 - 1],
+    [0],
+]
+
 NONSENSE: list[Any] = [None, -1, 0, 2**31, 2**70, 1.5, True, b"", b"\0" * 50]
 JSON_NONSENSE = """
 [] | {} | null | [null] | 5 | nan | ["a"] | [[]] | [0,1.5,2] | [true,1,2] | [1,0,2] | [-1,0,1] | [0,1
@@ -42,6 +59,7 @@ JSON_NONSENSE = """
 [[{},{}],null] | ["\\ud800",null] | [["n","\\ud800"],null] | [[["ff"],"v"],null] | [["n",["61","62"]],null]
 [["n",[]],null] | [5,null]
 """
+NONSENSE += [struct.pack(f">{len(numbers)}i", *numbers) for numbers in POSITIONS_NONSENSE]
 NONSENSE += [text for line in JSON_NONSENSE.strip().splitlines() for text in line.split(" | ")] + ["", "[" * 9999]
 
 
@@ -73,11 +91,26 @@ def test_offsets_that_cannot_hold_the_records_are_noticed(offsets: tuple[int, in
         list(decode(row(base_offset=offsets[0], last_offset=offsets[1])).records())
 
 
-@pytest.mark.parametrize("positions", ["[0,3,2]", "[1,1,2]", "[0,2]", "[0,1,1,2]", "[0,1,3]"])
-def test_positions_that_do_not_cut_the_data_into_the_records_are_noticed(positions: str) -> None:
-    columns = encode([Record(b"a"), Record(b"b")]).columns()
-    with pytest.raises(CorruptBatch, match=r"value_"):
-        list(decode(_agreeing(row(columns, value_positions=positions))).records())
+@pytest.mark.parametrize("what", ["key", "value"])
+@pytest.mark.parametrize(
+    "positions",
+    [
+        *[struct.pack(f">{len(numbers)}i", *numbers) for numbers in POSITIONS_NONSENSE],
+        struct.pack("<3i", 0, 1, 2),
+        struct.pack(">3q", 0, 1, 2),
+        SOUND_POSITIONS[:-1],
+        SOUND_POSITIONS + b"\0",
+        b"",
+        SOUND_POSITIONS.decode(),
+        "[0,1,2]",
+    ],
+)
+def test_positions_that_do_not_cut_the_data_into_the_records_are_noticed(positions: bytes | str, what: str) -> None:
+    columns = encode([Record(b"a", b"c"), Record(b"b", b"d")]).columns()
+    assert columns[f"{what}_positions"] == SOUND_POSITIONS
+    batch = decode(_agreeing(row(columns, **{f"{what}_positions": positions})))
+    with pytest.raises(CorruptBatch, match=rf"{what}_"):
+        list(batch.records())
 
 
 @pytest.mark.parametrize("headers", ['[["n"],null]', "[null]", "[[5,null],null]", '[null,["n",["zz"]]]', "[{},null]"])

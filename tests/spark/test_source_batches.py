@@ -6,7 +6,6 @@ import datetime as dt
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from txnstore.errors import CorruptBatch
 from txnstore.log.codec import checksum, decode, encode
-from txnstore.log.columns import Codec, DamagedColumn, pack_integers
+from txnstore.log.columns import Codec, DamagedColumn, pack_integers, pack_positions
 from txnstore.model import PartitionName, Record
 from txnstore.spark import source_batches
 from txnstore.spark.source_batches import TIMESTAMP_MS_MAX, ArrowReader, byte_strings, integers
@@ -108,7 +107,7 @@ def test_columns_come_as_they_are_asked_for(stored, fields, count):
 @settings(deadline=None)
 def test_integers_are_those_that_were_packed(numbers, times):
     numbers *= times
-    assert integers(pack_integers(numbers), len(numbers), pa.int64(), "numbers").to_pylist() == numbers
+    assert integers(pack_integers(numbers), len(numbers), "numbers").to_pylist() == numbers
 
 
 @pytest.mark.parametrize("count", [3, 400], ids=["few", "many"])
@@ -130,7 +129,7 @@ def test_integers_are_those_that_were_packed(numbers, times):
 def test_what_are_no_integers_is_noticed(count, text_of):
     text = text_of(pack_integers([*range(101, 100 + count), 100]))
     with pytest.raises(DamagedColumn):
-        integers(text, count, pa.int64(), "numbers")
+        integers(text, count, "numbers")
 
 
 @pytest.mark.parametrize("count", [3, 400], ids=["few", "many"])
@@ -147,13 +146,41 @@ def test_what_are_no_integers_is_noticed(count, text_of):
 )
 def test_positions_outside_of_the_data_are_noticed_before_arrow_reads_there(count, positions):
     with pytest.raises(DamagedColumn):
-        byte_strings(pack_integers(positions(count)), None, b"x" * count, count=count, codec=Codec.NONE, what="value")
+        byte_strings(pack_positions(positions(count)), None, b"x" * count, count=count, codec=Codec.NONE, what="value")
+
+
+@pytest.mark.parametrize("count", [3, 400], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda sound: sound[:-1],
+        lambda sound: sound[:-4],
+        lambda sound: sound + sound,
+        lambda sound: b"\x80" + sound[1:],
+        lambda sound: sound[:-4] + b"\xff\xff\xff\xff",
+        lambda sound: sound.decode("latin-1"),
+        lambda _: b"",
+    ],
+    ids=["cut", "one_less", "twice", "begin_below", "end_below", "text", "empty"],
+)
+def test_what_are_no_positions_is_noticed(count, damaged):
+    sound = pack_positions(range(count + 1))
+    given = {"count": count, "codec": Codec.NONE, "what": "value"}
+    assert byte_strings(sound, None, b"x" * count, **given).to_pylist() == [b"x"] * count
+    with pytest.raises(DamagedColumn):
+        byte_strings(damaged(sound), None, b"x" * count, **given)
+
+
+def test_text_where_bytes_have_to_be_is_noticed():
+    data: Any = "abc"
+    with pytest.raises(DamagedColumn):
+        byte_strings(pack_positions([0, 3]), None, data, count=1, codec=Codec.NONE, what="value")
 
 
 @pytest.mark.parametrize("column", ["value_positions", "timestamp_deltas_ms"])
 def test_a_damaged_batch_is_an_error_that_says_where(column):
     content = [Record(b"secret", timestamp_ms=index) for index in range(500)]
-    stored = stored_batch(content, 70, **{column: "[" + ",".join(["7"] * 500) + "]"})
+    stored = stored_batch(content, 70, **{column: b"\7" * 2004})
     stored_row = stored_batch(content, 70, value_data=b"").row if column == "timestamp_deltas_ms" else stored.row
     with pytest.raises(CorruptBatch, match="partition 1: the record batch of the offsets 70 to 569") as caught:
         read([decode(stored_row)])

@@ -227,12 +227,17 @@ record_batches: Final = _table(
     _column("size_bytes", Int32, "The size of all payload columns together, in bytes."),
     _column("timestamp_deltas_ms", String, "JSON: each record's timestamp minus the base; NULL if all 0.", null=True),
     _column("offset_deltas", String, "JSON: each record's offset minus the base; NULL if 0, 1, 2, ...", null=True),
-    _column("key_positions", String, "JSON: where keys begin in key_data, and the end; NULL if no keys.", null=True),
+    _column(
+        "key_positions",
+        Bytes,
+        "Big-endian int32: where keys begin in key_data, and the end; NULL if no keys.",
+        null=True,
+    ),
     _column("null_keys", String, "JSON: the indexes of records with a null key; NULL if no such record.", null=True),
     _column(
         "value_positions",
-        String,
-        "JSON: where values begin in value_data, and the end; NULL if no values.",
+        Bytes,
+        "Big-endian int32: where values begin in value_data, and the end; NULL if no values.",
         null=True,
     ),
     _column(

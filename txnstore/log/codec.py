@@ -104,11 +104,11 @@ class ChecksummedColumns(Protocol):
     @property
     def offset_deltas(self) -> str | None: ...
     @property
-    def key_positions(self) -> str | None: ...
+    def key_positions(self) -> bytes | None: ...
     @property
     def null_keys(self) -> str | None: ...
     @property
-    def value_positions(self) -> str | None: ...
+    def value_positions(self) -> bytes | None: ...
     @property
     def null_values(self) -> str | None: ...
     @property
@@ -179,9 +179,9 @@ class EncodedBatch:
     codec: Codec = Codec.NONE
     timestamp_deltas_ms: str | None = None
     offset_deltas: str | None = None
-    key_positions: str | None = None
+    key_positions: bytes | None = None
     null_keys: str | None = None
-    value_positions: str | None = None
+    value_positions: bytes | None = None
     null_values: str | None = None
     headers: str | None = dataclasses.field(default=None, repr=False)
     key_data: bytes | None = dataclasses.field(default=None, repr=False)
@@ -345,7 +345,7 @@ class RecordBatch:
             raise self._corrupt(f"{what} holds {len(numbers)} numbers for {self.record_count} records")
         return numbers
 
-    def _bytes(self, positions: str | None, nulls: str | None, data: bytes | None, what: str) -> BytesColumn:
+    def _bytes(self, positions: bytes | None, nulls: str | None, data: bytes | None, what: str) -> BytesColumn:
         try:
             return unpack_bytes(positions, nulls, data, count=self.record_count, codec=self.codec, what=what)
         except DamagedColumn as damage:

@@ -1,13 +1,15 @@
 """The columns of a record batch: many integers, byte strings or headers as one value that SQL can open.
 
-Integers become a flat JSON array in which all numbers have the same width, padded with spaces in front, as JSON
-allows: `[  0, 95,190]`.  So the n-th number is found by arithmetic, without reading the array up to it, and the
-width follows from the length of the text.  The view `records` lives on this.
+Integers, of which most batches have few or none, become a flat JSON array in which all numbers have the same width,
+padded with spaces in front, as JSON allows: `[  0, 95,190]`.  So the n-th number is found by arithmetic, without
+reading the array up to it, and the width follows from the length of the text.  The view `records` lives on this.
 
-Byte strings become one string of bytes, the positions where each begins and ends (an Arrow offsets buffer), and the
-indexes of those that are null.  The string is compressed as the batch's codec says, in the frame that other tools know
-by its name (and Arrow by the same one): gzip members, raw snappy blocks, LZ4 frames, Zstandard frames.  gzip comes
-with Python; the rest with the extra `compression`.
+Byte strings become one string of bytes, the positions where each begins and the last one ends, and the indexes of
+those that are null.  Positions are signed integers of 32 bits, the first byte the highest, as PostgreSQL sends and Java
+writes them: an Arrow offsets buffer but for the order of the bytes.  Every record has some, and as text they took
+several times as long to pack and unpack.  The string is compressed as the batch's codec says, in the frame that other
+tools know by its name (and Arrow by the same one): gzip members, raw snappy blocks, LZ4 frames, Zstandard frames.  gzip
+comes with Python; the rest with the extra `compression`.
 
 Headers become one JSON array with one element a record: null, or its headers as a flat array [name, value, name, value,
 ...].  A value is a string where it is UTF-8 text, [hex digits] for other bytes and for text with NUL, which
@@ -20,8 +22,11 @@ from __future__ import annotations
 import enum
 import importlib
 import json
+import struct
+import sys
 import zlib
-from bisect import bisect_left, bisect_right
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
@@ -42,6 +47,9 @@ _JsonCell = str | list[str] | None
 #: What tells zlib to read and write gzip members (zlib's manual, inflateInit2).
 _GZIP_WINDOW_BITS: Final = zlib.MAX_WBITS | 16
 _compact: Final = json.JSONEncoder(separators=(",", ":")).encode
+#: What a position takes; in memory too, see `unpack_positions`.
+POSITION_BYTES: Final = 4
+_POSITIONS_OF_ONE: Final = struct.Struct(">ii").pack
 #: What the columns of a batch take besides what is in them for each record: brackets, and where the last one ends.
 _COLUMNS_BYTES: Final = 64
 #: What a record without headers takes in the column of headers: "null,".
@@ -194,12 +202,12 @@ def fitting(
     """
     count = len(sizes_bytes)
     content_bytes = sum(sizes_bytes)
-    position_bytes, index_bytes = len(str(content_bytes)) + 1, len(str(count)) + 1
+    index_bytes = len(str(count)) + 1
     each_bytes = 0
     for cells in keys, values:
         null_count = cells.count(None)
         if null_count < count:
-            each_bytes += position_bytes + (index_bytes if null_count else 0)
+            each_bytes += POSITION_BYTES + (index_bytes if null_count else 0)
     earliest_ms, latest_ms = min(timestamps_ms), max(timestamps_ms)
     if earliest_ms != latest_ms:
         base_ms = timestamps_ms[0]
@@ -224,15 +232,6 @@ def pack_integers(numbers: Sequence[int]) -> str:
     return f"[{','.join(map(texts.__getitem__, numbers))}]"
 
 
-def _pack_positions(positions: list[int]) -> str:
-    """Return what `pack_integers` would, for numbers that ascend from 0, in less time."""
-    width = len(str(positions[-1]))
-    shorter = bisect_left(positions, 10 ** (width - 1)) if width > 1 else 0
-    # Most are of the full width: Python's own way to write a list is the fastest there is.
-    full = repr(positions[shorter:])[1:-1].replace(" ", "")
-    return f"[{_padded(positions[:shorter], width)},{full}]" if shorter else f"[{full}]"
-
-
 def _padded(numbers: Sequence[int], width: int) -> str:
     # One format for all of them takes less than half the time of formatting each.
     return (f"%{width}d," * len(numbers) % tuple(numbers))[:-1]
@@ -253,11 +252,49 @@ def unpack_integers(text: str, what: str) -> list[int]:
     return numbers
 
 
+def pack_positions(positions: Sequence[int]) -> bytes:
+    """Return numbers from 0 to COLUMN_BYTES_MAX as the column of positions."""
+    return struct.pack(f">{len(positions)}i", *positions)
+
+
+def unpack_positions(packed: bytes, count: int, what: str) -> array[int]:
+    """Return where each of `count` keys or values begins and the last one ends; `what` is "key" or "value".
+
+    That they ascend is for the caller to check.
+
+    Raises:
+        DamagedColumn: the column is not of `count` + 1 numbers, or the data would begin behind 0 or be too long.
+    """
+    # Text could have a checksum that agrees.
+    if not isinstance(packed, (bytes, bytearray, memoryview)):
+        raise DamagedColumn(f"{what}_positions is not bytes")
+    if len(packed) != (count + 1) * POSITION_BYTES:
+        raise DamagedColumn(f"{what}_positions is not {count + 1} numbers of {POSITION_BYTES} bytes")
+    positions = array("i", bytes(packed))
+    _turn_bytes(positions)
+    if positions[0] != 0:
+        raise not_ascending(count, what)
+    if positions[-1] > COLUMN_BYTES_MAX:
+        raise DamagedColumn(f"{what}_positions ends above {COLUMN_BYTES_MAX}")
+    return positions
+
+
+def _turn_bytes(positions: array[int]) -> None:
+    """Turn numbers as this machine has them into numbers as the column has them, or back."""
+    if sys.byteorder == "little":
+        positions.byteswap()
+
+
+def not_ascending(count: int, what: str) -> DamagedColumn:
+    """Return the error that says so of the positions of `count` keys or values."""
+    return DamagedColumn(f"{what}_positions is not {count + 1} ascending numbers from 0 on")
+
+
 @dataclass(frozen=True, slots=True)
 class PackedBytes:
     """Keys or values on their way into the table; the data is not compressed yet."""
 
-    positions: str | None
+    positions: bytes | None
     nulls: str | None
     data: bytes | None
 
@@ -274,8 +311,7 @@ def pack_bytes(cells: Sequence[bytes | None], what: str) -> PackedBytes:
     """
     if len(cells) == 1 and type(cells[0]) is bytes and len(cells[0]) <= COLUMN_BYTES_MAX:
         # The same as below, in less time: many batches hold one record.
-        end = str(len(cells[0]))
-        return PackedBytes(f"[{'0'.rjust(len(end))},{end}]", None, cells[0])
+        return PackedBytes(_POSITIONS_OF_ONE(0, len(cells[0])), None, cells[0])
     kinds = set(map(type, cells))
     if kinds == _NULLS:
         return _ALL_NULL
@@ -290,26 +326,28 @@ def pack_bytes(cells: Sequence[bytes | None], what: str) -> PackedBytes:
     if positions[-1] > COLUMN_BYTES_MAX:
         raise RecordTooLarge(f"the {what}s of the batch take {positions[-1]} bytes; {COLUMN_BYTES_MAX} fit")
     return PackedBytes(
-        positions=_pack_positions(positions),
+        positions=pack_positions(positions),
         nulls=nulls,
         data=b"".join(cells),  # type: ignore[arg-type]  # as above
     )
 
 
-def join_bytes(data: bytes, positions: list[int], nulls: Sequence[int]) -> PackedBytes:
+def join_bytes(data: bytes, positions: bytes, nulls: Sequence[int]) -> PackedBytes:
     """Return keys or values as columns that lie behind each other already: an Arrow array, or a part of one.
 
-    `positions` is where each begins and the last one ends, from 0 on; `nulls` names those that are null, ascending,
-    which take no room.
+    `positions` is where each begins and the last one ends, from 0 on, as this machine has numbers of 32 bits; `nulls`
+    names those that are null, ascending, which take no room.
 
     Raises:
         RecordTooLarge: together they take more than COLUMN_BYTES_MAX.
     """
-    if len(nulls) == len(positions) - 1:
+    if (len(nulls) + 1) * POSITION_BYTES == len(positions):
         return _ALL_NULL
-    if positions[-1] > COLUMN_BYTES_MAX:
-        raise RecordTooLarge(f"the batch takes {positions[-1]} bytes in one column; {COLUMN_BYTES_MAX} fit")
-    return PackedBytes(_pack_positions(positions), pack_integers(nulls) if nulls else None, data)
+    if len(data) > COLUMN_BYTES_MAX:
+        raise RecordTooLarge(f"the batch takes {len(data)} bytes in one column; {COLUMN_BYTES_MAX} fit")
+    turned = array("i", positions)
+    _turn_bytes(turned)
+    return PackedBytes(turned.tobytes(), pack_integers(nulls) if nulls else None, data)
 
 
 def _as_bytes(cell: object, what: str, index: int) -> bytes | None:
@@ -349,7 +387,7 @@ class BytesColumn:
 
 
 def unpack_bytes(
-    positions_text: str | None, nulls_text: str | None, data: bytes | None, *, count: int, codec: Codec, what: str
+    packed_positions: bytes | None, nulls_text: str | None, data: bytes | None, *, count: int, codec: Codec, what: str
 ) -> BytesColumn:
     """Return `count` keys or values; `what` is "key" or "value".
 
@@ -357,17 +395,16 @@ def unpack_bytes(
         DamagedColumn: the columns do not fit together.
         UnsupportedCompression: the package that implements the codec is not installed.
     """
-    if positions_text is None:
+    if packed_positions is None:
         if data is not None or nulls_text is not None:
             raise DamagedColumn(f"there is {what}_data or null_{what}s without {what}_positions")
         return BytesColumn(data=b"", positions=None)
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise DamagedColumn(f"there is {what}_positions without bytes in {what}_data")
-    positions = unpack_integers(positions_text, f"{what}_positions")
-    if len(positions) != count + 1 or positions[0] != 0 or positions != sorted(positions):
-        raise DamagedColumn(f"{what}_positions is not {count + 1} ascending numbers from 0 on")
-    if positions[-1] > COLUMN_BYTES_MAX:
-        raise DamagedColumn(f"{what}_positions ends above {COLUMN_BYTES_MAX}")
+    # A list is cut and sorted in less time than an array.
+    positions = unpack_positions(packed_positions, count, what).tolist()
+    if positions != sorted(positions):
+        raise not_ascending(count, what)
     try:
         plain = decompress(codec, bytes(data), positions[-1])
     except DecompressionFailed as error:

@@ -3,7 +3,8 @@
 Which partition a row goes to follows the producer's rules, by the column: each distinct key is hashed once.
 
 Keys and values of one partition lie behind each other once the rows are sorted by it: their bytes are cut out as they
-are, and Arrow's offsets are the log's positions.  Only headers are opened record by record.
+are, and Arrow's offsets are the log's positions but for the order of their bytes.  Only headers are opened record by
+record.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, repeat
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +25,7 @@ from txnstore.clients.producer.queue import PartitionChoice
 from txnstore.errors import InvalidRecord, RecordTooLarge, UnknownTopicOrPartition
 from txnstore.log.append import Append
 from txnstore.log.codec import PackedColumns, encode_packed
-from txnstore.log.columns import Codec, PackedBytes, codec_for_topic, join_bytes, pack_headers
+from txnstore.log.columns import POSITION_BYTES, Codec, PackedBytes, codec_for_topic, join_bytes, pack_headers
 from txnstore.log.partitioners import partitions_of_keys
 from txnstore.log.topics import Topic
 from txnstore.model import Header, ProducerIdentity
@@ -279,32 +280,35 @@ class _Cells:
     """Keys or values behind each other: `data`, where each begins and the last one ends, and which are null."""
 
     data: memoryview
-    positions: list[int]
+    positions: memoryview
     nulls: list[int]
 
     @classmethod
     def of(cls, array: pa.Array | None, row_count: int) -> _Cells:
         if array is None or array.null_count == row_count:
-            return cls(memoryview(b""), [0] * (row_count + 1), list(range(row_count)))
+            nothing = bytes((row_count + 1) * POSITION_BYTES)
+            return cls(memoryview(b""), memoryview(nothing).cast("i"), list(range(row_count)))
         nulls: list[int] = []
         if array.null_count:
             nulls = pc.indices_nonzero(array.is_null()).to_pylist()
             # What is null takes no room, whatever Arrow has there.
             array = array.fill_null(b"")
         _, positions, data = array.buffers()
-        ends = memoryview(positions).cast("i")[array.offset : array.offset + row_count + 1].tolist()
+        ends = memoryview(positions).cast("i")[array.offset : array.offset + row_count + 1]
         return cls(memoryview(b"" if data is None else data), ends, nulls)
 
     def part(self, start: int, stop: int) -> PackedBytes:
         first, last = self.positions[start], self.positions[stop]
-        positions = self.positions[start : stop + 1]
+        positions: Any = pa.py_buffer(self.positions[start : stop + 1])
         if first:
-            positions = [position - first for position in positions]
+            count = stop + 1 - start
+            whole = pa.Array.from_buffers(pa.int32(), count, [None, positions])
+            positions = pc.subtract(whole, pa.scalar(first, pa.int32())).buffers()[1][: count * POSITION_BYTES]
         nulls = self.nulls
         if nulls:
             nulls = nulls[bisect_left(nulls, start) : bisect_left(nulls, stop)]
             nulls = [place - start for place in nulls] if start else nulls
-        return join_bytes(bytes(self.data[first:last]), positions, nulls)
+        return join_bytes(bytes(self.data[first:last]), positions.to_pybytes(), nulls)
 
 
 @dataclass(frozen=True, slots=True)

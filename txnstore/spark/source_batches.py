@@ -1,8 +1,7 @@
 """Arrow record batches made of stored ones: what a task of Spark gets for a range of a partition.
 
-Integers and byte strings become Arrow arrays without a
-Python object for each: positions are an offsets buffer of Arrow's, written as numbers of one width, and the data is the
-buffer behind it.
+Integers and byte strings become Arrow arrays without a Python object for each: positions are an offsets buffer of
+Arrow's but for the order of their bytes, and the data is the buffer behind it.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from pyspark.sql.types import StructType
 
 from txnstore.log.codec import RecordBatch, RecordRow, corrupt_batch
 from txnstore.log.columns import (
-    COLUMN_BYTES_MAX,
     Codec,
     DamagedColumn,
     DecompressionFailed,
     decompress,
+    not_ascending,
     unpack_integers,
+    unpack_positions,
 )
 from txnstore.model import Header, PartitionName
 
 #: With fewer numbers Python's own JSON is faster than setting up Arrow's functions.
 _ARROW_FROM: Final = 200
-_TYPE_CODES: Final = {pa.int32(): "i", pa.int64(): "q"}
 #: Batches with fewer records are gathered: one record batch of Arrow's costs as much as many records.
 GATHER_BELOW: Final = 64
 #: How many records are gathered at most.
@@ -41,27 +40,27 @@ _Column = Callable[[RecordBatch], pa.Array]
 _HAS_ARANGE: Final = hasattr(pa, "arange")
 
 
-def integers(text: str, count: int, kind: pa.DataType, what: str) -> pa.Array:
+def integers(text: str, count: int, what: str) -> pa.Array:
     """Return the `count` numbers of a flat JSON array; `what` is the column's name.
 
     Raises:
         DamagedColumn: the text holds something else.
     """
     if count >= _ARROW_FROM:
-        found = _by_width(text, count, kind)
+        found = _by_width(text, count)
         if found is not None:
             return found
     numbers = unpack_integers(text, what)
     if len(numbers) != count:
         raise DamagedColumn(f"{what} holds {len(numbers)} numbers instead of {count}")
     try:
-        cells = array(_TYPE_CODES[kind], numbers)
+        cells = array("q", numbers)
     except OverflowError:
         raise DamagedColumn(f"{what} holds a number that is too large") from None
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(cells)])
+    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(cells)])
 
 
-def _by_width(text: str, count: int, kind: pa.DataType) -> pa.Array | None:
+def _by_width(text: str, count: int) -> pa.Array | None:
     """Return the numbers if all take the same room, as our own columns have them; else None."""
     width, rest = divmod(len(text) - 1, count)
     if rest or width < 2 or text.count(",") != count - 1 or text[0] != "[":  # noqa: PLR2004 - a digit and a comma
@@ -71,13 +70,13 @@ def _by_width(text: str, count: int, kind: pa.DataType) -> pa.Array | None:
         cells = (text if is_signed else text.replace(" ", "0")).encode("ascii")
         fixed = pa.Array.from_buffers(pa.binary(width), count, [None, pa.py_buffer(cells[1:])])
         digits = pc.cast(pc.binary_slice(fixed, 0, width - 1), pa.string())
-        return pc.cast(pc.ascii_ltrim_whitespace(digits) if is_signed else digits, kind)
+        return pc.cast(pc.ascii_ltrim_whitespace(digits) if is_signed else digits, pa.int64())
     except (UnicodeEncodeError, pa.ArrowInvalid):
         return None
 
 
 def byte_strings(
-    positions_text: str | None, nulls_text: str | None, data: bytes | None, *, count: int, codec: Codec, what: str
+    packed_positions: bytes | None, nulls_text: str | None, data: bytes | None, *, count: int, codec: Codec, what: str
 ) -> pa.Array:
     """Return `count` keys or values; `what` is "key" or "value".  See `log.columns.unpack_bytes`.
 
@@ -85,20 +84,19 @@ def byte_strings(
         DamagedColumn: the columns do not fit together.
         UnsupportedCompression: the package that implements the codec is not installed.
     """
-    if positions_text is None:
+    if packed_positions is None:
         if data is not None or nulls_text is not None:
             raise DamagedColumn(f"there is {what}_data or null_{what}s without {what}_positions")
         return pa.nulls(count, pa.binary())
-    if data is None:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
         raise DamagedColumn(f"there is {what}_positions without bytes in {what}_data")
-    positions = integers(positions_text, count + 1, pa.int32(), f"{what}_positions")
-    size_bytes = positions[count].as_py()
-    ascend = pc.all(pc.less_equal(positions.slice(0, count), positions.slice(1))).as_py()
+    unpacked = unpack_positions(packed_positions, count, what)
+    positions = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(unpacked)])
     # Arrow takes what it is given: a position outside of the data would be read all the same.
-    if positions[0].as_py() != 0 or not ascend or size_bytes > COLUMN_BYTES_MAX:
-        raise DamagedColumn(f"{what}_positions is not {count + 1} ascending numbers from 0 on")
+    if not pc.all(pc.less_equal(positions.slice(0, count), positions.slice(1))).as_py():
+        raise not_ascending(count, what)
     try:
-        plain = decompress(codec, data, size_bytes)
+        plain = decompress(codec, bytes(data), unpacked[count])
     except DecompressionFailed as error:
         raise DamagedColumn(f"{what}_data: {error}") from None
     nulls = () if nulls_text is None else unpack_integers(nulls_text, f"null_{what}s")
@@ -242,7 +240,7 @@ def _timestamps(batch: RecordBatch) -> pa.Array:
     if text is None:
         times_ms = pa.repeat(_int64(batch.base_timestamp_ms), batch.record_count)
     else:
-        deltas_ms = integers(text, batch.record_count, pa.int64(), "timestamp_deltas_ms")
+        deltas_ms = integers(text, batch.record_count, "timestamp_deltas_ms")
         times_ms = pc.add(deltas_ms, _int64(batch.base_timestamp_ms))
     return _as_timestamps(times_ms, batch.max_timestamp_ms)
 

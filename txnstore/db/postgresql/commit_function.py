@@ -70,9 +70,9 @@ _PARAMETERS: Final = """
     crcs bigint[],
     sizes_bytes integer[],
     batch_timestamp_deltas_ms text[],
-    batch_key_positions text[],
+    batch_key_positions bytea[],
     batch_null_keys text[],
-    batch_value_positions text[],
+    batch_value_positions bytea[],
     batch_null_values text[],
     batch_headers text[],
     batch_key_data bytea[],
@@ -520,11 +520,13 @@ def _call(schema: str, name: str, count: int) -> str:
     return f"SELECT {_quoted(schema)}.{name}({numbers})"
 
 
+#: The types of the payload's columns, in order.
+_PAYLOAD_TYPES: Final = (_TEXT, _BYTEA, _TEXT, _BYTEA, _TEXT, _TEXT, _BYTEA, _BYTEA)
 #: The types of the parameters, in order.
 TYPES: Final = (
     *(_TEXT, _INT8, _INT4, *[_INT8] * 4, *[_INT8] * 3, _BOOL),
     *(_ARRAY_OF[kind] for kind in (_INT8, _INT4, _INT4, _INT8, _INT8, _INT4, _INT4, _INT8, _INT4)),
-    *(_ARRAY_OF[kind] for kind in (*[_TEXT] * 6, *[_BYTEA] * 2)),
+    *(_ARRAY_OF[kind] for kind in _PAYLOAD_TYPES),
     *(_TEXT, _INT4, _TEXT, _TEXT),
     *(_ARRAY_OF[kind] for kind in (_INT8, _INT8, _INT4, _TEXT)),
     *(_TEXT, _BOOL),
@@ -569,8 +571,10 @@ def arguments(
         _integers(_INT4, codecs),
         _integers(_INT8, crcs),
         _integers(_INT4, sizes),
-        *map(_texts, payloads[:6]),
-        *[_array(_BYTEA, column) for column in payloads[6:]],
+        *[
+            _texts(column) if kind == _TEXT else _array(_BYTEA, column)
+            for kind, column in zip(_PAYLOAD_TYPES, payloads, strict=True)
+        ],
         None if group is None else group.group_id.encode(),
         None if group is None else _INT4_OF(group.generation),
         None if group is None or not group.member_id else group.member_id.encode(),

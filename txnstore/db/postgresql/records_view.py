@@ -1,8 +1,9 @@
 """The text of the view `records` for PostgreSQL.
 
 The arrays of a batch become PostgreSQL arrays, whose elements are found by arithmetic, once a batch: OFFSET 0 keeps
-the planner from moving that to each record.  The data is copied once a batch for the same reason: a value out of line
-(TOAST) would be fetched again for each record.  So the time for a record does not depend on the size of its batch.
+the planner from moving that to each record.  Positions and data are copied once a batch for the same reason: a value
+out of line (TOAST) would be fetched again for each record.  So the time for a record does not depend on the size of its
+batch.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ SELECT
         WHEN opened.null_keys[width_bucket(record.number - 1, opened.null_keys)] = record.number - 1 THEN NULL
         ELSE substr(
             opened.key_data,
-            opened.key_positions[record.number] + 1,
-            opened.key_positions[record.number + 1] - opened.key_positions[record.number]
+            {key_start} + 1,
+            {key_end} - {key_start}
         )
     END AS key,
     CASE
         WHEN opened.null_values[width_bucket(record.number - 1, opened.null_values)] = record.number - 1 THEN NULL
         ELSE substr(
             opened.value_data,
-            opened.value_positions[record.number] + 1,
-            opened.value_positions[record.number + 1] - opened.value_positions[record.number]
+            {value_start} + 1,
+            {value_end} - {value_start}
         )
     END AS value,
     nullif(opened.headers -> (record.number - 1), CAST('null' AS jsonb)) AS headers,
@@ -63,8 +64,8 @@ CROSS JOIN LATERAL (
         batch.record_count,
         CAST(translate(batch.offset_deltas, '[]', '{}') AS integer[]) AS offset_deltas,
         CAST(translate(batch.timestamp_deltas_ms, '[]', '{}') AS bigint[]) AS timestamp_deltas_ms,
-        CAST(translate(batch.key_positions, '[]', '{}') AS integer[]) AS key_positions,
-        CAST(translate(batch.value_positions, '[]', '{}') AS integer[]) AS value_positions,
+        batch.key_positions || CAST('' AS bytea) AS key_positions,
+        batch.value_positions || CAST('' AS bytea) AS value_positions,
         CAST(translate(batch.null_keys, '[]', '{}') AS integer[]) AS null_keys,
         CAST(translate(batch.null_values, '[]', '{}') AS integer[]) AS null_values,
         CAST(batch.headers AS jsonb) AS headers,
@@ -77,9 +78,21 @@ WHERE batch.control_type IS NULL
 """
 
 
+def _position(positions: str, index: str) -> str:
+    """Return the expression of the position with this index."""
+    # The highest byte brings the sign along.
+    shifted = (f"(get_byte({positions}, 4 * ({index}) + {place}) << {24 - 8 * place})" for place in range(4))
+    return f"({' | '.join(shifted)})"
+
+
 def create_view(schema: str) -> str:
     """Return the statement that makes the view in `schema`, where the tables are."""
-    return _CREATE.replace("{schema}", _quoted(schema))
+    text = _CREATE.replace("{schema}", _quoted(schema))
+    for what in ("key", "value"):
+        positions = f"opened.{what}_positions"
+        text = text.replace(f"{{{what}_start}}", _position(positions, "record.number - 1"))
+        text = text.replace(f"{{{what}_end}}", _position(positions, "record.number"))
+    return text
 
 
 def comment_on_view(schema: str) -> tuple[str, ...]:

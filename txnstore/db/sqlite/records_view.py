@@ -10,6 +10,8 @@ and hands its rows up one by one; nothing is ever stored aside.
   (https://www.sqlite.org/optoverview.html, subquery flattening and the push-down optimization).
 * The numbers of an array all have the same width, so the n-th is cut out of the text; as a BLOB, where SQLite finds
   the place without counting characters.  `character_bytes` is 2 in a database of encoding UTF-16.
+* Positions are numbers of four bytes.  What a byte stands for is where it is among all bytes in their order.  Within
+  a chunk of less than 64 KiB the last two bytes tell positions apart.
 * json_each over an array of nulls counts: the chunks of a batch, the records of a chunk.  Where there are headers,
   the array holds them instead.
 * Null keys and values are found by their index: an object with a list of indexes for each chunk that has any.
@@ -50,6 +52,15 @@ def _stride(array: str, count: str) -> str:
     return f"(length(CAST({array} AS BLOB)) - length(CAST('[' AS BLOB))) / ({count})"
 
 
+def _position(blob: str, index: str, all_bytes: str, *, byte_count: int = 4) -> str:
+    """Return the expression of the last bytes of the position with this index, as a number."""
+    number = ""
+    for byte in range(5 - byte_count, 5):
+        digit = f"instr({all_bytes}, substr({blob}, {byte} + 4 * ({index}), 1)) - 1"
+        number = f"({number} * 256 + {digit})" if number else f"({digit})"
+    return number
+
+
 def _number(blob: str, place: str, stride: str, character_bytes: str) -> str:
     """Return the expression of the number that begins at byte `place` of an array."""
     return f"CAST(CAST(substr({blob}, {place}, {stride} - {character_bytes}) AS TEXT) AS INTEGER)"
@@ -67,9 +78,7 @@ def _nulls_by_chunk(indexes: str) -> str:
 
 
 def _opened_batches(prefix: str) -> str:
-    """Return the subquery with one row a batch; without strides its keys and values stay closed."""
-    key_stride = _stride("batch.key_positions", "batch.record_count + 1")
-    value_stride = _stride("batch.value_positions", "batch.record_count + 1")
+    """Return the subquery with one row a batch; without positions its keys and values stay closed."""
     return f"""
         SELECT
             topics.name AS topic,
@@ -97,10 +106,9 @@ def _opened_batches(prefix: str) -> str:
             {_stride("batch.offset_deltas", "batch.record_count")} AS offset_stride,
             CAST(batch.timestamp_deltas_ms AS BLOB) AS timestamp_deltas_ms,
             {_stride("batch.timestamp_deltas_ms", "batch.record_count")} AS timestamp_stride,
-            CAST(batch.key_positions AS BLOB) AS key_positions,
-            CASE WHEN batch.codec = 0 THEN {key_stride} END AS key_stride,
-            CAST(batch.value_positions AS BLOB) AS value_positions,
-            CASE WHEN batch.codec = 0 THEN {value_stride} END AS value_stride,
+            x'{bytes(range(256)).hex()}' AS all_bytes,
+            CASE WHEN batch.codec = 0 THEN batch.key_positions END AS key_positions,
+            CASE WHEN batch.codec = 0 THEN batch.value_positions END AS value_positions,
             {_nulls_by_chunk("batch.null_keys")} AS null_keys,
             {_nulls_by_chunk("batch.null_values")} AS null_values,
             CASE WHEN batch.headers IS NOT NULL THEN (
@@ -122,7 +130,7 @@ def _opened_batches(prefix: str) -> str:
             AND finished.producer_id = batch.producer_id
             AND finished.producer_epoch = batch.producer_epoch
         WHERE batch.control_type IS NULL
-        {_no_row(28)}"""
+        {_no_row(27)}"""
 
 
 def _no_row(columns: int) -> str:
@@ -133,23 +141,22 @@ def _no_row(columns: int) -> str:
 #: The chunk's first record, counted from the batch's first, and how many records it has.
 _FIRST: Final = "chunk.key * batch.chunk_size"
 _COUNT: Final = f"min(batch.chunk_size, batch.record_count - {_FIRST})"
+_END: Final = f"min({_FIRST} + batch.chunk_size, batch.record_count)"
 
 
 def _array_of_chunk(array: str, stride: str) -> str:
-    """Return the expression of a chunk's part of an array of positions or deltas."""
+    """Return the expression of a chunk's part of an array of deltas."""
     first_byte = f"1 + batch.character_bytes + {_FIRST} * batch.{stride}"
     return f"substr(batch.{array}, {first_byte}, (batch.chunk_size + 1) * batch.{stride}) AS {array}, batch.{stride}"
 
 
 def _cells_of_chunk(what: str) -> str:
     """Return the columns of a chunk's keys or values."""
-
-    def position(index: str) -> str:
-        place = f"1 + batch.character_bytes + ({index}) * batch.{what}_stride"
-        return _number(f"batch.{what}_positions", place, f"batch.{what}_stride", "batch.character_bytes")
-
-    start, end = position(_FIRST), position(f"{_FIRST} + {_COUNT}")
-    return f"""{_array_of_chunk(f"{what}_positions", f"{what}_stride")},
+    # Most batches are one chunk: nothing is to be looked up.
+    start, end = (_position(f"batch.{what}_positions", index, "batch.all_bytes") for index in (_FIRST, _END))
+    start = f"CASE chunk.key WHEN 0 THEN 0 ELSE {start} END"
+    end = f"CASE {_END} WHEN batch.record_count THEN length(batch.{what}_data) ELSE {end} END"
+    return f"""substr(batch.{what}_positions, 1 + 4 * {_FIRST}, 4 * (batch.chunk_size + 1)) AS {what}_positions,
             {start} AS {what}_start,
             substr(batch.{what}_data, 1 + {start}, {end} - {start}) AS {what}_data,
             (
@@ -175,6 +182,7 @@ def _opened_chunks(prefix: str) -> str:
         batch.status,
         batch.codec,
         batch.character_bytes,
+        batch.all_bytes,
         {_FIRST} AS first_index,
         {_COUNT} AS record_count,
         chunk.value AS headers,
@@ -185,23 +193,39 @@ def _opened_chunks(prefix: str) -> str:
     FROM ({_opened_batches(prefix)}
     ) AS batch
     CROSS JOIN json_each(coalesce(batch.headers, {chunks})) AS chunk
-    {_no_row(30)}"""
+    {_no_row(29)}"""
 
 
-def _number_of_record(array: str, stride: str, index: str = "record.key") -> str:
-    return _number(f"chunk.{array}", f"1 + ({index}) * chunk.{stride}", f"chunk.{stride}", "chunk.character_bytes")
+def _number_of_record(array: str, stride: str) -> str:
+    return _number(f"chunk.{array}", f"1 + record.key * chunk.{stride}", f"chunk.{stride}", "chunk.character_bytes")
 
 
 def _cell_of_record(what: str) -> str:
     """Return the expression of a record's key or value."""
-    start = _number_of_record(f"{what}_positions", f"{what}_stride")
-    end = _number_of_record(f"{what}_positions", f"{what}_stride", "record.key + 1")
+    data, first = f"chunk.{what}_data", f"chunk.{what}_start"
+    short = _cut(what, f"1 + (cell.place - {first} & 65535), cell.behind - cell.place & 65535", byte_count=2)
     # substr() of an empty BLOB is NULL, but an empty key is not.
     return f"""CASE
-        WHEN chunk.{what}_stride IS NULL THEN NULL
+        WHEN chunk.{what}_positions IS NULL THEN NULL
         WHEN instr(chunk.null_{what}s, ',' || (chunk.first_index + record.key) || ',') THEN NULL
-        ELSE coalesce(substr(chunk.{what}_data, 1 + {start} - chunk.{what}_start, {end} - {start}), x'')
+        ELSE coalesce(CASE
+            WHEN chunk.record_count = 1 THEN {data}
+            WHEN length({data}) < 65536 THEN {short}
+            ELSE {_cut(what, f"1 + cell.place - {first}, cell.behind - cell.place", byte_count=4)}
+        END, x'')
     END"""
+
+
+def _cut(what: str, place_and_length: str, *, byte_count: int) -> str:
+    """Return the subquery that cuts a key or value out of its chunk, and so looks each position up once."""
+    place, behind = (
+        _position(f"chunk.{what}_positions", index, "chunk.all_bytes", byte_count=byte_count)
+        for index in ("record.key", "record.key + 1")
+    )
+    return f"""(
+                SELECT substr(chunk.{what}_data, {place_and_length})
+                FROM (SELECT {place} AS place, {behind} AS behind {_no_row(2)}) AS cell
+            )"""
 
 
 def create_view(prefix: str = SQLITE_PREFIX) -> str:
