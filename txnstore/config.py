@@ -175,6 +175,12 @@ STORE_SETTINGS: Final = _table(
         "How often groups are searched for silent members and expired offsets.",
     ),
     Setting(
+        "log.retention.check.interval.ms",
+        300_000,
+        _integer(1, _INT64_MAX),
+        "How often batches are looked for that retention.ms and retention.bytes do not keep.",
+    ),
+    Setting(
         "txnstore.transaction.log.retention.ms",
         604_800_000,
         _integer(1, _INT64_MAX),
@@ -237,9 +243,15 @@ TOPIC_SETTINGS: Final = _table(
         "retention.bytes",
         -1,
         _integer(_INT64_MIN, _INT64_MAX),
-        "The size above which old batches are deleted; -1: none.",
+        "The size of a partition above which old batches are deleted; -1: none.",
     ),
     Setting("retention.ms", 604_800_000, _integer(-1, _INT64_MAX), "The age of batches to delete; -1: never."),
+    Setting(
+        "txnstore.retention.unread.ms",
+        0,
+        _integer(-1, _INT64_MAX),
+        "How old batches may become that a group has not read; 0: groups hold nothing back; -1: any age.",
+    ),
     # The rest of Kafka's (LogConfig.java), so that tools that compare what they have set find it again.
     Setting("compression.gzip.level", -1, _level(1, 9)),
     Setting("compression.lz4.level", 9, _integer(1, 17)),

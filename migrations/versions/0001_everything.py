@@ -43,6 +43,7 @@ _TABLES: Final = (
     "record_batches",
     "producer_states",
     "finished_transactions",
+    "partition_storage",
     "transactions",
     "transaction_partitions",
     "transaction_writers",
@@ -309,6 +310,22 @@ def _make_log() -> None:
         _check("finished_transactions_order", "first_offset < marker_offset"),
         comment="Which transactions ended in each partition, and how: Kafka's index of aborted transactions, and more.",
         sqlite_with_rowid=False,
+    )
+    _table(
+        "partition_storage",
+        _column(
+            "partition_id",
+            Int64,
+            "A partition from which batches were deleted, or whose size retention.bytes limits.",
+        ),
+        _column("first_stored_offset", Int64, "Every batch that ends below it is deleted."),
+        _column("counted_offset", Int64, "The batches that end below it are in size_bytes; those behind are not yet."),
+        _column("size_bytes", Int64, "The size of those of them that are stored, as retention.bytes counts it."),
+        PrimaryKeyConstraint("partition_id", name="partition_storage_pk"),
+        _check("partition_storage_order", "0 <= first_stored_offset AND first_stored_offset <= counted_offset"),
+        _check("partition_storage_size", "size_bytes >= 0"),
+        comment="Where the stored batches of a partition begin, and what they take; locked by who deletes the oldest.",
+        postgresql_with=_HOT,
     )
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection, delete, select
 
 from tests.crash.afterlives import Remains, live_on, next_reaper_comes, start_producer
 from tests.crash.everywhere import crash_everywhere
 from tests.crash.scenarios import FIRST, SENT, Scenario, all_of, ends, sends
-from tests.crash.worlds import OLD, TIMEOUT_MS, Place, Step, View, World, look, written
-from txnstore.db.schema import producer_states, transaction_log
+from tests.crash.worlds import OLD, PARTITIONS, TIMEOUT_MS, Place, Step, View, World, look, written
+from txnstore.db.schema import partition_storage, producer_states, record_batches, transaction_log
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerIdMapping
+from txnstore.log import retention
+from txnstore.log.deleting import batch_bytes
+from txnstore.log.topics import change_topic_configs, lock_topic_configs, names_of_partitions
 from txnstore.model import ControlType
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.outcome import resolve_outcome
@@ -141,3 +144,73 @@ def test_what_is_old_is_forgotten_in_portions_each_whole_or_not_at_all(
     )
     # Producers: a portion for each partition.
     assert progress.commits == portions
+
+
+def expire(world: World, store: Store) -> int:
+    """Delete what is past its retention, in this world alone: other worlds wait for their crashes."""
+    now_ms, limits = store.read(retention._read_limits)
+    candidates = [
+        each for each in retention._candidates(store, limits, now_ms) if each.partition_id in world.partition_ids
+    ]
+    return sum(retention._expire(store, candidate, now_ms, {})[0] for candidate in candidates)
+
+
+def keeps(**texts: str) -> Step:
+    """Return the change of the settings that say what the world's topic keeps."""
+
+    def change(world: World, store: Store) -> None:
+        changes = {name.replace("_", "."): text for name, text in texts.items()}
+
+        def work(connection: Connection) -> None:
+            (place,) = names_of_partitions(connection, world.partition_ids[:1]).values()
+            change_topic_configs(connection, lock_topic_configs(connection, place.topic), changes)
+
+        store.write(work)
+
+    return change
+
+
+def assert_sizes_are_true(world: World, store: Store) -> None:
+    """Assert that what is kept of the sizes of partitions is what their batches take."""
+    kept = select(partition_storage).where(partition_storage.c.partition_id.in_(world.partition_ids))
+    for row in store.read(lambda connection: connection.execute(kept).all()):
+        counted = select(record_batches.c.size_bytes).where(
+            record_batches.c.partition_id == row.partition_id, record_batches.c.last_offset < row.counted_offset
+        )
+        sizes = store.read(lambda connection, counted=counted: connection.execute(counted).scalars().all())
+        assert row.size_bytes == sum(map(batch_bytes, sizes))
+
+
+@pytest.mark.parametrize(
+    ("kept", "commits_per_partition"),
+    [
+        # Its start is moved, its batches are deleted, and nothing is left to delete.
+        (keeps(retention_ms="604800000", retention_bytes="-1"), 3),
+        # Before that it is counted, and found to be counted.
+        (keeps(retention_ms="-1", retention_bytes="0"), 5),
+    ],
+    ids=["by age", "by size"],
+)
+def test_what_is_past_its_retention_goes_step_by_step_each_whole_or_not_at_all(
+    place: Place, kept: Step, commits_per_partition: int
+):
+    def producer_goes_on(world: World, store: Store, left: View) -> None:
+        assert_sizes_are_true(world, store)
+        # What was half done is neither in anybody's way, nor counted twice.
+        expire(world, store)
+        assert expire(world, store) == 0
+        assert look(store, world).committed == written()
+        ends(FIRST, commit=True)(world, store)
+        assert look(store, world).committed == written(FIRST)
+        assert_sizes_are_true(world, store)
+        assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
+
+    progress = crash_everywhere(
+        place,
+        before=all_of(kept, passes(place, 8 * DAY_MS)),
+        call=expire,
+        check=lambda left, commits: None,
+        lives=[producer_goes_on],
+        steps_min=20,
+    )
+    assert progress.commits == PARTITIONS * commits_per_partition

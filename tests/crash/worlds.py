@@ -22,6 +22,7 @@ from txnstore.db.schema import (
     finished_transactions,
     group_offsets,
     partition_heads,
+    partition_storage,
     pending_group_offsets,
     pending_markers,
     producer_states,
@@ -40,6 +41,7 @@ from txnstore.db.schema import (
 from txnstore.db.store import Store
 from txnstore.groups.offsets import read_offsets
 from txnstore.log.append import Append
+from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic
@@ -244,7 +246,9 @@ _DECIDED_AS: Final = {
 
 
 def _values(connection: Connection, world: World, isolation: IsolationLevel) -> tuple[tuple[bytes, ...], ...]:
-    pages = fetch(connection, dict.fromkeys(world.partition_ids, 0), isolation=isolation)
+    bounds = read_bounds(connection, world.partition_ids)
+    starts = {partition_id: bounds[partition_id].log_start_offset for partition_id in world.partition_ids}
+    pages = fetch(connection, starts, isolation=isolation)
     return tuple(
         tuple(record.value or b"" for batch in pages[number].batches for record in batch.records())
         for number in world.partition_ids
@@ -289,6 +293,7 @@ _TABLES_OF_WORLD: Final = (
     record_batches,
     producer_states,
     finished_transactions,
+    partition_storage,
     transactions,
     transaction_log,
     transaction_partitions,

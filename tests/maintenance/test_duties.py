@@ -26,13 +26,14 @@ from txnstore.transactions import recovery
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 NAMES = [duty.name for duty in DUTIES]
-SEQUENCED, COMPLETED, ABORTED, ENDED, FORGOTTEN, SILENT, TRIMMED, PURGED, LEFT, UNUSED, COPIED = NAMES
+SEQUENCED, COMPLETED, ABORTED, ENDED, FORGOTTEN, SILENT, TRIMMED, PURGED, EXPIRED, LEFT, UNUSED, COPIED = NAMES
 DAY_MS = 86_400_000
 
 
 @pytest.fixture
 def partition_id(store):
-    return store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+    keeps = {"retention.ms": "-1"}
+    return store.write(lambda connection: create_topic(connection, "orders", config=keeps)).partition_ids[0]
 
 
 def begin(store, partition_id, transactional_id, timeout_ms=60_000, *, writes_elsewhere=False):
@@ -117,6 +118,18 @@ def test_what_has_expired_is_forgotten(store, clock, partition_id):
     # The entry that says so is as old as the expiry itself.
     assert count(store, transaction_log) == 1
     assert committed(store, partition_id) == [b"worker", b"idempotent"]
+
+
+def test_batches_that_their_topic_keeps_no_longer_are_deleted(store, clock):
+    (partition_id,) = store.write(lambda connection: create_topic(connection, "parcels")).partition_ids
+    for value in b"first", b"second":
+        batch = encode([Record(value, timestamp_ms=clock.now_ms())])
+        store.write(lambda connection, batch=batch: append(connection, [Append(partition_id, batch)]))
+        clock.advance(4 * DAY_MS)
+    done = Maintenance(store).run_once()
+    assert done == dict.fromkeys(NAMES, 0) | {EXPIRED: 1}
+    page = store.read(lambda connection: fetch(connection, {partition_id: 1}))[partition_id]
+    assert [record.value for batch in page.batches for record in batch.records()] == [b"second"]
 
 
 def test_a_group_whose_members_are_silent_is_empty_and_loses_its_offsets_in_time(store, clock, partition_id):

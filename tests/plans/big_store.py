@@ -34,7 +34,7 @@ from txnstore.transactions.protocol import TransactionState
 #: How many batches are made of each that is encoded.
 COPIES = 1_000
 #: By partition: how many batches are encoded for it.
-TRANSACTIONS, PLAIN, HELD_BACK = 300, 500, 200
+TRANSACTIONS, PLAIN, HELD_BACK, EXPIRED = 300, 500, 200, 50
 #: Of the partition with transactions: those of this stretch were aborted, 100,000 batches in a row.
 ABORTED = range(100, 200)
 #: In the partition whose readers are held back: where the open transaction begins.
@@ -65,6 +65,8 @@ class BigStore:
     """One of records outside transactions, whose timestamps grow."""
     held_back: int
     """One whose last stable offset lies 199,000 batches before its end."""
+    expired: int
+    """One whose topic keeps nothing for so long, and has not been looked after yet."""
     first_ms: int
     """The first timestamp in `plain`; that of batch n is later by n // 1000 seconds."""
 
@@ -72,9 +74,12 @@ class BigStore:
 def fill(store: Store, url: str) -> BigStore:
     """Fill a new store, which others open at this URL."""
     topic = store.write(lambda connection: create_topic(connection, "big", partition_count=4))
+    keeps = {"retention.ms": "1000", "retention.bytes": "1000000000"}
+    old = store.write(lambda connection: create_topic(connection, "old", config=keeps))
     first_ms = time.time_ns() // 1_000_000 - 3_600_000
     with_transactions, plain, held_back, scratch = topic.partition_ids
-    big = BigStore(store, url, "big", with_transactions, plain, held_back, first_ms)
+    (expired,) = old.partition_ids
+    big = BigStore(store, url, "big", with_transactions, plain, held_back, expired, first_ms)
     with store.engine.connect() as connection:
         if store.backend.name == "postgresql":
             driver: Any = connection.connection.driver_connection
@@ -133,6 +138,7 @@ def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
         (big.transactions, 0, TRANSACTIONS),
         (big.plain, TRANSACTIONS, PLAIN),
         (big.held_back, TRANSACTIONS, HELD_BACK),
+        (big.expired, TRANSACTIONS, EXPIRED),
     ):
         copies = _numbers(COPIES)
         offset = (record_batches.c.last_offset - first) * COPIES + copies.c.n

@@ -303,6 +303,21 @@ finished_transactions: Final = _table(
     sqlite_with_rowid=False,
 )
 
+partition_storage: Final = _table(
+    "partition_storage",
+    _column(
+        "partition_id", Int64, "A partition from which batches were deleted, or whose size retention.bytes limits."
+    ),
+    _column("first_stored_offset", Int64, "Every batch that ends below it is deleted."),
+    _column("counted_offset", Int64, "The batches that end below it are in size_bytes; those behind are not yet."),
+    _column("size_bytes", Int64, "The size of those of them that are stored, as retention.bytes counts it."),
+    PrimaryKeyConstraint("partition_id", name="partition_storage_pk"),
+    _check("partition_storage_order", "0 <= first_stored_offset AND first_stored_offset <= counted_offset"),
+    _check("partition_storage_size", "size_bytes >= 0"),
+    comment="Where the stored batches of a partition begin, and what they take; locked by who deletes the oldest.",
+    is_hot=True,
+)
+
 # --- the transaction coordinator -------------------------------------------------------------------------------------
 
 transactions: Final = _table(

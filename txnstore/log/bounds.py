@@ -15,9 +15,10 @@ from txnstore.log.codec import TIMESTAMP_MS_MAX, decode
 from txnstore.log.outbox.rows import OUTBOX_WAITS
 from txnstore.model import IsolationLevel
 
+#: Where the oldest open transaction of a partition begins, or NULL.
 # The partial index on open transactions answers the inner query with one look, however long the log is. SQLite takes
 # it for a comparison, and prefers the primary key for IS NOT NULL.
-_FIRST_OPEN: Final = (
+FIRST_OPEN: Final = (
     select(func.min(producer_states.c.transaction_first_offset))
     .where(producer_states.c.partition_id == partition_heads.c.partition_id)
     .where(producer_states.c.transaction_first_offset >= 0)
@@ -30,7 +31,7 @@ _SELECT_BOUNDS: Final = (
         partition_heads.c.partition_id,
         partition_heads.c.log_start_offset,
         partition_heads.c.next_offset,
-        func.coalesce(_FIRST_OPEN, partition_heads.c.next_offset),
+        func.coalesce(FIRST_OPEN, partition_heads.c.next_offset),
     )
     .where(partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
     .order_by(partition_heads.c.partition_id)

@@ -5,9 +5,13 @@ from its commit on nobody reads what lies below.  Batches that lie below it as a
 without the lock, so that nobody's append waits for a long deletion; whoever is interrupted leaves rows that the next
 deletion takes.  A batch with a record at or past the log start stays whole.
 
+How far the deletion has come is kept (`partition_storage`): the next portion begins there, instead of passing what is
+deleted and not yet cleaned up by the database, which a long snapshot can hold up for hours.
+
 As in Kafka, the high watermark is as far as it goes, also past the beginning of an open transaction: that one goes on,
-and the last stable offset is then the log start.  The index of finished transactions and the producers' states stay:
-they are small, and outcomes and repetitions are recognised by them.
+and the last stable offset is then the log start.  With the marker of a transaction its row in the index of finished
+transactions goes: all of its records lay before the marker.  The producers' states stay until their own time is up:
+repetitions are recognised by them.
 
 Of a partition whose topic was deleted there is no head any more, so nobody reads it or appends to it; what it held is
 deleted in portions as well, by whoever deleted the topic or by the maintenance.
@@ -19,7 +23,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -37,6 +41,7 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.ddl import Int64, String
 from txnstore.db.schema import (
@@ -44,6 +49,7 @@ from txnstore.db.schema import (
     finished_transactions,
     group_offsets,
     partition_heads,
+    partition_storage,
     producer_states,
     record_batches,
 )
@@ -56,6 +62,8 @@ HIGH_WATERMARK: Final = -1
 #: How many batches one database transaction deletes, and about how many bytes: SQLite frees them page by page.
 BATCHES_MAX: Final = ROWS_AT_ONCE
 BYTES_MAX: Final = 1024 * 1024
+#: What Kafka's header of a record batch takes.
+BATCH_HEADER_BYTES: Final = 61
 #: These rows are small, and a partition that was never used has no others.
 _STRUCK_OFF_AT_ONCE: Final = 1_000
 #: How many rows whoever has deleted a topic deletes of it, and for how long; the rest is left to the maintenance.
@@ -67,14 +75,85 @@ _MOVE_START: Final = (
     .where(partition_heads.c.partition_id == bindparam("of_partition_id"))
     .values(log_start_offset=bindparam("new_log_start_offset"))
 )
-_BELOW_START: Final = (
+# Whoever deletes, or counts what is stored, holds this lock: two at once would subtract the same batches twice.
+_STORAGE: Final = select(partition_storage).where(partition_storage.c.partition_id == bindparam("of_partition_id"))
+_LOCK_STORAGE: Final = _STORAGE.with_for_update()
+_ADD_STORAGE: Final = upsert(partition_storage).on_conflict_do_nothing(index_elements=["partition_id"])
+_SAVE_STORAGE: Final = (
+    update(partition_storage)
+    .where(partition_storage.c.partition_id == bindparam("of_partition_id"))
+    .values(
+        first_stored_offset=bindparam("new_first_stored_offset"),
+        counted_offset=bindparam("new_counted_offset"),
+        size_bytes=bindparam("new_size_bytes"),
+    )
+)
+_START: Final = select(partition_heads.c.log_start_offset).where(
+    partition_heads.c.partition_id == bindparam("of_partition_id")
+)
+STORED_BATCHES: Final = (
     select(record_batches.c.last_offset, record_batches.c.size_bytes)
-    .join(partition_heads, partition_heads.c.partition_id == record_batches.c.partition_id)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))
-    .where(record_batches.c.last_offset < partition_heads.c.log_start_offset)
+    .where(record_batches.c.last_offset >= bindparam("from_offset"))
+    .where(record_batches.c.last_offset < bindparam("end_offset"))
     .order_by(record_batches.c.last_offset)
     .limit(bindparam("batches_max"))
 )
+
+
+def _between(table: Table, key: ColumnElement[int]) -> Delete:
+    """Return the deletion of a partition's rows from one offset through another."""
+    of_partition = table.c.partition_id == bindparam("of_partition_id")
+    return delete(table).where(of_partition, key.between(bindparam("from_offset"), bindparam("through_offset")))
+
+
+_DELETE_BATCHES: Final = _between(record_batches, record_batches.c.last_offset)
+_DELETE_FINISHED: Final = _between(finished_transactions, finished_transactions.c.marker_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What is known of a partition's stored batches."""
+
+    partition_id: int
+    first_stored_offset: int = 0
+    """Every batch that ends below it is deleted."""
+
+    counted_offset: int = 0
+    """The batches that end below it are in `size_bytes`."""
+
+    size_bytes: int = 0
+
+
+def batch_bytes(size_bytes: int) -> int:
+    """Return what a batch counts for retention.bytes: its payload and, as in Kafka, the header of a batch."""
+    return size_bytes + BATCH_HEADER_BYTES
+
+
+def add_storage(connection: Connection, partition_id: int) -> None:
+    """Begin to keep what is known of a partition's stored batches; its head is locked, so that it is not deleted."""
+    connection.execute(_ADD_STORAGE, asdict(Storage(partition_id)))
+
+
+def lock_storage(connection: Connection, partition_id: int) -> Storage | None:
+    """Return what is known of the partition's stored batches, or None: nothing is kept, or it is gone.
+
+    Until the database transaction ends, nobody else changes it or deletes the oldest of the batches.
+    """
+    row = connection.execute(_LOCK_STORAGE, {"of_partition_id": partition_id}).one_or_none()
+    return None if row is None else Storage(*row)
+
+
+def read_storage(connection: Connection, partition_id: int) -> Storage:
+    """Return what is known of the partition's stored batches; where nothing is kept, none was deleted or counted."""
+    row = connection.execute(_STORAGE, {"of_partition_id": partition_id}).one_or_none()
+    return Storage(partition_id) if row is None else Storage(*row)
+
+
+def save_storage(connection: Connection, storage: Storage) -> None:
+    """Keep what is known of the partition's stored batches; the row is locked."""
+    new = {f"new_{name}": value for name, value in asdict(storage).items() if name != "partition_id"}
+    must_hit(connection, _SAVE_STORAGE, {"of_partition_id": storage.partition_id, **new})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +184,6 @@ class _Rows:
 
 
 _BATCHES: Final = _Rows(record_batches, record_batches.c.last_offset, record_batches.c.size_bytes)
-_DELETE: Final = _BATCHES.delete
 #: What is left of partitions when they are deleted, but for what groups have committed.
 _LEFT: Final = (
     _BATCHES,
@@ -169,6 +247,7 @@ def advance_log_start(connection: Connection, partition_id: int, offset: int) ->
     if wanted <= head.log_start_offset:
         return head.log_start_offset
     must_hit(connection, _MOVE_START, {"of_partition_id": partition_id, "new_log_start_offset": wanted})
+    add_storage(connection, partition_id)
     return wanted
 
 
@@ -184,11 +263,33 @@ def delete_below_log_start(
 
 
 def _delete_portion(partition_id: int, batches_max: int, connection: Connection) -> int:
+    storage = lock_storage(connection, partition_id)
     of_partition = {"of_partition_id": partition_id}
-    found = connection.execute(_BELOW_START, {**of_partition, "batches_max": batches_max}).all()
-    if not found:
+    log_start_offset = connection.execute(_START, of_partition).scalar_one_or_none()
+    if storage is None or log_start_offset is None or log_start_offset <= storage.first_stored_offset:
         return 0
-    return connection.execute(_DELETE, {**of_partition, "through_key": _last_that_fits(found)}).rowcount
+    of_range = {**of_partition, "from_offset": storage.first_stored_offset}
+    page = {"end_offset": log_start_offset, "batches_max": batches_max}
+    found = connection.execute(STORED_BATCHES, of_range | page).all()
+    through_offset = log_start_offset - 1
+    if found:
+        last_offset = _last_that_fits(found)
+        if last_offset < found[-1].last_offset or len(found) == batches_max:
+            through_offset = last_offset
+    of_range["through_offset"] = through_offset
+    deleted = connection.execute(_DELETE_BATCHES, of_range).rowcount
+    connection.execute(_DELETE_FINISHED, of_range)
+    counted = [row for row in found if row.last_offset <= through_offset and row.last_offset < storage.counted_offset]
+    save_storage(
+        connection,
+        replace(
+            storage,
+            first_stored_offset=through_offset + 1,
+            counted_offset=max(storage.counted_offset, through_offset + 1),
+            size_bytes=storage.size_bytes - sum(batch_bytes(row.size_bytes) for row in counted),
+        ),
+    )
+    return deleted
 
 
 def purge_soon(store: Store) -> None:

@@ -15,11 +15,13 @@ from txnstore.groups import expiration
 from txnstore.log.cluster_topics import bring_up_to_date
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.outbox.sequencer import drain_outbox
+from txnstore.log.retention import delete_expired_batches
 from txnstore.participants.recovery import raise_failed, recover_branches, recover_in_cluster
 from txnstore.transactions import recovery
 from txnstore.transactions.recovery import FOUND_MAX
 
 #: Kafka's names for the intervals.
+LOG_INTERVAL: Final = "log.retention.check.interval.ms"
 ABORT_INTERVAL: Final = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
 REMOVE_INTERVAL: Final = "transaction.remove.expired.transaction.cleanup.interval.ms"
 RETENTION_INTERVAL: Final = "offsets.retention.check.interval.ms"
@@ -64,6 +66,11 @@ DUTIES: Final = (
         "rows of deleted topics deleted",
         ABORT_INTERVAL,
         lambda store, _: purge_deleted_partitions(store, rows_max=FOUND_MAX),
+    ),
+    MaintenanceDuty(
+        "batches past their retention deleted",
+        LOG_INTERVAL,
+        lambda store, cluster: delete_expired_batches(store, cluster, batches_max=FOUND_MAX),
     ),
     # In this order: offsets expire once the group has no members any more.
     MaintenanceDuty(

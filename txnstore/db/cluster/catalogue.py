@@ -26,6 +26,7 @@ from txnstore.db.schema import (
     databases,
     deleted_partitions,
     partition_heads,
+    partition_storage,
     partitions,
     pending_group_offsets,
     pending_markers,
@@ -55,6 +56,7 @@ OF_PARTITIONS: Final = (
     transaction_partitions,
     transaction_writer_partitions,
     pending_markers,
+    partition_storage,
     partition_heads,
     partitions,
 )

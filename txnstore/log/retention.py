@@ -1,0 +1,347 @@
+"""The retention: the oldest batches of a partition go once they are too old, or the partition takes too much.
+
+As in Kafka, a batch is as old as its newest record says, none goes before the one in front of it, and a limit of the
+size keeps at least so much.  What Kafka asks of whole segments is asked of each batch here.  Nothing goes at or past
+the last stable offset: an open transaction finds all that it has written.
+
+A topic may keep what its groups have not read yet (`txnstore.retention.unread.ms`), for so long and no longer.
+
+The size of a partition is counted from where it was counted last, so that no pass reads the whole log.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from sqlalchemy import Connection, and_, bindparam, func, or_, select
+
+from txnstore.config import TOPIC_SETTINGS, settings_in_force
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.schema import (
+    group_offsets,
+    partition_heads,
+    partition_storage,
+    partitions,
+    record_batches,
+    topic_configs,
+)
+from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, server_now_ms, write_portion
+from txnstore.errors import UnknownTopicOrPartition
+from txnstore.log.bounds import FIRST_OPEN
+from txnstore.log.deleting import (
+    STORED_BATCHES,
+    Storage,
+    add_storage,
+    advance_log_start,
+    batch_bytes,
+    delete_below_log_start,
+    lock_storage,
+    read_storage,
+    save_storage,
+)
+from txnstore.log.partition_rows import lock_heads
+from txnstore.model import OFFSET_MAX
+
+#: A limit that is none; also Kafka's number for it.
+UNLIMITED: Final = -1
+#: How many batches are counted under one lock.
+_COUNTED_AT_ONCE: Final = 500
+_NAMES: Final = ("cleanup.policy", "retention.bytes", "retention.ms", "txnstore.retention.unread.ms")
+
+_NOW: Final = select(server_now_ms())
+_CONFIGS: Final = select(topic_configs).where(topic_configs.c.name.in_(_NAMES))
+_OLDEST_MS: Final = (
+    select(record_batches.c.max_timestamp_ms)
+    .where(record_batches.c.partition_id == partition_heads.c.partition_id)
+    .where(record_batches.c.last_offset >= partition_heads.c.log_start_offset)
+    .order_by(record_batches.c.last_offset)
+    .limit(1)
+    .correlate(partition_heads)
+    .scalar_subquery()
+)
+# One look for each partition, at its first batch: what nothing is due of costs no statement of its own.
+_PARTITIONS: Final = (
+    select(
+        partition_heads.c.partition_id,
+        partitions.c.topic_id,
+        partition_heads.c.log_start_offset,
+        func.coalesce(FIRST_OPEN, partition_heads.c.next_offset).label("last_stable_offset"),
+        partition_heads.c.next_offset,
+        partition_storage.c.first_stored_offset,
+        partition_storage.c.counted_offset,
+        partition_storage.c.size_bytes,
+        _OLDEST_MS.label("oldest_ms"),
+    )
+    .join(partitions, partitions.c.partition_id == partition_heads.c.partition_id)
+    .outerjoin(partition_storage, partition_storage.c.partition_id == partition_heads.c.partition_id)
+    .where(partition_heads.c.partition_id > bindparam("after_partition_id"))
+    .order_by(partition_heads.c.partition_id)
+    .limit(LISTED_MAX)
+)
+_FROM_START: Final = STORED_BATCHES.add_columns(record_batches.c.max_timestamp_ms)
+# No index finds what groups have committed in one partition: all are passed once, for all partitions that ask.
+_COMMITTED: Final = (
+    select(group_offsets.c.group_id, group_offsets.c.partition_id, group_offsets.c.committed_offset)
+    .where(
+        or_(
+            group_offsets.c.group_id > bindparam("after_group_id"),
+            and_(
+                group_offsets.c.group_id == bindparam("after_group_id"),
+                group_offsets.c.partition_id > bindparam("after_partition_id"),
+            ),
+        )
+    )
+    .order_by(group_offsets.c.group_id, group_offsets.c.partition_id)
+    .limit(LISTED_MAX)
+)
+
+
+#: Below which offset all groups have read, by partition; None: not all groups can be asked.
+_ReadOffsets = dict[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionLimits:
+    """What a topic keeps."""
+
+    age_ms: int
+    """How old a batch may become, in milliseconds; `UNLIMITED`: as old as it likes."""
+
+    size_bytes: int
+    """How much of a partition is kept at least; more may go. `UNLIMITED`: nothing goes for its size."""
+
+    unread_ms: int
+    """How old a batch may become that a group has yet to read; 0: groups do not matter; `UNLIMITED`: it stays."""
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> RetentionLimits | None:
+        """Return the limits of a topic with these settings; None if it keeps everything."""
+        settings = settings_in_force(TOPIC_SETTINGS, texts)
+        limits = cls(
+            max(settings["retention.ms"], UNLIMITED),
+            max(settings["retention.bytes"], UNLIMITED),
+            settings["txnstore.retention.unread.ms"],
+        )
+        deletes = "delete" in settings["cleanup.policy"].split(",")
+        return limits if deletes and (limits.age_ms, limits.size_bytes) != (UNLIMITED, UNLIMITED) else None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """What the retention asks of a batch."""
+
+    last_offset: int
+    size_bytes: int
+    """As retention.bytes counts it."""
+
+    max_timestamp_ms: int
+
+
+def expired_through(
+    batches: Sequence[StoredBatch],
+    limits: RetentionLimits,
+    *,
+    now_ms: int,
+    excess_bytes: int,
+    read_offset: int | None,
+) -> int | None:
+    """Return the last offset of the last batch that goes, of a partition's first ones; None if the first one stays.
+
+    Args:
+        batches: the first batches of the partition, in order.
+        limits: what the topic keeps.
+        now_ms: the time in milliseconds since 1970.
+        excess_bytes: by how much the partition takes more than `limits.size_bytes`.
+        read_offset: the offset below which every group has read everything; None: no group has committed there.
+    """
+    last_offset: int | None = None
+    for batch in batches:
+        age_ms = now_ms - batch.max_timestamp_ms
+        is_too_old = limits.age_ms != UNLIMITED and age_ms > limits.age_ms
+        is_too_much = limits.size_bytes != UNLIMITED and batch.size_bytes <= excess_bytes
+        if not is_too_old and not is_too_much:
+            break
+        is_unread = read_offset is not None and batch.last_offset >= read_offset
+        if is_unread and (limits.unread_ms == UNLIMITED or age_ms <= limits.unread_ms):
+            break
+        excess_bytes -= batch.size_bytes
+        last_offset = batch.last_offset
+    return last_offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A partition of which something may have to go."""
+
+    partition_id: int
+    oldest_ms: int
+    last_stable_offset: int
+    limits: RetentionLimits | None
+    """What its topic keeps; None: everything."""
+
+    has_leftovers: bool
+    """Whether a deletion was interrupted before it had deleted what lies below the log start."""
+
+
+def delete_expired_batches(store: Store, cluster: Cluster | None = None, *, batches_max: int) -> int:
+    """Delete what the retention of the topics does not keep; return how many batches.
+
+    At least `batches_max`, or all that there are: those first whose partition has the oldest, a portion of each in
+    turn.  Where a topic keeps what its groups have not read, the groups of all databases of the cluster are asked;
+    while one of them is away, such a topic keeps what it would keep for a group that has read nothing.
+
+    Raises:
+        TxnStoreError: the database refused; what was deleted before stays so.
+    """
+    now_ms, limits_of = store.read(_read_limits)
+    candidates = sorted(_candidates(store, limits_of, now_ms), key=lambda candidate: candidate.oldest_ms)
+    read_offsets: _ReadOffsets = {}
+    if any(candidate.limits is not None and candidate.limits.unread_ms != 0 for candidate in candidates):
+        read_offsets = _offsets_read_by_all(store, cluster)
+    deleted = 0
+    while candidates and deleted < batches_max:
+        unfinished: list[_Candidate] = []
+        for candidate in candidates:
+            # A topic that is deleted meanwhile has nothing left to be kept or not.
+            with suppress(UnknownTopicOrPartition):
+                portion, may_have_more = _expire(store, candidate, now_ms, read_offsets)
+                deleted += portion
+                if may_have_more:
+                    unfinished.append(candidate)
+            if deleted >= batches_max:
+                break
+        candidates = unfinished
+    return deleted
+
+
+def _read_limits(connection: Connection) -> tuple[int, Mapping[int, RetentionLimits | None]]:
+    """Return the time, and what each topic keeps."""
+    texts: dict[int, dict[str, str]] = {}
+    for row in connection.execute(_CONFIGS):
+        texts.setdefault(row.topic_id, {})[row.name] = row.value
+    limits = {topic_id: RetentionLimits.of(texts_of_topic) for topic_id, texts_of_topic in texts.items()}
+    return connection.execute(_NOW).scalar_one(), defaultdict(lambda: RetentionLimits.of({}), limits)
+
+
+def _candidates(store: Store, limits_of: Mapping[int, RetentionLimits | None], now_ms: int) -> Iterator[_Candidate]:
+    """Yield the partitions with something that is too old, or that may take too much."""
+    rows: Sequence[Any] = ()
+    after_partition_id = -1
+    while len(rows) == LISTED_MAX or after_partition_id < 0:
+        after = {"after_partition_id": after_partition_id}
+        rows = store.read(lambda connection, after=after: connection.execute(_PARTITIONS, after).all())  # type: ignore[misc]
+        for row in rows:
+            start, end = row.log_start_offset, row.last_stable_offset
+            limits = limits_of[row.topic_id] if row.oldest_ms is not None and start < end else None
+            has_leftovers = row.first_stored_offset is not None and row.first_stored_offset < start
+            if has_leftovers or (limits is not None and _may_exceed(row, limits, now_ms)):
+                yield _Candidate(row.partition_id, row.oldest_ms or 0, end, limits, has_leftovers)
+        after_partition_id = rows[-1].partition_id if rows else 0
+
+
+def _may_exceed(row: Any, limits: RetentionLimits, now_ms: int) -> bool:
+    """Return whether a partition's first batch is too old, or its size too large or not known."""
+    if limits.age_ms != UNLIMITED and now_ms - row.oldest_ms > limits.age_ms:
+        return True
+    is_counted = row.counted_offset == row.next_offset and row.size_bytes <= limits.size_bytes
+    return limits.size_bytes != UNLIMITED and not is_counted
+
+
+def _offsets_read_by_all(store: Store, cluster: Cluster | None) -> _ReadOffsets:
+    """Return below which offset all groups have read, by partition; None: not all groups can be asked."""
+    stores = [store] if cluster is None else list(cluster.stores())
+    if cluster is not None and len(stores) < len(cluster.databases):
+        return None
+    read_offsets: dict[int, int] = {}
+    for one in stores:
+        for partition_id, offset in _committed(one):
+            read_offsets[partition_id] = min(read_offsets.get(partition_id, offset), offset)
+    return read_offsets
+
+
+def _committed(store: Store) -> Iterator[tuple[int, int]]:
+    """Yield partition and offset of everything that groups have committed in a database."""
+    after: tuple[str, int] | None = ("", -1)
+    while after is not None:
+        of = {"after_group_id": after[0], "after_partition_id": after[1]}
+        rows = store.read(lambda connection, of=of: connection.execute(_COMMITTED, of).all())  # type: ignore[misc]
+        yield from ((row.partition_id, row.committed_offset) for row in rows)
+        after = (rows[-1].group_id, rows[-1].partition_id) if len(rows) == LISTED_MAX else None
+
+
+def _expire(store: Store, candidate: _Candidate, now_ms: int, read_offsets: _ReadOffsets) -> tuple[int, bool]:
+    """Delete what goes of the partition's first batches; return how many, and whether more may have to go.
+
+    Raises:
+        UnknownTopicOrPartition: the topic has been deleted meanwhile.
+    """
+    partition_id, limits = candidate.partition_id, candidate.limits
+    left = delete_below_log_start(store, partition_id) if candidate.has_leftovers else 0
+    if limits is None:
+        return left, False
+    if limits.size_bytes != UNLIMITED:
+        _count(store, partition_id)
+    storage, batches = store.read(partial(_first_batches, partition_id, candidate.last_stable_offset))
+    read_offset = None
+    if limits.unread_ms != 0:
+        read_offset = 0 if read_offsets is None else read_offsets.get(partition_id)
+    through = expired_through(
+        batches,
+        limits,
+        now_ms=now_ms,
+        excess_bytes=storage.size_bytes - limits.size_bytes,
+        read_offset=read_offset,
+    )
+    if through is None:
+        return left, False
+    store.write(lambda connection: advance_log_start(connection, partition_id, through + 1))
+    deleted = delete_below_log_start(store, partition_id)
+    return left + deleted, through == batches[-1].last_offset and len(batches) == ROWS_AT_ONCE
+
+
+def _first_batches(
+    partition_id: int, last_stable_offset: int, connection: Connection
+) -> tuple[Storage, Sequence[StoredBatch]]:
+    """Return the first stored batches of a partition, and in the same snapshot what it takes with them."""
+    storage = read_storage(connection, partition_id)
+    page = {
+        "of_partition_id": partition_id,
+        "from_offset": storage.first_stored_offset,
+        "end_offset": last_stable_offset,
+        "batches_max": ROWS_AT_ONCE,
+    }
+    rows = connection.execute(_FROM_START, page)
+    batches = [StoredBatch(row.last_offset, batch_bytes(row.size_bytes), row.max_timestamp_ms) for row in rows]
+    return storage, batches
+
+
+def _count(store: Store, partition_id: int) -> None:
+    """Add to the size of the partition what has come since it was counted last."""
+    while write_portion(store, partial(_count_portion, partition_id)):
+        pass
+
+
+def _count_portion(partition_id: int, connection: Connection) -> int:
+    storage = lock_storage(connection, partition_id)
+    if storage is None:
+        lock_heads(connection, [partition_id])
+        add_storage(connection, partition_id)
+        storage = lock_storage(connection, partition_id)
+        assert storage is not None
+    page = {
+        "of_partition_id": partition_id,
+        "from_offset": storage.counted_offset,
+        "end_offset": OFFSET_MAX,
+        "batches_max": _COUNTED_AT_ONCE,
+    }
+    rows = connection.execute(STORED_BATCHES, page).all()
+    if not rows:
+        return 0
+    size_bytes = storage.size_bytes + sum(batch_bytes(row.size_bytes) for row in rows)
+    save_storage(connection, replace(storage, counted_offset=rows[-1].last_offset + 1, size_bytes=size_bytes))
+    return len(rows)
