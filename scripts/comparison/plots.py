@@ -70,8 +70,13 @@ def _draw_bars(axes: Axes, what: str, rows: list[Row]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_curves(grows: str, panels: Mapping[str, Sequence[Curve]], file: Path) -> Path:
-    """Draw how figures change while something grows, by tens: a panel for each figure; return the file."""
+def draw_curves(
+    grows: str, panels: Mapping[str, Sequence[Curve]], file: Path, *, by_tens: bool = True, marks: Sequence[float] = ()
+) -> Path:
+    """Draw how figures change while something grows, by tens or evenly: a panel for each figure; return the file.
+
+    Lines across the panels stand at `marks`.
+    """
     with mpl.rc_context(_SETTINGS):
         drawing = Drawing(figsize=(_WIDTH_INCHES * 1.5, _WIDTH_INCHES / 3), layout="constrained")
         for axes, (what, curves) in zip(
@@ -79,8 +84,11 @@ def draw_curves(grows: str, panels: Mapping[str, Sequence[Curve]], file: Path) -
         ):
             for curve in curves:
                 sizes, values = zip(*curve.points, strict=True)
-                axes.plot(sizes, values, marker="o", label=curve.name, color=_COLOURS.get(curve.name, _OTHER_COLOUR))
-            axes.set_xscale("log")
+                colour = _COLOURS.get(curve.name, _OTHER_COLOUR)
+                axes.plot(sizes, values, marker="o" if by_tens else "", label=curve.name, color=colour)
+            for mark in marks:
+                axes.axvline(mark, color="#8c8c8c", linewidth=0.8)
+            axes.set_xscale("log" if by_tens else "linear")
             axes.set_ylim(bottom=0)
             axes.set_title(what, loc="left", fontsize=9)
             axes.set_xlabel(grows)
