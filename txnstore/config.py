@@ -181,6 +181,12 @@ STORE_SETTINGS: Final = _table(
         "How often batches are looked for that retention.ms and retention.bytes do not keep.",
     ),
     Setting(
+        "log.cleaner.backoff.ms",
+        15_000,
+        _integer(1, _INT64_MAX),
+        "How often partitions are looked for that are to be compacted.",
+    ),
+    Setting(
         "txnstore.transaction.log.retention.ms",
         604_800_000,
         _integer(1, _INT64_MAX),
@@ -232,6 +238,18 @@ TOPIC_SETTINGS: Final = _table(
         _integer(0, _INT64_MAX),
         "How far a record's timestamp may lie after the store's time (KIP-937).",
     ),
+    Setting(
+        "max.compaction.lag.ms",
+        _INT64_MAX,
+        _integer(1, _INT64_MAX),
+        "How long a record may wait for compaction, however little has come.",
+    ),
+    Setting(
+        "min.cleanable.dirty.ratio",
+        0.5,
+        _fraction,
+        "Which part of a partition must be new, by size, before it is compacted.",
+    ),
     Setting("min.compaction.lag.ms", 0, _integer(0, _INT64_MAX), "How long a record is safe from compaction."),
     Setting(
         "txnstore.placement",
@@ -265,9 +283,7 @@ TOPIC_SETTINGS: Final = _table(
     Setting("leader.replication.throttled.replicas", "", _replicas, is_list=True),
     Setting("local.retention.bytes", -2, _integer(-2, _INT64_MAX)),
     Setting("local.retention.ms", -2, _integer(-2, _INT64_MAX)),
-    Setting("max.compaction.lag.ms", _INT64_MAX, _integer(1, _INT64_MAX)),
     Setting("max.decompressed.message.bytes", 2_147_483_639, _integer(1, 2_147_483_639)),
-    Setting("min.cleanable.dirty.ratio", 0.5, _fraction),
     Setting("min.insync.replicas", 1, _integer(1, _INT32_MAX)),
     Setting("preallocate", False, _boolean),
     Setting("remote.copy.lag.bytes", -1, _integer(-1, _INT64_MAX)),
@@ -352,3 +368,8 @@ def check_setting_name(table: Mapping[str, Setting], name: str) -> Setting:
             raise InvalidConfiguration(f"Unknown topic config name: {ascii(str(name)[:80])[1:-1]}{hint}")
         raise InvalidConfiguration(f"there is no setting {str(name)[:80]!r}{hint}")
     return setting
+
+
+def is_compacted(settings: Settings) -> bool:
+    """Whether a topic with these settings keeps the newest record of each key."""
+    return "compact" in settings["cleanup.policy"]

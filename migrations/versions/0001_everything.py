@@ -263,7 +263,7 @@ def _make_log() -> None:
         _check("record_batches_codec", "codec BETWEEN 0 AND 4"),
         _check("record_batches_control", "control_type BETWEEN 0 AND 1"),
         _check("record_batches_timestamp_type", "timestamp_type BETWEEN 0 AND 1"),
-        comment="The log: one row per record batch, written once. The view records shows one row per record.",
+        comment="The log: one row per record batch; only compaction changes it. The view records shows one row per record.",
     )
     _index("record_batches", "record_batches_time", "partition_id", "running_max_timestamp_ms", "last_offset")
     _table(
@@ -316,15 +316,22 @@ def _make_log() -> None:
         _column(
             "partition_id",
             Int64,
-            "A partition from which batches were deleted, or whose size retention.bytes limits.",
+            "A partition from which batches were deleted, whose size is limited, or that is compacted.",
         ),
         _column("first_stored_offset", Int64, "Every batch that ends below it is deleted."),
         _column("counted_offset", Int64, "The batches that end below it are in size_bytes; those behind are not yet."),
         _column("size_bytes", Int64, "The size of those of them that are stored, as retention.bytes counts it."),
+        _column("compacted_offset", Int64, "Below it the compaction has left one record of each key."),
+        _column(
+            "compacted_bytes",
+            Int64,
+            "About what the stored batches take that end below it; for min.cleanable.dirty.ratio.",
+        ),
+        _column("horizons", String, "JSON: [offset, time] pairs: from then on tombstones and markers below it go."),
         PrimaryKeyConstraint("partition_id", name="partition_storage_pk"),
         _check("partition_storage_order", "0 <= first_stored_offset AND first_stored_offset <= counted_offset"),
-        _check("partition_storage_size", "size_bytes >= 0"),
-        comment="Where the stored batches of a partition begin, and what they take; locked by who deletes the oldest.",
+        _check("partition_storage_size", "0 <= compacted_bytes AND 0 <= size_bytes"),
+        comment="Where the stored batches of a partition begin, what they take, how far they are compacted.",
         postgresql_with=_HOT,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from sqlalchemy import Connection, delete, select
@@ -14,10 +15,13 @@ from tests.crash.worlds import OLD, PARTITIONS, TIMEOUT_MS, Place, Step, View, W
 from txnstore.db.schema import partition_storage, producer_states, record_batches, transaction_log
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerIdMapping
-from txnstore.log import retention
-from txnstore.log.deleting import batch_bytes
+from txnstore.log import compaction, retention
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.log.fetch import fetch
+from txnstore.log.partition_storage import batch_bytes, count_stored
 from txnstore.log.topics import change_topic_configs, lock_topic_configs, names_of_partitions
-from txnstore.model import ControlType
+from txnstore.model import ControlType, Record
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.outcome import resolve_outcome
 from txnstore.transactions.protocol import TransactionState
@@ -214,3 +218,65 @@ def test_what_is_past_its_retention_goes_step_by_step_each_whole_or_not_at_all(
         steps_min=20,
     )
     assert progress.commits == PARTITIONS * commits_per_partition
+
+
+def compact(world: World, store: Store) -> int:
+    """Compact this world's partitions alone: other worlds wait for their crashes."""
+    now_ms, settings_of = store.read(compaction._read_settings)
+    # All worlds have the same.
+    settings = next(iter(settings_of.values()))
+    changed = 0
+    for partition_id in world.partition_ids:
+        count_stored(store, partition_id)
+        due = store.read(partial(compaction._due, partition_id, settings, now_ms))
+        changed += 0 if due is None else sum(part.batches_changed for part in compaction._Pass(store, due).portions())
+    return changed
+
+
+def has_keys(world: World, store: Store) -> None:
+    """Write each key twice to each partition, then remove one, and let the topic be compacted."""
+
+    def work(connection: Connection) -> None:
+        for partition_id in world.partition_ids:
+            for rows in ([(b"a", b"1"), (b"b", b"1")], [(b"c", b"1")], [(b"a", b"2"), (b"c", None)]):
+                append(connection, [Append(partition_id, encode([Record(value, key=key) for key, value in rows]))])
+
+    store.write(work)
+    keeps(cleanup_policy="compact", min_cleanable_dirty_ratio="0", delete_retention_ms="0")(world, store)
+
+
+def tables(world: World, store: Store) -> list[dict[bytes | None, bytes]]:
+    """Return of each partition the newest value of each key, as a reader of all records gets it."""
+    found = []
+    for partition_id in world.partition_ids:
+        page = store.read(lambda connection, of=partition_id: fetch(connection, {of: 0}))[partition_id]
+        records = [record for batch in page.batches for record in batch.records() if record.key is not None]
+        newest = {record.key: record.value for record in records}
+        found.append({key: value for key, value in newest.items() if value is not None})
+    return found
+
+
+def test_a_compaction_may_end_anywhere_and_no_reader_sees_a_difference(place: Place):
+    expected = [{b"a": b"2", b"b": b"1"}] * PARTITIONS
+
+    def compaction_goes_on(world: World, store: Store, left: View) -> None:
+        assert_sizes_are_true(world, store)
+        assert tables(world, store) == expected
+        # Every tombstone goes with the pass after the one that found it.
+        for _ in range(2):
+            compact(world, store)
+            assert tables(world, store) == expected
+            assert_sizes_are_true(world, store)
+        assert compact(world, store) == 0
+        for partition_id in world.partition_ids:
+            page = store.read(lambda connection, of=partition_id: fetch(connection, {of: 0}))[partition_id]
+            assert [record.key for batch in page.batches for record in batch.records()] == [b"b", b"a"]
+
+    crash_everywhere(
+        place,
+        before=has_keys,
+        call=compact,
+        check=lambda left, commits: None,
+        lives=[compaction_goes_on],
+        steps_min=20,
+    )

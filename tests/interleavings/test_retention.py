@@ -10,8 +10,8 @@ from txnstore.db.schema import partition_storage, record_batches
 from txnstore.log import retention
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
-from txnstore.log.deleting import batch_bytes
 from txnstore.log.fetch import fetch
+from txnstore.log.partition_storage import batch_bytes
 from txnstore.log.topics import change_topic_configs, lock_topic_configs
 from txnstore.model import Record
 from txnstore.testing.invariants import partition_violations

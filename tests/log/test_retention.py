@@ -15,8 +15,10 @@ from txnstore.db.schema import finished_transactions, partition_storage, record_
 from txnstore.errors import StoreReadOnly
 from txnstore.groups.offsets import commit_offsets
 from txnstore.log import deleting, retention
+from txnstore.log import partition_storage as partition_storage_module
 from txnstore.log.bounds import read_bounds
-from txnstore.log.deleting import BATCH_HEADER_BYTES, batch_bytes, delete_records
+from txnstore.log.deleting import delete_records
+from txnstore.log.partition_storage import BATCH_HEADER_BYTES, batch_bytes
 from txnstore.log.retention import UNLIMITED, RetentionLimits, StoredBatch, delete_expired_batches, expired_through
 from txnstore.log.topics import change_topic_configs, delete_topic, lock_topic_configs
 from txnstore.model import GroupMembership, OffsetAndMetadata
@@ -207,14 +209,15 @@ def test_the_oldest_batches_go_when_a_partition_takes_more_than_retention_bytes(
 
 def test_each_pass_counts_only_what_has_come_since_the_last_one(log, monkeypatch):
     log.configure(retention_ms=-1, retention_bytes=100_000)
-    monkeypatch.setattr(retention, "_COUNTED_AT_ONCE", 2)
+    monkeypatch.setattr(partition_storage_module, "_COUNTED_AT_ONCE", 2)
     asked: list[int] = []
 
     def noted(size_bytes):
         asked.append(size_bytes)
         return batch_bytes(size_bytes)
 
-    monkeypatch.setattr(retention, "batch_bytes", noted)
+    for module in (partition_storage_module, retention):
+        monkeypatch.setattr(module, "batch_bytes", noted)
     for number in range(5):
         log.put(b"%d" % number * 50)
     log.run()

@@ -25,7 +25,7 @@ from txnstore.db.store import write_portion
 from txnstore.errors import StoreBusy
 from txnstore.groups.expiration import expire_silent_members
 from txnstore.groups.offsets import commit_offsets, read_offsets
-from txnstore.log import deleting
+from txnstore.log import deleting, partition_storage
 from txnstore.log import partition_rows as producers
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
@@ -153,7 +153,7 @@ def test_whoever_deletes_a_topic_waits_a_moment_only_for_its_records_to_go(store
     for _ in range(3):
         store.write(lambda connection: append(connection, [Append(partition_id, encode([Record(b"x")]))]))
     store.write(lambda connection: delete_topic(connection, "orders"))
-    monkeypatch.setattr(deleting, "BYTES_MAX", 0)
+    monkeypatch.setattr(partition_storage, "BYTES_MAX", 0)
     monkeypatch.setattr(deleting, "_PURGED_SOON_SECONDS", 0.0)
     purge_soon(store)
     assert count(store, record_batches) == 2

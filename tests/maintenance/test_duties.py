@@ -26,7 +26,9 @@ from txnstore.transactions import recovery
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 NAMES = [duty.name for duty in DUTIES]
-SEQUENCED, COMPLETED, ABORTED, ENDED, FORGOTTEN, SILENT, TRIMMED, PURGED, EXPIRED, LEFT, UNUSED, COPIED = NAMES
+SEQUENCED, COMPLETED, ABORTED, ENDED, FORGOTTEN, SILENT, TRIMMED, PURGED, EXPIRED, COMPACTED, LEFT, UNUSED, COPIED = (
+    NAMES
+)
 DAY_MS = 86_400_000
 
 
@@ -130,6 +132,18 @@ def test_batches_that_their_topic_keeps_no_longer_are_deleted(store, clock):
     assert done == dict.fromkeys(NAMES, 0) | {EXPIRED: 1}
     page = store.read(lambda connection: fetch(connection, {partition_id: 1}))[partition_id]
     assert [record.value for batch in page.batches for record in batch.records()] == [b"second"]
+
+
+def test_partitions_of_compacted_topics_keep_the_newest_record_of_each_key(store):
+    config = {"cleanup.policy": "compact"}
+    topic = store.write(lambda connection: create_topic(connection, "rates", config=config))
+    for value in (b"1", b"2"):
+        batch = encode([Record(value, key=b"k")])
+        store.write(lambda connection, batch=batch: append(connection, [Append(topic.partition_ids[0], batch)]))
+    # Two for their keys, then the same two.
+    assert Maintenance(store).run_once()[COMPACTED] == 4
+    page = store.read(lambda connection: fetch(connection, {topic.partition_ids[0]: 0}))[topic.partition_ids[0]]
+    assert [record.value for batch in page.batches for record in batch.records()] == [b"2"]
 
 
 def test_a_group_whose_members_are_silent_is_empty_and_loses_its_offsets_in_time(store, clock, partition_id):

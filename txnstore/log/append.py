@@ -440,6 +440,7 @@ class WholeAppend:
                 or batch.base_sequence > SEQUENCE_MAX - batch.record_count
                 or batch.size_bytes > settings["max.message.bytes"]
                 or settings["message.timestamp.type"] == "LogAppendTime"
+                or _lacks_key(batch, settings)
                 or payload_bytes > PAYLOAD_BYTES_MAX
             ):
                 return None
@@ -542,7 +543,7 @@ def _place(work: LockedPartitions, item: Append, *, coordinated: bool) -> Append
         producer = ProducerIdentity(batch.producer_id, batch.producer_epoch)
         check_append(state, producer, batch.base_sequence, is_transactional=batch.is_transactional)
     # Only now: a repetition may come when its timestamps are too old to be appended.
-    batch = _stamped(item, work.now_ms)
+    batch = _as_stored(item, work.now_ms)
     placed = work.place(item.partition_id, batch)
     return Appended(
         head.partition_id,
@@ -563,9 +564,16 @@ def _check_form(batch: EncodedBatch) -> None:
         raise InvalidRecord("a batch of an idempotent producer needs a producer id, an epoch and a sequence number")
 
 
-def _stamped(item: Append, now_ms: int) -> EncodedBatch:
+def _lacks_key(batch: EncodedBatch, settings: Settings) -> bool:
+    """Return whether a record has no key, and the topic keeps the newest record of each."""
+    return not batch.has_all_keys and "compact" in settings["cleanup.policy"]
+
+
+def _as_stored(item: Append, now_ms: int) -> EncodedBatch:
     """Return the batch with the timestamps that the topic wants."""
     settings, batch = item.topic_settings, item.batch
+    if _lacks_key(batch, settings):
+        raise InvalidRecord("a record of a compacted topic needs a key; nothing of the batch was appended")
     if settings["message.timestamp.type"] == "LogAppendTime":
         return batch.stamped(now_ms)
     after_ms = batch.max_timestamp_ms - now_ms

@@ -195,6 +195,11 @@ class EncodedBatch:
         object.__setattr__(self, "size_bytes", size_bytes)
 
     @property
+    def has_all_keys(self) -> bool:
+        """Whether each record has a key."""
+        return self.key_positions is not None and self.null_keys is None
+
+    @property
     def min_timestamp_ms(self) -> int:
         """The smallest timestamp of the batch."""
         if self.timestamp_deltas_ms is None:

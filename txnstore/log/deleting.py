@@ -23,7 +23,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -41,7 +41,6 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.ddl import Int64, String
 from txnstore.db.schema import (
@@ -49,21 +48,25 @@ from txnstore.db.schema import (
     finished_transactions,
     group_offsets,
     partition_heads,
-    partition_storage,
     producer_states,
     record_batches,
 )
 from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit, write_portion
 from txnstore.errors import OffsetOutOfRange, TxnStoreError
 from txnstore.log.partition_rows import lock_heads
+from txnstore.log.partition_storage import (
+    STORED_BATCHES,
+    add_storage,
+    batch_bytes,
+    last_that_fits,
+    lock_storage,
+    save_storage,
+)
 
 #: The offset that stands for the high watermark; Kafka's number.
 HIGH_WATERMARK: Final = -1
-#: How many batches one database transaction deletes, and about how many bytes: SQLite frees them page by page.
+#: How many batches one database transaction deletes.
 BATCHES_MAX: Final = ROWS_AT_ONCE
-BYTES_MAX: Final = 1024 * 1024
-#: What Kafka's header of a record batch takes.
-BATCH_HEADER_BYTES: Final = 61
 #: These rows are small, and a partition that was never used has no others.
 _STRUCK_OFF_AT_ONCE: Final = 1_000
 #: How many rows whoever has deleted a topic deletes of it, and for how long; the rest is left to the maintenance.
@@ -75,29 +78,8 @@ _MOVE_START: Final = (
     .where(partition_heads.c.partition_id == bindparam("of_partition_id"))
     .values(log_start_offset=bindparam("new_log_start_offset"))
 )
-# Whoever deletes, or counts what is stored, holds this lock: two at once would subtract the same batches twice.
-_STORAGE: Final = select(partition_storage).where(partition_storage.c.partition_id == bindparam("of_partition_id"))
-_LOCK_STORAGE: Final = _STORAGE.with_for_update()
-_ADD_STORAGE: Final = upsert(partition_storage).on_conflict_do_nothing(index_elements=["partition_id"])
-_SAVE_STORAGE: Final = (
-    update(partition_storage)
-    .where(partition_storage.c.partition_id == bindparam("of_partition_id"))
-    .values(
-        first_stored_offset=bindparam("new_first_stored_offset"),
-        counted_offset=bindparam("new_counted_offset"),
-        size_bytes=bindparam("new_size_bytes"),
-    )
-)
 _START: Final = select(partition_heads.c.log_start_offset).where(
     partition_heads.c.partition_id == bindparam("of_partition_id")
-)
-STORED_BATCHES: Final = (
-    select(record_batches.c.last_offset, record_batches.c.size_bytes)
-    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
-    .where(record_batches.c.last_offset >= bindparam("from_offset"))
-    .where(record_batches.c.last_offset < bindparam("end_offset"))
-    .order_by(record_batches.c.last_offset)
-    .limit(bindparam("batches_max"))
 )
 
 
@@ -109,51 +91,6 @@ def _between(table: Table, key: ColumnElement[int]) -> Delete:
 
 _DELETE_BATCHES: Final = _between(record_batches, record_batches.c.last_offset)
 _DELETE_FINISHED: Final = _between(finished_transactions, finished_transactions.c.marker_offset)
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """What is known of a partition's stored batches."""
-
-    partition_id: int
-    first_stored_offset: int = 0
-    """Every batch that ends below it is deleted."""
-
-    counted_offset: int = 0
-    """The batches that end below it are in `size_bytes`."""
-
-    size_bytes: int = 0
-
-
-def batch_bytes(size_bytes: int) -> int:
-    """Return what a batch counts for retention.bytes: its payload and, as in Kafka, the header of a batch."""
-    return size_bytes + BATCH_HEADER_BYTES
-
-
-def add_storage(connection: Connection, partition_id: int) -> None:
-    """Begin to keep what is known of a partition's stored batches; its head is locked, so that it is not deleted."""
-    connection.execute(_ADD_STORAGE, asdict(Storage(partition_id)))
-
-
-def lock_storage(connection: Connection, partition_id: int) -> Storage | None:
-    """Return what is known of the partition's stored batches, or None: nothing is kept, or it is gone.
-
-    Until the database transaction ends, nobody else changes it or deletes the oldest of the batches.
-    """
-    row = connection.execute(_LOCK_STORAGE, {"of_partition_id": partition_id}).one_or_none()
-    return None if row is None else Storage(*row)
-
-
-def read_storage(connection: Connection, partition_id: int) -> Storage:
-    """Return what is known of the partition's stored batches; where nothing is kept, none was deleted or counted."""
-    row = connection.execute(_STORAGE, {"of_partition_id": partition_id}).one_or_none()
-    return Storage(partition_id) if row is None else Storage(*row)
-
-
-def save_storage(connection: Connection, storage: Storage) -> None:
-    """Keep what is known of the partition's stored batches; the row is locked."""
-    new = {f"new_{name}": value for name, value in asdict(storage).items() if name != "partition_id"}
-    must_hit(connection, _SAVE_STORAGE, {"of_partition_id": storage.partition_id, **new})
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,20 +210,23 @@ def _delete_portion(partition_id: int, batches_max: int, connection: Connection)
     found = connection.execute(STORED_BATCHES, of_range | page).all()
     through_offset = log_start_offset - 1
     if found:
-        last_offset = _last_that_fits(found)
+        last_offset = last_that_fits(found)
         if last_offset < found[-1].last_offset or len(found) == batches_max:
             through_offset = last_offset
     of_range["through_offset"] = through_offset
     deleted = connection.execute(_DELETE_BATCHES, of_range).rowcount
     connection.execute(_DELETE_FINISHED, of_range)
-    counted = [row for row in found if row.last_offset <= through_offset and row.last_offset < storage.counted_offset]
+    sizes = [(row.last_offset, batch_bytes(row.size_bytes)) for row in found if row.last_offset <= through_offset]
     save_storage(
         connection,
         replace(
             storage,
             first_stored_offset=through_offset + 1,
             counted_offset=max(storage.counted_offset, through_offset + 1),
-            size_bytes=storage.size_bytes - sum(batch_bytes(row.size_bytes) for row in counted),
+            size_bytes=storage.size_bytes - sum(size for end, size in sizes if end < storage.counted_offset),
+            compacted_bytes=max(
+                0, storage.compacted_bytes - sum(size for end, size in sizes if end < storage.compacted_offset)
+            ),
         ),
     )
     return deleted
@@ -333,19 +273,7 @@ def _purge_portion(rows: _Rows, partition_id: int, connection: Connection) -> in
     found = connection.execute(rows.oldest, of_partition).all()
     if not found:
         return 0
-    return connection.execute(rows.delete, {**of_partition, "through_key": _last_that_fits(found)}).rowcount
-
-
-def _last_that_fits(found: Sequence[Any]) -> int:
-    """Return the key of the last row that one portion takes, of keys and sizes."""
-    key: int = found[0][0]
-    size_bytes = 0
-    for next_key, next_size_bytes in found:
-        size_bytes += next_size_bytes
-        if size_bytes > BYTES_MAX:
-            break
-        key = next_key
-    return key
+    return connection.execute(rows.delete, {**of_partition, "through_key": last_that_fits(found)}).rowcount
 
 
 def _purge_offsets(store: Store) -> int:

@@ -5,8 +5,6 @@ size keeps at least so much.  What Kafka asks of whole segments is asked of each
 the last stable offset: an open transaction finds all that it has written.
 
 A topic may keep what its groups have not read yet (`txnstore.retention.unread.ms`), for so long and no longer.
-
-The size of a partition is counted from where it was counted last, so that no pass reads the whole log.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -30,27 +28,20 @@ from txnstore.db.schema import (
     record_batches,
     topic_configs,
 )
-from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, server_now_ms, write_portion
+from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, server_now_ms
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.bounds import FIRST_OPEN
-from txnstore.log.deleting import (
+from txnstore.log.deleting import advance_log_start, delete_below_log_start
+from txnstore.log.partition_storage import (
     STORED_BATCHES,
-    Storage,
-    add_storage,
-    advance_log_start,
+    PartitionStorage,
     batch_bytes,
-    delete_below_log_start,
-    lock_storage,
+    count_stored,
     read_storage,
-    save_storage,
 )
-from txnstore.log.partition_rows import lock_heads
-from txnstore.model import OFFSET_MAX
 
 #: A limit that is none; also Kafka's number for it.
 UNLIMITED: Final = -1
-#: How many batches are counted under one lock.
-_COUNTED_AT_ONCE: Final = 500
 _NAMES: Final = ("cleanup.policy", "retention.bytes", "retention.ms", "txnstore.retention.unread.ms")
 
 _NOW: Final = select(server_now_ms())
@@ -285,7 +276,7 @@ def _expire(store: Store, candidate: _Candidate, now_ms: int, read_offsets: _Rea
     if limits is None:
         return left, False
     if limits.size_bytes != UNLIMITED:
-        _count(store, partition_id)
+        count_stored(store, partition_id)
     storage, batches = store.read(partial(_first_batches, partition_id, candidate.last_stable_offset))
     read_offset = None
     if limits.unread_ms != 0:
@@ -306,7 +297,7 @@ def _expire(store: Store, candidate: _Candidate, now_ms: int, read_offsets: _Rea
 
 def _first_batches(
     partition_id: int, last_stable_offset: int, connection: Connection
-) -> tuple[Storage, Sequence[StoredBatch]]:
+) -> tuple[PartitionStorage, Sequence[StoredBatch]]:
     """Return the first stored batches of a partition, and in the same snapshot what it takes with them."""
     storage = read_storage(connection, partition_id)
     page = {
@@ -318,30 +309,3 @@ def _first_batches(
     rows = connection.execute(_FROM_START, page)
     batches = [StoredBatch(row.last_offset, batch_bytes(row.size_bytes), row.max_timestamp_ms) for row in rows]
     return storage, batches
-
-
-def _count(store: Store, partition_id: int) -> None:
-    """Add to the size of the partition what has come since it was counted last."""
-    while write_portion(store, partial(_count_portion, partition_id)):
-        pass
-
-
-def _count_portion(partition_id: int, connection: Connection) -> int:
-    storage = lock_storage(connection, partition_id)
-    if storage is None:
-        lock_heads(connection, [partition_id])
-        add_storage(connection, partition_id)
-        storage = lock_storage(connection, partition_id)
-        assert storage is not None
-    page = {
-        "of_partition_id": partition_id,
-        "from_offset": storage.counted_offset,
-        "end_offset": OFFSET_MAX,
-        "batches_max": _COUNTED_AT_ONCE,
-    }
-    rows = connection.execute(STORED_BATCHES, page).all()
-    if not rows:
-        return 0
-    size_bytes = storage.size_bytes + sum(batch_bytes(row.size_bytes) for row in rows)
-    save_storage(connection, replace(storage, counted_offset=rows[-1].last_offset + 1, size_bytes=size_bytes))
-    return len(rows)

@@ -13,6 +13,7 @@ from txnstore.db.url import parse_url
 from txnstore.errors import InvalidUrl
 from txnstore.groups import expiration
 from txnstore.log.cluster_topics import bring_up_to_date
+from txnstore.log.compaction import compact_portion
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.log.retention import delete_expired_batches
@@ -21,6 +22,7 @@ from txnstore.transactions import recovery
 from txnstore.transactions.recovery import FOUND_MAX
 
 #: Kafka's names for the intervals.
+COMPACTION_INTERVAL: Final = "log.cleaner.backoff.ms"
 LOG_INTERVAL: Final = "log.retention.check.interval.ms"
 ABORT_INTERVAL: Final = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
 REMOVE_INTERVAL: Final = "transaction.remove.expired.transaction.cleanup.interval.ms"
@@ -71,6 +73,11 @@ DUTIES: Final = (
         "batches past their retention deleted",
         LOG_INTERVAL,
         lambda store, cluster: delete_expired_batches(store, cluster, batches_max=FOUND_MAX),
+    ),
+    MaintenanceDuty(
+        "batches read by the compaction",
+        COMPACTION_INTERVAL,
+        lambda store, _: compact_portion(store, batches_max=FOUND_MAX),
     ),
     # In this order: offsets expire once the group has no members any more.
     MaintenanceDuty(

@@ -1,8 +1,7 @@
 """The checker of a store, and of a cluster: reads all of it and names each invariant that does not hold.
 
-It looks at tables only and asks nobody what has happened, so a store may be checked at any moment: while others write,
-after a crash, after a recovery. A cluster is read one database after the other, so nobody may be at work meanwhile;
-what is half done may be. What clients were told is not known here; that is for the test to compare.
+It looks at tables only, so a store may be checked at any moment: while others write, after a crash, after a recovery.
+A cluster is read one database after the other, so nobody may be at work meanwhile; what is half done may be.
 
 A partition's log is read from the start, and all else that is known of the partition must follow from it. Then the
 coordinator's tables must agree among themselves and with what stands in the partitions.
@@ -45,6 +44,7 @@ from txnstore.db.store import Store
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import RecordBatch, decode
+from txnstore.log.compaction import may_have_gaps
 from txnstore.log.fetch import fetch
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition, RecentBatch, increment_sequence, last_sequence_of, remember
@@ -144,8 +144,7 @@ def find_violations(
 
     With `at_rest` nothing may be open, pending or half done either, as after a recovery when no client is at work.
     `partition_ids` are the partitions whose logs are read, all by default; the coordinator's tables are always read.
-    Logs must begin at their first record: what retention or compaction took is missed.  With `producers_expire`
-    a partition may have forgotten what a producer wrote before it went silent.
+    With `producers_expire` a partition may have forgotten what a producer wrote before it went silent.
     """
     return store.read(
         lambda connection: violations_on(
@@ -238,9 +237,10 @@ def _open_in_partitions(connection: Connection) -> list[Row[Any]]:
 def partition_violations(
     connection: Connection, partition_id: int, *, producers_expire: bool = False
 ) -> list[Violation]:
-    """Return what is wrong with one partition, whose log has lost nothing to compaction.
+    """Return what is wrong with one partition.
 
-    What was deleted from its beginning cannot be replayed: of the rest, only what does not depend on it is asked.
+    What was deleted from its beginning cannot be replayed: of the rest, only what does not depend on it is asked.  Of
+    a compacted partition nothing can: its batches are whole, do not overlap and end before the head.
     With `producers_expire` the partition may have forgotten a producer that came back later.
     """
     rows = _all(connection, record_batches, record_batches.c.partition_id == partition_id)
@@ -250,10 +250,14 @@ def partition_violations(
         return [Violation(Invariant.OFFSETS_FOLLOW, f"partition {partition_id} has no head")]
     (head,) = heads
     replay = _Replay(partition_id, rows[0].base_offset if rows else head.next_offset)
-    found = [*_offset_violations(rows, head), *_time_violations(rows, head)]
-    batches = [_decoded(row) for row in rows]
+    is_compacted = may_have_gaps(connection, partition_id)
+    found = [
+        *_offset_violations(rows, head, has_gaps=is_compacted),
+        *(() if is_compacted else _time_violations(rows, head)),
+    ]
+    batches = [_decoded(row, has_gaps=is_compacted) for row in rows]
     damages = [batch for batch in batches if isinstance(batch, Violation)]
-    if damages:
+    if damages or is_compacted:
         # What is damaged cannot be replayed: the rest would be noise.
         return [*found, *damages]
     for batch in batches:
@@ -266,10 +270,11 @@ def partition_violations(
     return found
 
 
-def _decoded(row: Row[Any]) -> RecordBatch | Violation:
+def _decoded(row: Row[Any], *, has_gaps: bool) -> RecordBatch | Violation:
     try:
         batch = decode(row)
-        if len(batch.offsets()) == batch.record_count == row.last_offset - row.base_offset + 1:
+        gaps = row.last_offset - row.base_offset + 1 - batch.record_count
+        if len(batch.offsets()) == batch.record_count and (gaps == 0 or (has_gaps and gaps > 0)):
             return batch
         damage = f"{row.record_count} records up to offset {row.last_offset}"
     except CorruptBatch as error:
@@ -277,16 +282,16 @@ def _decoded(row: Row[Any]) -> RecordBatch | Violation:
     return Violation(Invariant.BATCHES_WHOLE, f"partition {row.partition_id}, offset {row.base_offset}: {damage}")
 
 
-def _offset_violations(rows: Sequence[Row[Any]], head: Row[Any]) -> Iterator[Violation]:
+def _offset_violations(rows: Sequence[Row[Any]], head: Row[Any], *, has_gaps: bool) -> Iterator[Violation]:
     where = f"partition {head.partition_id}"
     # Batches below the log start may be there still; but nothing is missing at it.
     next_offset = min(head.log_start_offset, rows[0].base_offset) if rows else head.log_start_offset
     for row in rows:
-        if row.base_offset != next_offset:
+        if row.base_offset != next_offset and not (has_gaps and row.base_offset > next_offset):
             detail = f"{where}: a batch begins at {row.base_offset} where {next_offset} is next"
             yield Violation(Invariant.OFFSETS_FOLLOW, detail)
         next_offset = row.last_offset + 1
-    if head.next_offset != next_offset:
+    if head.next_offset != next_offset and not (has_gaps and head.next_offset > next_offset):
         detail = f"{where}: the head is at {head.next_offset}, the log ends at {next_offset}"
         yield Violation(Invariant.OFFSETS_FOLLOW, detail)
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from sqlalchemy import Connection, Row
 
-from txnstore.config import Settings
+from txnstore.config import Settings, is_compacted
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.errors import InvalidTopic, UnknownTopicOrPartition, UnsupportedCompression, WrongCluster
 from txnstore.log.append import Append
@@ -163,6 +163,8 @@ def _sort_topic(target: _Target, rows: Sequence[Any], result: Sorted) -> dict[in
         headers: Sequence[Header] = ()
         if number not in target.own:
             why = _why_no_partition(target.topic, number)
+        elif key is None and is_compacted(target.topic.settings):
+            why = f"topic {target.topic.name} is compacted, and its records need a key"
         elif not target.earliest_ms <= timestamp_ms <= target.latest_ms:
             why = _why_no_time(target, timestamp_ms)
         elif headers_text is not None:

@@ -1,0 +1,564 @@
+"""The compaction: which records stay, which go and when, and that readers, producers and sizes are right afterwards."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select, text, update
+
+from tests.clients.consumer.log_writer import LogWriter
+from txnstore import Consumer, KafkaError, Producer, TopicPartition
+from txnstore.config import TOPIC_SETTINGS, settings_in_force
+from txnstore.db.schema import finished_transactions, partition_storage, record_batches
+from txnstore.errors import CorruptBatch
+from txnstore.log import compaction
+from txnstore.log import partition_storage as storage_module
+from txnstore.log.append import Append, append
+from txnstore.log.bounds import offset_for_time, read_bounds
+from txnstore.log.codec import encode
+from txnstore.log.columns import Codec
+from txnstore.log.compaction import compact_partitions, compact_portion, next_horizons
+from txnstore.log.fetch import fetch
+from txnstore.log.partition_storage import batch_bytes
+from txnstore.log.retention import delete_expired_batches
+from txnstore.log.topics import DEFAULT_TOPIC_SETTINGS, change_topic_configs, delete_topic, lock_topic_configs
+from txnstore.model import IsolationLevel, ProducerIdentity, Record
+
+DAY_MS = 86_400_000
+_numbers = itertools.count(1)
+
+
+class CompactedLog(LogWriter):
+    """A compacted topic of this test alone, with time that passes when told."""
+
+    def __init__(self, store, clock, **config):
+        super().__init__(store)
+        self.clock = clock
+        self.name = f"compacted-{next(_numbers)}"
+        self.topic(self.name, 2)
+        self.configure(**{"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, **config})
+        self.partition = self.partition_id(self.name, 0)
+
+    def configure(self, **config):
+        texts = {name.replace("_", "."): str(value) for name, value in config.items()}
+        self.store.write(lambda c: change_topic_configs(c, lock_topic_configs(c, self.name), texts))
+
+    def encoded(self, *records, **more):
+        now_ms = self.clock.now_ms()
+        return encode([Record(value, key=key, timestamp_ms=now_ms) for key, value in records], **more)
+
+    def put(self, *records, partition=None, topic_settings=None, **more):
+        """Append a batch of keys and values of this moment; return where it begins."""
+        batch = self.encoded(*records, **more)
+        item = Append(partition or self.partition, batch, topic_settings or DEFAULT_TOPIC_SETTINGS)
+        return self.store.write(lambda c: append(c, [item]))[0].base_offset
+
+    def begin(self):
+        return _Transaction(self)
+
+    def commit(self, *records):
+        """Append records in a transaction of their own."""
+        transaction = self.begin()
+        transaction.put(*records)
+        transaction.end(commit=True)
+
+    def run(self):
+        return compact_partitions(self.store)
+
+    def read(self, isolation=IsolationLevel.READ_COMMITTED):
+        """Return offset, key and value of every record that a reader gets, from the first on."""
+        position, found = 0, []
+        while True:
+            pages = self.store.read(lambda c, at=position: fetch(c, {self.partition: at}, isolation=isolation))
+            page = pages[self.partition]
+            found += [(r.offset, r.key, r.value) for batch in page.batches for r in batch.records(position)]
+            if page.next_offset == position:
+                return found
+            position = page.next_offset
+
+    def table(self):
+        """Return what a reader ends with who keeps the newest value of each key."""
+        found = {key: value for _, key, value in self.read()}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def rows(self, table):
+        return self.store.read(lambda c: c.execute(select(table).where(table.c.partition_id == self.partition)).all())
+
+    def assert_storage_is_true(self):
+        (storage,) = self.rows(partition_storage)
+        batches = self.rows(record_batches)
+        counted = [batch_bytes(batch.size_bytes) for batch in batches if batch.last_offset < storage.counted_offset]
+        assert storage.size_bytes == sum(counted)
+        compacted = [batch_bytes(batch.size_bytes) for batch in batches if batch.last_offset < storage.compacted_offset]
+        assert storage.compacted_bytes == sum(compacted)
+
+
+class _Transaction:
+    """A transaction of a producer of its own."""
+
+    def __init__(self, log):
+        self.log = log
+        self.transactional_id = f"compacted-writer-{next(_numbers)}"
+        self.identity = log.coordinator.init_producer_id(self.transactional_id, 900_000).identity
+        self.sequence = 0
+
+    def put(self, *records):
+        batch = self.log.encoded(*records, producer=self.identity, base_sequence=self.sequence, is_transactional=True)
+        self.sequence += len(records)
+        item = Append(self.log.partition, batch)
+        self.log.coordinator.append(self.transactional_id, self.identity, [item])
+
+    def end(self, *, commit):
+        self.log.coordinator.end_transaction(self.transactional_id, self.identity, commit=commit)
+
+
+@pytest.fixture
+def log(store, clock):
+    return CompactedLog(store, clock)
+
+
+def test_the_newest_record_of_each_key_stays_at_its_offset(log):
+    log.put((b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
+    log.put((b"c", b"1"), (b"b", b"2"))
+    log.put((b"d", b"1"))
+    log.put((b"d", b"2"))
+    assert log.run() == 2
+    assert log.read() == [(2, b"a", b"2"), (3, b"c", b"1"), (4, b"b", b"2"), (6, b"d", b"2")]
+    log.assert_storage_is_true()
+    assert log.run() == 0
+    log.put((b"c", b"2"))
+    # The batch of b stays, with one record.
+    assert log.run() == 1
+    assert log.read() == [(2, b"a", b"2"), (4, b"b", b"2"), (6, b"d", b"2"), (7, b"c", b"2")]
+    log.assert_storage_is_true()
+    # Nothing gives an offset out twice.
+    assert log.put((b"e", b"1")) == 8
+
+
+def test_only_topics_whose_policy_says_so_are_compacted(log):
+    log.configure(cleanup_policy="delete")
+    log.put((b"a", b"1"), (b"a", b"2"))
+    assert log.run() == 0
+    log.configure(cleanup_policy="compact,delete", retention_ms=10)
+    assert log.run() == 1
+    assert log.read() == [(1, b"a", b"2")]
+    log.clock.advance(11)
+    assert delete_expired_batches(log.store, batches_max=10) == 1
+    assert log.rows(record_batches) == []
+    log.assert_storage_is_true()
+
+
+def test_what_else_a_record_has_stays(log, clock):
+    clock.advance(5)
+    rows = [
+        Record(b"1", key=b"a", timestamp_ms=clock.now_ms() - 3, headers=[("h", b"x")]),
+        Record(b"2", key=b"b", timestamp_ms=clock.now_ms() - 4),
+        Record(b"3", key=b"c", timestamp_ms=clock.now_ms() - 1, headers=[("h", None), ("i", b"")]),
+        Record(b"", key=b"", timestamp_ms=clock.now_ms() - 2),
+    ]
+    batch = encode(rows, codec=Codec.GZIP, producer=ProducerIdentity(70_001, 3), base_sequence=17)
+    log.store.write(lambda c: append(c, [Append(log.partition, batch)]))
+    log.put((b"b", b"4"))
+    before = {r.offset: r for r in _records(log)}
+    assert log.run() == 1
+    assert {r.offset: r for r in _records(log)} == {at: before[at] for at in (0, 2, 3, 4)}
+    row = log.rows(record_batches)[0]
+    assert (row.producer_id, row.producer_epoch, row.base_sequence, row.codec) == (70_001, 3, 17, int(Codec.GZIP))
+    assert (row.base_offset, row.last_offset, row.record_count) == (0, 3, 3)
+    # The first record with a timestamp, which need not be the first of its batch.
+    found = [
+        log.store.read(lambda c, at=at: offset_for_time(c, log.partition, at, IsolationLevel.READ_COMMITTED))
+        for at in range(clock.now_ms() - 5, clock.now_ms() + 2)
+    ]
+    assert [each and each.offset for each in found] == [0, 0, 0, 2, 2, 4, None]
+
+
+def _records(log):
+    page = log.store.read(lambda c: fetch(c, {log.partition: 0}))[log.partition]
+    return [record for batch in page.batches for record in batch.records()]
+
+
+def test_the_view_of_records_shows_what_a_reader_gets(log):
+    log.put((b"a", b"1"), (b"b", b"1"), (b"c", None), (b"a", b"2"))
+    log.put((b"b", b"3"), (b"x", b"1"))
+    log.commit((b"x", b"2"))
+    log.run()
+    view = "records" if log.store.backend.name == "postgresql" else "txnstore_records"
+    schema = f'"{log.store.schema}".' if log.store.backend.name == "postgresql" else ""
+    shown = text(f'SELECT "offset", key, value FROM {schema}{view} WHERE topic = :topic ORDER BY "offset"')
+    rows = log.store.read(lambda c: c.execute(shown, {"topic": log.name}).all())
+    assert [tuple(row) for row in rows] == log.read()
+
+
+def test_aborted_records_go_and_make_no_other_go(log):
+    log.put((b"a", b"1"))
+    transaction = log.begin()
+    transaction.put((b"a", b"aborted"), (b"b", b"aborted"))
+    transaction.end(commit=False)
+    assert log.run() == 1
+    assert log.read(IsolationLevel.READ_UNCOMMITTED) == [(0, b"a", b"1")]
+    log.assert_storage_is_true()
+
+
+def test_nothing_at_or_past_the_last_stable_offset_is_touched_or_counts(log):
+    log.put((b"a", b"1"), (b"b", b"1"))
+    slow = log.begin()
+    slow.put((b"a", b"open"))
+    log.put((b"b", b"2"), (b"b", b"3"))
+    assert log.run() == 0
+    assert [value for _, _, value in log.read(IsolationLevel.READ_UNCOMMITTED)] == [b"1", b"1", b"open", b"2", b"3"]
+    slow.end(commit=True)
+    assert log.run() == 2
+    assert log.read() == [(2, b"a", b"open"), (4, b"b", b"3")]
+    log.assert_storage_is_true()
+
+
+def test_a_tombstone_stays_for_delete_retention_ms_after_the_pass_that_made_it_the_newest(log, clock):
+    log.configure(delete_retention_ms=1_000)
+    log.put((b"a", b"1"), (b"b", b"1"))
+    log.put((b"a", None), (b"b", b"2"))
+    clock.advance(5_000)
+    assert log.run() == 1
+    assert log.read() == [(2, b"a", None), (3, b"b", b"2")]
+    clock.advance(999)
+    assert log.run() == 0
+    clock.advance(1)
+    assert log.run() == 1
+    assert log.read() == [(3, b"b", b"2")]
+    clock.advance(DAY_MS)
+    assert log.run() == 0
+    log.assert_storage_is_true()
+    # A key that comes again is a key like any other.
+    log.put((b"a", b"new"))
+    log.run()
+    assert log.table() == {b"a": b"new", b"b": b"2"}
+
+
+def test_a_tombstone_that_is_not_the_newest_goes_at_once(log):
+    log.put((b"a", None), (b"a", b"1"))
+    log.run()
+    assert log.read() == [(1, b"a", b"1")]
+
+
+def test_a_marker_goes_with_its_row_once_its_transaction_has_no_record_left_and_its_time_is_up(log, clock):
+    log.configure(delete_retention_ms=1_000)
+    log.commit((b"a", b"1"))
+    log.commit((b"a", b"2"), (b"b", b"1"))
+    aborted = log.begin()
+    aborted.put((b"a", b"x"))
+    aborted.end(commit=False)
+    assert log.run() == 2
+    assert [row.last_offset for row in log.rows(record_batches)] == [1, 3, 4, 6]
+    clock.advance(1_000)
+    # The first's and the aborted one's go; the second's stays as long as its records.
+    assert log.run() == 2
+    assert [row.last_offset for row in log.rows(record_batches)] == [3, 4]
+    assert [row.marker_offset for row in log.rows(finished_transactions)] == [4]
+    log.put((b"a", b"3"), (b"b", b"3"))
+    assert log.run() == 2
+    assert [row.last_offset for row in log.rows(record_batches)] == [6 + 2]
+    assert log.rows(finished_transactions) == []
+    assert log.read() == [(7, b"a", b"3"), (8, b"b", b"3")]
+    log.assert_storage_is_true()
+
+
+def test_records_younger_than_min_compaction_lag_ms_stay(log, clock):
+    log.configure(min_compaction_lag_ms=1_000)
+    log.put((b"a", b"1"))
+    log.put((b"a", b"2"))
+    clock.advance(500)
+    log.put((b"a", b"3"))
+    assert log.run() == 0
+    clock.advance(500)
+    assert log.run() == 1
+    assert [value for _, _, value in log.read()] == [b"2", b"3"]
+    clock.advance(500)
+    assert log.run() == 1
+    assert [value for _, _, value in log.read()] == [b"3"]
+    log.assert_storage_is_true()
+
+
+def test_an_open_transaction_holds_back_what_is_old_enough_too(log, clock):
+    log.configure(min_compaction_lag_ms=1_000)
+    log.put((b"a", b"1"))
+    slow = log.begin()
+    slow.put((b"a", b"2"))
+    log.put((b"a", b"3"))
+    clock.advance(2_000)
+    log.put((b"a", b"4"))
+    assert log.run() == 0
+    slow.end(commit=True)
+    assert log.run() == 2
+    assert [value for _, _, value in log.read()] == [b"3", b"4"]
+
+
+def test_records_of_a_topic_that_stamps_them_keep_their_stamp(log):
+    of_topic = settings_in_force(TOPIC_SETTINGS, {"message.timestamp.type": "LogAppendTime"})
+    log.put((b"a", b"1"), (b"b", b"1"), topic_settings=of_topic)
+    log.put((b"a", b"2"), topic_settings=of_topic)
+    before = {row.last_offset: (row.timestamp_type, row.base_timestamp_ms) for row in log.rows(record_batches)}
+    assert before[1][0] == 1
+    assert log.run() == 1
+    assert {row.last_offset: (row.timestamp_type, row.base_timestamp_ms) for row in log.rows(record_batches)} == before
+
+
+def test_records_without_a_key_from_before_the_topic_was_compacted_go(log):
+    log.put((None, b"1"), (b"a", b"1"))
+    log.put((None, b"2"))
+    assert log.run() == 2
+    assert log.read() == [(1, b"a", b"1")]
+
+
+def test_a_partition_waits_until_enough_of_it_is_new_or_waits_for_too_long(log, clock):
+    log.configure(min_cleanable_dirty_ratio=0.5)
+    for key in (b"a", b"b", b"c", b"d"):
+        log.put((key, b"1"))
+    # All of it is new.
+    assert log.run() == 0
+    (storage,) = log.rows(partition_storage)
+    assert storage.compacted_offset == 4
+    for number in range(3):
+        log.put((b"a", b"%d" % number))
+        assert log.run() == 0
+    assert log.rows(partition_storage)[0].compacted_offset == 4
+    log.put((b"a", b"3"))
+    assert log.run() == 4
+    assert log.table() == {b"a": b"3", b"b": b"1", b"c": b"1", b"d": b"1"}
+    log.assert_storage_is_true()
+    log.configure(max_compaction_lag_ms=1_000)
+    log.put((b"a", b"4"))
+    clock.advance(1_000)
+    assert log.run() == 0
+    clock.advance(1)
+    assert log.run() == 1
+    log.assert_storage_is_true()
+
+
+def test_what_is_behind_the_last_stable_offset_makes_nobody_look_again_and_again(log):
+    log.configure(min_cleanable_dirty_ratio=0.5)
+    for key in (b"a", b"b", b"c", b"d"):
+        log.put((key, b"1"))
+    log.run()
+    log.put((b"a", b"2"))
+    slow = log.begin()
+    slow.put((b"a", b"x" * 10_000))
+    # Of what may be compacted, a fifth is new.
+    assert log.run() == 0
+    assert log.rows(partition_storage)[0].compacted_offset == 4
+    slow.end(commit=True)
+    assert log.run() == 2
+
+
+def test_a_pass_that_can_remember_no_more_keys_stops_there_and_the_next_one_goes_on(log, monkeypatch):
+    monkeypatch.setattr(compaction, "KEYS_MAX", 3)
+    keys = [b"%d" % number for number in range(8)]
+    for value in (b"1", b"2"):
+        for key in keys:
+            log.put((key, value))
+    passes = 0
+    while log.rows(partition_storage) == [] or log.rows(partition_storage)[0].compacted_offset < 16:
+        log.run()
+        passes += 1
+        log.assert_storage_is_true()
+        assert log.table() == dict.fromkeys(keys, b"2")
+    assert passes == 6
+    assert log.read() == [(8 + number, key, b"2") for number, key in enumerate(keys)]
+
+
+def test_a_portion_goes_on_where_the_last_one_stopped_and_others_may_be_at_work_meanwhile(log, monkeypatch):
+    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", 2)
+    for number in range(6):
+        log.put((b"%d" % (number % 3), b"%d" % number))
+    # Three pages for the keys, then three that are changed.
+    for left in (6, 6, 6, 4, 3, 3):
+        assert compact_portion(log.store, batches_max=1) in {1, 2}
+        assert len(log.rows(record_batches)) == left
+        log.put((b"other", b"x"), partition=log.partition_id(log.name, 1))
+        assert log.table() == {b"0": b"3", b"1": b"4", b"2": b"5"}
+    # What has come meanwhile is for the next pass.
+    assert log.rows(partition_storage)[0].compacted_offset == 0
+    compact_portion(log.store, batches_max=1)
+    assert log.rows(partition_storage)[0].compacted_offset == 6
+    log.assert_storage_is_true()
+
+
+def test_long_keys_are_told_apart_and_found_again(log):
+    longs = [b"k" * 16, b"k" * 17, b"k" * 18, b"k" * 1_000]
+    log.put(*((key, b"1") for key in longs))
+    log.put(*((key, b"2") for key in longs[1:]))
+    log.run()
+    assert log.table() == {longs[0]: b"1", **dict.fromkeys(longs[1:], b"2")}
+    assert len(log.read()) == 4
+
+
+def test_a_repeated_batch_is_known_when_its_records_are_gone(log):
+    producer = ProducerIdentity(70_002, 0)
+    log.put((b"a", b"1"), (b"b", b"1"), producer=producer, base_sequence=0)
+    log.put((b"a", b"2"), (b"b", b"2"))
+    assert log.run() == 1
+    assert log.read() == [(2, b"a", b"2"), (3, b"b", b"2")]
+    item = Append(log.partition, log.encoded((b"a", b"1"), (b"b", b"1"), producer=producer, base_sequence=0))
+    repeated = log.store.write(lambda c: append(c, [item]))[0]
+    assert (repeated.is_duplicate, repeated.base_offset) == (True, 0)
+    assert log.put((b"c", b"1"), producer=producer, base_sequence=2) == 4
+
+
+def test_a_damaged_batch_keeps_its_partition_as_it_is_and_no_other(log):
+    log.put((b"a", b"1"))
+    log.put((b"b", b"1"))
+    log.put((b"a", b"2"))
+    other = log.partition_id(log.name, 1)
+    log.put((b"a", b"1"), (b"a", b"2"), partition=other)
+    damaged = (
+        update(record_batches)
+        .where(record_batches.c.partition_id == log.partition, record_batches.c.last_offset == 1)
+        .values(key_data=b"a")
+    )
+    log.store.write(lambda c: c.execute(damaged))
+    with pytest.raises(CorruptBatch, match="offsets 1 to 1"):
+        log.run()
+    assert len(log.rows(record_batches)) == 3
+    page = log.store.read(lambda c: fetch(c, {other: 0}))[other]
+    assert [record.offset for batch in page.batches for record in batch.records()] == [1]
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_left_alone(log, monkeypatch):
+    log.put((b"a", b"1"), (b"a", b"2"))
+    apply = compaction._Pass._apply
+
+    def delete_first(one_pass, changes, connection):
+        monkeypatch.setattr(compaction._Pass, "_apply", apply)
+        delete_topic(connection, log.name)
+        return apply(one_pass, changes, connection)
+
+    monkeypatch.setattr(compaction._Pass, "_apply", delete_first)
+    with pytest.raises(Exception, match="deleted meanwhile"):
+        log.run()
+
+
+def test_a_record_of_a_compacted_topic_needs_a_key(log, url):
+    producer = Producer({"bootstrap.servers": url})
+    errors = []
+    for key in (None, b"k"):
+        producer.produce(log.name, value=b"v", key=key, partition=0, on_delivery=lambda error, _: errors.append(error))
+        assert producer.flush(20) == 0
+    producer.close()
+    assert [error and error.code() for error in errors] == [KafkaError.INVALID_RECORD, None]
+    assert log.read() == [(0, b"k", b"v")]
+
+
+def test_a_reader_goes_over_what_is_gone_and_its_position_stays_good(log, url):
+    for value in (b"1", b"2", b"3"):
+        log.commit((b"a", value), (b"b", value))
+    consumer = Consumer({"bootstrap.servers": url, "group.id": f"g-{log.name}", "auto.offset.reset": "error"})
+    try:
+        log.run()
+        consumer.assign([TopicPartition(log.name, 0, 1)])
+        got = [message.value() for message in consumer.consume(2, 20)]
+        assert got == [b"3", b"3"]
+        assert consumer.position([TopicPartition(log.name, 0)])[0].offset >= 8
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("horizons", "deletable", "new", "expected"),
+    [
+        ([], 0, None, []),
+        ([], 0, (5, 100), [(5, 100)]),
+        ([(5, 100)], 5, None, [(5, 0)]),
+        ([(5, 0)], 5, None, [(5, 0)]),
+        ([(5, 0), (7, 100)], 7, (9, 200), [(7, 0), (9, 200)]),
+        ([(5, 0), (7, 100)], 5, (9, 200), [(5, 0), (7, 100), (9, 200)]),
+        # Nothing new stands behind what has a time already.
+        ([(5, 100)], 0, (5, 200), [(5, 100)]),
+        # One that is near the one before gives way; the first one never does.
+        ([(5, 100), (6, 105)], 0, (7, 108), [(5, 100), (7, 108)]),
+        ([(5, 100)], 0, (7, 101), [(5, 100), (7, 101)]),
+        ([(5, 100), (6, 110)], 0, (7, 111), [(5, 100), (6, 110), (7, 111)]),
+    ],
+)
+def test_the_times_at_which_tombstones_go_follow_each_other(horizons, deletable, new, expected):
+    assert next_horizons(horizons, deletable, new, apart_ms=10) == expected
+
+
+_KEYS = st.sampled_from([b"a", b"b", b"c", b"d" * 20])
+_VALUES = st.one_of(st.none(), st.integers(0, 9).map(b"%d".__mod__))
+_RECORDS = st.lists(st.tuples(_KEYS, _VALUES), min_size=1, max_size=4)
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), _RECORDS),
+        st.tuples(st.just("write"), st.integers(0, 1), _RECORDS),
+        st.tuples(st.just("end"), st.integers(0, 1), st.booleans()),
+        st.tuples(st.just("wait"), st.sampled_from([1, 400, 1_000])),
+        st.tuples(st.just("compact")),
+    ),
+    min_size=4,
+    max_size=20,
+)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=_STEPS, keys_max=st.sampled_from([1, 3, 200_000]), page=st.sampled_from([1, 2, 200]))
+def test_whatever_happens_a_reader_ends_with_the_same_table(  # noqa: C901 - a branch for each kind of step
+    store, clock, monkeypatch, steps, keys_max, page
+):
+    monkeypatch.setattr(compaction, "KEYS_MAX", keys_max)
+    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", page)
+    monkeypatch.setattr(storage_module, "_COUNTED_AT_ONCE", page)
+    log = CompactedLog(store, clock, delete_retention_ms=1_000)
+    open_: dict[int, _Transaction] = {}
+    seen: set[tuple[int, bytes, bytes]] = set()
+
+    def compact():
+        table, before = log.table(), log.read(IsolationLevel.READ_UNCOMMITTED)
+        seen.update(before)
+        end = log.store.read(lambda c: read_bounds(c, [log.partition]))[log.partition].last_stable_offset
+        log.run()
+        assert log.table() == table
+        after = log.read(IsolationLevel.READ_UNCOMMITTED)
+        # Nothing is new, nothing has another offset, nothing that may not be touched has gone.
+        assert set(after) <= set(before)
+        assert [row for row in after if row[0] >= end] == [row for row in before if row[0] >= end]
+        log.assert_storage_is_true()
+        return end
+
+    for step in steps:
+        match step:
+            case ("put", records):
+                log.put(*records)
+            case ("write", number, records):
+                open_.setdefault(number, log.begin()).put(*records)
+            case ("end", number, commit) if number in open_:
+                open_.pop(number).end(commit=commit)
+            case ("wait", milliseconds):
+                clock.advance(milliseconds)
+            case ("compact",):
+                compact()
+    for transaction in open_.values():
+        transaction.end(commit=True)
+    for _ in range(3 + len(seen) + 20 * 4):
+        end = compact()
+        if (log.rows(partition_storage) or [None])[0] is None or log.rows(partition_storage)[0].compacted_offset == end:
+            break
+    left = [key for _, key, _ in log.read(IsolationLevel.READ_UNCOMMITTED)]
+    assert len(left) == len(set(left))
+    # Once the time is up nothing is left but the table, and the markers of its transactions.
+    clock.advance(1_000)
+    compact()
+    assert {key: value for _, key, value in log.read()} == log.table()
+    alive = {
+        (row.producer_id, row.producer_epoch)
+        for row in log.rows(record_batches)
+        if row.is_transactional and row.control_type is None
+    }
+    finished = {(row.producer_id, row.producer_epoch) for row in log.rows(finished_transactions)}
+    assert alive == finished
+    log.store.write(lambda c: delete_topic(c, log.name))

@@ -1,0 +1,521 @@
+"""The compaction: of the records with one key only the newest stays, where a topic's cleanup.policy has `compact`.
+
+A pass over a partition reads what has come since the last one, remembers the newest offset of each key, and then goes
+over the whole log: a record with a newer one behind it goes, an aborted one goes whatever stands behind it, and never
+makes another go.  What is left of a batch takes the batch's place, with its offsets, so nobody's position changes; a
+batch of which nothing is left is deleted.  Nothing at or past the last stable offset is touched.
+
+A tombstone (a record without a value) goes once it has been the newest of its key for `delete.retention.ms` after a
+pass, so that readers who are late still learn of it, and so does a marker, if its transaction has no record left by
+then.  A batch needs no empty remainder, as Kafka leaves one: what producers did last is in `producer_states`.
+
+A pass may stop anywhere.  What it did is right at any moment; how far the partition is compacted is written at its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import compress
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
+
+from txnstore.config import TOPIC_SETTINGS, Settings, is_compacted, settings_in_force
+from txnstore.db.schema import (
+    finished_transactions,
+    partition_heads,
+    partition_storage,
+    partitions,
+    record_batches,
+    topic_configs,
+)
+from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, server_now_ms, write_portion
+from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
+from txnstore.log.bounds import Bounds, read_bounds
+from txnstore.log.codec import EncodedBatch, RecordBatch, RecordColumns, decode, encode_columns
+from txnstore.log.columns import unpack_integers
+from txnstore.log.fetch import IS_COMMITTED
+from txnstore.log.partition_storage import (
+    STORED_BATCHES,
+    PartitionStorage,
+    batch_bytes,
+    count_stored,
+    last_that_fits,
+    lock_storage,
+    read_storage,
+    save_storage,
+)
+from txnstore.model import ControlType
+
+#: How many keys a pass remembers: about 30 MiB.  Where more have come it stops before them, and the next pass goes on.
+KEYS_MAX: Final = 200_000
+#: A longer key is remembered by its hash.
+_KEY_BYTES_MAX: Final = 16
+#: Times at which tombstones go are no nearer to each other than this part of `delete.retention.ms`.
+_HORIZONS_IN_RETENTION: Final = 24
+_NAMES: Final = (
+    "cleanup.policy",
+    "delete.retention.ms",
+    "max.compaction.lag.ms",
+    "min.cleanable.dirty.ratio",
+    "min.compaction.lag.ms",
+)
+
+_NOW: Final = select(server_now_ms())
+_CONFIGS: Final = select(topic_configs).where(topic_configs.c.name.in_(_NAMES))
+_PARTITIONS: Final = (
+    select(
+        partitions.c.partition_id,
+        partitions.c.topic_id,
+        (func.coalesce(partition_storage.c.counted_offset, -1) == partition_heads.c.next_offset).label("is_counted"),
+    )
+    # Only those that live in this database have a head.
+    .join(partition_heads, partition_heads.c.partition_id == partitions.c.partition_id)
+    .outerjoin(partition_storage, partition_storage.c.partition_id == partitions.c.partition_id)
+    .where(partitions.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
+    .order_by(partitions.c.partition_id)
+)
+_MAY_HAVE_GAPS: Final = (
+    select(partitions.c.partition_id)
+    .outerjoin(partition_storage, partition_storage.c.partition_id == partitions.c.partition_id)
+    .outerjoin(topic_configs, topic_configs.c.topic_id == partitions.c.topic_id)
+    .where(partitions.c.partition_id == bindparam("of_partition_id"))
+    .where((partition_storage.c.compacted_offset > 0) | topic_configs.c.value.contains("compact"))
+)
+_OF_PARTITION: Final = record_batches.c.partition_id == bindparam("of_partition_id")
+_FROM: Final = record_batches.c.last_offset >= bindparam("from_offset")
+_FIRST_YOUNG: Final = (
+    select(record_batches.c.base_offset)
+    .where(_OF_PARTITION, _FROM, record_batches.c.max_timestamp_ms > bindparam("after_ms"))
+    .order_by(record_batches.c.last_offset)
+    .limit(1)
+)
+_FIRST_MS: Final = (
+    select(record_batches.c.max_timestamp_ms)
+    .where(_OF_PARTITION, _FROM)
+    .order_by(record_batches.c.last_offset)
+    .limit(1)
+)
+_COUNT_AND_BYTES: Final = select(func.count(), func.coalesce(func.sum(record_batches.c.size_bytes), 0)).where(
+    _OF_PARTITION, _FROM
+)
+_THROUGH: Final = record_batches.c.last_offset <= bindparam("through_offset")
+_COMMITTED: Final = (
+    select(record_batches)
+    .where(_OF_PARTITION, _FROM, _THROUGH, record_batches.c.control_type.is_(None), IS_COMMITTED)
+    .order_by(record_batches.c.last_offset)
+    .execution_options(binary_rows=True)
+)
+_BATCHES: Final = (
+    select(
+        record_batches,
+        # Of records: how their transaction ended.  Of a marker: the epoch of the records that it ended.
+        select(finished_transactions.c.outcome)
+        .where(finished_transactions.c.partition_id == record_batches.c.partition_id)
+        .where(finished_transactions.c.producer_id == record_batches.c.producer_id)
+        .where(finished_transactions.c.producer_epoch == record_batches.c.producer_epoch)
+        .correlate(record_batches)
+        .scalar_subquery()
+        .label("outcome"),
+        select(finished_transactions.c.producer_epoch)
+        .where(finished_transactions.c.partition_id == record_batches.c.partition_id)
+        .where(finished_transactions.c.marker_offset == record_batches.c.last_offset)
+        .correlate(record_batches)
+        .scalar_subquery()
+        .label("ended_epoch"),
+    )
+    .where(_OF_PARTITION, _FROM, _THROUGH)
+    .order_by(record_batches.c.last_offset)
+    .execution_options(binary_rows=True)
+)
+# A batch that somebody else has rewritten or deleted since it was read is not hit, and not counted.
+_THIS_BATCH: Final = and_(
+    _OF_PARTITION,
+    record_batches.c.last_offset == bindparam("of_last_offset"),
+    record_batches.c.record_count == bindparam("of_record_count"),
+    record_batches.c.crc == bindparam("of_crc"),
+)
+_DELETE: Final = delete(record_batches).where(_THIS_BATCH)
+#: What stays of a batch whatever is left in it.
+_KEPT: Final = {"producer_id", "producer_epoch", "base_sequence", "is_transactional", "timestamp_type"}
+_REWRITTEN: Final = [
+    name for name in EncodedBatch.__dataclass_fields__ if name not in {*_KEPT, "control_type", "coordinator_epoch"}
+]
+_REWRITE: Final = (
+    update(record_batches).where(_THIS_BATCH).values({name: bindparam(f"new_{name}") for name in _REWRITTEN})
+)
+_DELETE_FINISHED: Final = delete(finished_transactions).where(
+    finished_transactions.c.partition_id == bindparam("of_partition_id"),
+    finished_transactions.c.marker_offset == bindparam("of_last_offset"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A partition that is to be compacted."""
+
+    partition_id: int
+    settings: Settings
+    dirty_ratio: float
+    start_offset: int
+    """Where the stored batches begin."""
+
+    dirty_offset: int
+    """Where that begins which no pass has seen."""
+
+    end_offset: int
+    """Where this pass ends."""
+
+    deletable_offset: int
+    """Tombstones and markers below it go."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """What a portion of a pass has done."""
+
+    batches_read: int
+    batches_changed: int = 0
+
+
+#: Passes that are not finished; they go on where they stopped.
+_unfinished: Final[WeakKeyDictionary[Store, Iterator[_Progress]]] = WeakKeyDictionary()
+
+
+def compact_partitions(store: Store) -> int:
+    """Compact the partitions of this database that are due, the one with the most to gain first.
+
+    Returns:
+        How many batches were rewritten or deleted.
+
+    Raises:
+        TxnStoreError: the database refused, or a batch is damaged; the other partitions were compacted.
+    """
+    return sum(progress.batches_changed for progress in _passes(store))
+
+
+def compact_portion(store: Store, *, batches_max: int) -> int:
+    """Go on where the last call in this process stopped, or begin; return how many batches were read.
+
+    At least `batches_max`, or all that there are.
+
+    Raises:
+        TxnStoreError: see `compact_partitions`.
+    """
+    passes = _unfinished.pop(store, None) or _passes(store)
+    read = 0
+    for progress in passes:
+        read += progress.batches_read
+        if read >= batches_max:
+            _unfinished[store] = passes
+            break
+    return read
+
+
+def _passes(store: Store) -> Iterator[_Progress]:
+    """Compact what is due, and yield behind every portion."""
+    now_ms, settings_of = store.read(_read_settings)
+    due = [found for found in _due_partitions(store, settings_of, now_ms) if found is not None]
+    failure: TxnStoreError | None = None
+    for each in sorted(due, key=lambda partition: -partition.dirty_ratio):
+        try:
+            yield from _Pass(store, each).portions()
+        except TxnStoreError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def may_have_gaps(connection: Connection, partition_id: int) -> bool:
+    """Return whether offsets of the partition may be missing: it is compacted, or was once."""
+    return bool(connection.execute(_MAY_HAVE_GAPS, {"of_partition_id": partition_id}).all())
+
+
+def _read_settings(connection: Connection) -> tuple[int, dict[int, Settings]]:
+    """Return the time, and the settings of the topics that are compacted."""
+    texts: dict[int, dict[str, str]] = {}
+    for row in connection.execute(_CONFIGS):
+        texts.setdefault(row.topic_id, {})[row.name] = row.value
+    settings = {topic_id: settings_in_force(TOPIC_SETTINGS, of) for topic_id, of in texts.items()}
+    compacted = {topic_id: of for topic_id, of in settings.items() if is_compacted(of)}
+    return connection.execute(_NOW).scalar_one(), compacted
+
+
+def _due_partitions(store: Store, settings_of: Mapping[int, Settings], now_ms: int) -> Iterator[_Due | None]:
+    topic_ids = list(settings_of)
+    for start in range(0, len(topic_ids), LISTED_MAX):
+        some = {"topic_ids": topic_ids[start : start + LISTED_MAX]}
+        found = store.read(lambda connection, some=some: connection.execute(_PARTITIONS, some).all())  # type: ignore[misc]
+        for partition_id, topic_id, is_counted in found:
+            try:
+                if not is_counted:
+                    count_stored(store, partition_id)
+                yield store.read(partial(_due, partition_id, settings_of[topic_id], now_ms))
+            except UnknownTopicOrPartition:
+                # The topic was deleted meanwhile.
+                continue
+
+
+def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connection) -> _Due | None:
+    """Return what is to be done in the partition; None: nothing yet."""
+    storage = read_storage(connection, partition_id)
+    bounds = read_bounds(connection, [partition_id])[partition_id]
+    dirty_offset = max(storage.compacted_offset, bounds.log_start_offset)
+    end_offset = max(dirty_offset, _end_offset(connection, bounds, settings, now_ms, dirty_offset))
+    horizons = read_horizons(storage)
+    deletable_offset = max((offset for offset, from_ms in horizons if from_ms <= now_ms), default=0)
+    has_new_horizon = any(0 < from_ms <= now_ms for _, from_ms in horizons)
+    dirty_ratio = 0.0
+    if end_offset > dirty_offset:
+        beyond = {"of_partition_id": partition_id, "from_offset": end_offset}
+        count, payload_bytes = connection.execute(_COUNT_AND_BYTES, beyond).one()
+        size_bytes = storage.size_bytes - payload_bytes - count * batch_bytes(0)
+        dirty_ratio = (size_bytes - storage.compacted_bytes) / max(1, size_bytes)
+        since_ms = connection.execute(_FIRST_MS, {**beyond, "from_offset": dirty_offset}).scalar()
+        is_old = since_ms is not None and now_ms - since_ms > settings["max.compaction.lag.ms"]
+        if dirty_ratio < settings["min.cleanable.dirty.ratio"] and not is_old:
+            end_offset = dirty_offset
+    if end_offset == dirty_offset and not has_new_horizon:
+        return None
+    return _Due(
+        partition_id, settings, dirty_ratio, storage.first_stored_offset, dirty_offset, end_offset, deletable_offset
+    )
+
+
+def _end_offset(connection: Connection, bounds: Bounds, settings: Settings, now_ms: int, dirty_offset: int) -> int:
+    """Return the first offset that is not to be compacted yet."""
+    if settings["min.compaction.lag.ms"] == 0:
+        return bounds.last_stable_offset
+    young = {
+        "of_partition_id": bounds.partition_id,
+        "from_offset": dirty_offset,
+        "after_ms": now_ms - settings["min.compaction.lag.ms"],
+    }
+    first_young = connection.execute(_FIRST_YOUNG, young).scalar()
+    return bounds.last_stable_offset if first_young is None else min(first_young, bounds.last_stable_offset)
+
+
+def read_horizons(storage: PartitionStorage) -> list[tuple[int, int]]:
+    """Return from when on the tombstones and markers below an offset go; 0: a pass has taken them already."""
+    return [(offset, from_ms) for offset, from_ms in json.loads(storage.horizons)]
+
+
+def next_horizons(
+    horizons: Sequence[tuple[int, int]], deletable_offset: int, new: tuple[int, int] | None, *, apart_ms: int
+) -> list[tuple[int, int]]:
+    """Return the horizons after a pass that took what was to go below `deletable_offset`, with a new one if any.
+
+    One that is less than `apart_ms` behind the one before it gives way to the new one.
+    """
+    kept = [(offset, from_ms) for offset, from_ms in horizons if offset > deletable_offset]
+    if new is not None and (not kept or kept[-1][0] < new[0]):
+        if len(kept) > 1 and kept[-1][1] - kept[-2][1] < apart_ms:
+            kept.pop()
+        kept.append(new)
+    return [(deletable_offset, 0), *kept] if deletable_offset > 0 else kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A batch that is deleted, or rewritten with fewer records."""
+
+    batch: Any
+    rewritten: EncodedBatch | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """How much less the batch takes, as `batch_bytes` counts it."""
+        before = batch_bytes(self.batch.size_bytes)
+        return before if self.rewritten is None else before - batch_bytes(self.rewritten.size_bytes)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One pass over a partition."""
+
+    store: Store
+    due: _Due
+    #: The newest offset of each key, of what no pass has seen before.
+    _newest: dict[bytes, int] = field(default_factory=dict)
+    #: So that nobody can choose keys with one hash.
+    _hash_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    #: Where the first batch begins whose keys were too many.
+    _forgotten_offset: int = 0
+    #: Transactions of which a record stays, until their marker comes: producer id and epoch.
+    _alive: set[tuple[int, int]] = field(default_factory=set)
+    #: What is left of that which no pass had seen.
+    _dirty_bytes: int = 0
+    #: Whether something stays that goes at a later time.
+    _leaves_horizon: bool = False
+
+    def portions(self) -> Iterator[_Progress]:
+        """Compact the partition, and yield behind every portion."""
+        end_offset = self.due.end_offset
+        for rows in self._pages(_COMMITTED, self.due.dirty_offset, end_offset):
+            if not self._remember(rows):
+                end_offset = self._forgotten_offset
+                break
+            yield _Progress(len(rows))
+        for rows in self._pages(_BATCHES, self.due.start_offset, end_offset):
+            changes = [change for row in rows if (change := self._change(row)) is not None]
+            changed = write_portion(self.store, partial(self._apply, changes)) if changes else 0
+            yield _Progress(len(rows), changed)
+        write_portion(self.store, partial(self._finish, end_offset))
+
+    def _remember(self, rows: Sequence[Any]) -> bool:
+        """Remember the newest offset of each key; return whether all of them could be."""
+        for row in rows:
+            if len(self._newest) >= KEYS_MAX:
+                self._forgotten_offset = row.base_offset
+                return False
+            # A damaged batch raises here, and makes no record go.
+            batch = decode(row)
+            for offset, key in zip(batch.offsets(), batch.keys().cells(), strict=False):
+                if key is not None:
+                    self._newest[self._remembered(key)] = offset
+        return True
+
+    def _remembered(self, key: bytes) -> bytes:
+        if len(key) <= _KEY_BYTES_MAX:
+            return key
+        # One byte longer than any key that is remembered as it is.
+        return hashlib.blake2b(key, digest_size=_KEY_BYTES_MAX + 1, key=self._hash_key).digest()
+
+    def _pages(self, statement: Any, from_offset: int, end_offset: int) -> Iterator[Sequence[Any]]:
+        """Yield the rows of a range, about as many at once as one portion changes."""
+        while from_offset < end_offset:
+            rows, from_offset = self.store.read(partial(self._page, statement, from_offset, end_offset))
+            yield rows
+
+    def _page(
+        self, statement: Any, from_offset: int, end_offset: int, connection: Connection
+    ) -> tuple[Sequence[Any], int]:
+        range_ = {"of_partition_id": self.due.partition_id, "from_offset": from_offset}
+        found = connection.execute(
+            STORED_BATCHES, {**range_, "end_offset": end_offset, "batches_max": ROWS_AT_ONCE}
+        ).all()
+        if not found:
+            return (), end_offset
+        through_offset = last_that_fits(found)
+        rows = connection.execute(statement, {**range_, "through_offset": through_offset}).all()
+        return rows, through_offset + 1
+
+    def _change(self, row: Any) -> _Change | None:
+        """Return what becomes of a batch; None: it stays as it is."""
+        change = self._change_of_marker(row) if row.control_type is not None else self._change_of_records(row)
+        if row.last_offset >= self.due.dirty_offset:
+            self._dirty_bytes += batch_bytes(row.size_bytes) - (0 if change is None else change.size_bytes)
+        return change
+
+    def _change_of_marker(self, row: Any) -> _Change | None:
+        transaction = (row.producer_id, row.ended_epoch)
+        is_alive = transaction in self._alive
+        self._alive.discard(transaction)
+        if row.last_offset < self.due.deletable_offset and not is_alive:
+            return _Change(row)
+        self._leaves_horizon = True
+        return None
+
+    def _change_of_records(self, row: Any) -> _Change | None:
+        if row.is_transactional and row.outcome == int(ControlType.ABORT):
+            return _Change(row)
+        batch = decode(row)
+        stays = self._stays(batch)
+        if not any(stays):
+            return _Change(row)
+        if row.is_transactional:
+            self._alive.add((row.producer_id, row.producer_epoch))
+        return None if all(stays) else _Change(row, _thinned(batch, stays))
+
+    def _stays(self, batch: RecordBatch) -> list[bool]:
+        """Return of each record whether it stays."""
+        row = batch.row
+        are_tombstones: Any = range(batch.record_count) if row.value_positions is None else ()
+        if row.null_values is not None:
+            are_tombstones = set(unpack_integers(row.null_values, "null_values"))
+        stays = []
+        for index, (offset, key) in enumerate(zip(batch.offsets(), batch.keys().cells(), strict=False)):
+            is_newest = key is not None and self._newest.get(self._remembered(key), -1) <= offset
+            if is_newest and index in are_tombstones:
+                is_newest = offset >= self.due.deletable_offset
+                self._leaves_horizon |= is_newest
+            stays.append(is_newest)
+        return stays
+
+    def _apply(self, changes: Sequence[_Change], connection: Connection) -> int:
+        """Carry out changes of batches that are still what they were; return how many."""
+        storage = lock_storage(connection, self.due.partition_id)
+        if storage is None:
+            raise UnknownTopicOrPartition(f"the topic of partition id {self.due.partition_id} was deleted meanwhile")
+        hit = 0
+        for change in changes:
+            batch = change.batch
+            this = {
+                "of_partition_id": batch.partition_id,
+                "of_last_offset": batch.last_offset,
+                "of_record_count": batch.record_count,
+                "of_crc": batch.crc,
+            }
+            if change.rewritten is None:
+                is_hit = connection.execute(_DELETE, this).rowcount == 1
+                if is_hit and batch.control_type is not None:
+                    connection.execute(_DELETE_FINISHED, this)
+            else:
+                columns = change.rewritten.columns()
+                new = {f"new_{name}": columns[name] for name in _REWRITTEN}
+                is_hit = connection.execute(_REWRITE, {**this, **new}).rowcount == 1
+            if is_hit:
+                hit += 1
+                is_counted = batch.last_offset < storage.counted_offset
+                is_compacted = batch.last_offset < storage.compacted_offset
+                storage = replace(
+                    storage,
+                    size_bytes=storage.size_bytes - change.size_bytes * is_counted,
+                    compacted_bytes=max(0, storage.compacted_bytes - change.size_bytes * is_compacted),
+                )
+        save_storage(connection, storage)
+        return hit
+
+    def _finish(self, end_offset: int, connection: Connection) -> None:
+        """Write how far the partition is compacted."""
+        storage = lock_storage(connection, self.due.partition_id)
+        if storage is None or storage.compacted_offset > max(end_offset, self.due.dirty_offset):
+            # The topic is gone, or somebody else was faster and further.
+            return
+        retention_ms = self.due.settings["delete.retention.ms"]
+        new = None
+        if self._leaves_horizon:
+            new = (end_offset, connection.execute(_NOW).scalar_one() + retention_ms)
+        horizons = next_horizons(
+            read_horizons(storage), self.due.deletable_offset, new, apart_ms=retention_ms // _HORIZONS_IN_RETENTION
+        )
+        is_first = storage.compacted_offset < end_offset
+        save_storage(
+            connection,
+            replace(
+                storage,
+                compacted_offset=max(storage.compacted_offset, end_offset),
+                compacted_bytes=min(storage.size_bytes, storage.compacted_bytes + self._dirty_bytes * is_first),
+                horizons=json.dumps(horizons),
+            ),
+        )
+
+
+def _thinned(batch: RecordBatch, stays: Sequence[bool]) -> EncodedBatch:
+    """Return the batch with only the records that stay, at their offsets."""
+    offsets, timestamps_ms, keys, values, headers = zip(*compress(batch.rows(), stays), strict=True)
+    encoded = encode_columns(
+        RecordColumns(keys, values, timestamps_ms, headers),
+        codec=batch.codec,
+        producer=batch.producer,
+        base_sequence=batch.base_sequence,
+        is_transactional=batch.is_transactional,
+        offset_deltas=[offset - batch.base_offset for offset in offsets],
+    )
+    return replace(encoded, timestamp_type=batch.timestamp_type)

@@ -1,0 +1,150 @@
+"""What is known of a partition's stored batches: where they begin, what they take, how far they are compacted.
+
+One row for a partition, made under its head's lock, so that none outlives its topic.  Whoever deletes the oldest
+batches, rewrites some or counts them holds the row's lock meanwhile: two at once would subtract the same batch twice.
+The size is counted from where it was counted last, so that nobody reads the whole log for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from txnstore.db.schema import partition_heads, partition_storage, record_batches
+from txnstore.db.store import Store, must_hit, write_portion
+from txnstore.log.partition_rows import lock_heads
+
+#: About how many bytes of batches one database transaction changes: SQLite frees them page by page.
+BYTES_MAX: Final = 1024 * 1024
+#: What Kafka's header of a record batch takes.
+BATCH_HEADER_BYTES: Final = 61
+#: How many batches are counted under one lock.
+_COUNTED_AT_ONCE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStorage:
+    """What is known of a partition's stored batches."""
+
+    partition_id: int
+    first_stored_offset: int = 0
+    """Every batch that ends below it is deleted."""
+
+    counted_offset: int = 0
+    """The batches that end below it are in `size_bytes`."""
+
+    size_bytes: int = 0
+
+    compacted_offset: int = 0
+    """Below it there is one record of each key."""
+
+    compacted_bytes: int = 0
+    """About what the batches that end below it take."""
+
+    horizons: str = "[]"
+    """JSON: pairs of an offset and a time, both ascending; from then on, tombstones and markers below it go."""
+
+
+_SELECT: Final = select(partition_storage).where(partition_storage.c.partition_id == bindparam("of_partition_id"))
+_LOCK: Final = _SELECT.with_for_update()
+_ADD: Final = upsert(partition_storage).on_conflict_do_nothing(index_elements=["partition_id"])
+_CHANGED: Final = [column.name for column in partition_storage.c if column.name != "partition_id"]
+_SAVE: Final = (
+    update(partition_storage)
+    .where(partition_storage.c.partition_id == bindparam("of_partition_id"))
+    .values({name: bindparam(f"new_{name}") for name in _CHANGED})
+)
+_NEXT_OFFSET: Final = select(partition_heads.c.next_offset).where(
+    partition_heads.c.partition_id == bindparam("of_partition_id")
+)
+STORED_BATCHES: Final = (
+    select(record_batches.c.last_offset, record_batches.c.size_bytes)
+    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
+    .where(record_batches.c.last_offset >= bindparam("from_offset"))
+    .where(record_batches.c.last_offset < bindparam("end_offset"))
+    .order_by(record_batches.c.last_offset)
+    .limit(bindparam("batches_max"))
+)
+
+
+def batch_bytes(size_bytes: int) -> int:
+    """Return what a batch counts for retention.bytes: its payload and, as in Kafka, the header of a batch."""
+    return size_bytes + BATCH_HEADER_BYTES
+
+
+def add_storage(connection: Connection, partition_id: int) -> None:
+    """Begin to keep what is known of a partition's stored batches; its head is locked, so that it is not deleted."""
+    connection.execute(_ADD, asdict(PartitionStorage(partition_id)))
+
+
+def lock_storage(connection: Connection, partition_id: int) -> PartitionStorage | None:
+    """Return what is known of the partition's stored batches, or None: nothing is kept, or it is gone.
+
+    Until the database transaction ends, nobody else changes it, deletes the oldest of the batches or rewrites any.
+    """
+    row = connection.execute(_LOCK, {"of_partition_id": partition_id}).one_or_none()
+    return None if row is None else PartitionStorage(*row)
+
+
+def read_storage(connection: Connection, partition_id: int) -> PartitionStorage:
+    """Return what is known of the partition's stored batches; where nothing is kept, none was deleted or counted."""
+    row = connection.execute(_SELECT, {"of_partition_id": partition_id}).one_or_none()
+    return PartitionStorage(partition_id) if row is None else PartitionStorage(*row)
+
+
+def save_storage(connection: Connection, storage: PartitionStorage) -> None:
+    """Keep what is known of the partition's stored batches; the row is locked."""
+    new = {f"new_{name}": getattr(storage, name) for name in _CHANGED}
+    must_hit(connection, _SAVE, {"of_partition_id": storage.partition_id, **new})
+
+
+def last_that_fits(found: Sequence[Any]) -> int:
+    """Return the key of the last row that one portion takes, of keys and sizes."""
+    key: int = found[0][0]
+    size_bytes = 0
+    for next_key, next_size_bytes in found:
+        size_bytes += next_size_bytes
+        if size_bytes > BYTES_MAX:
+            break
+        key = next_key
+    return key
+
+
+def count_stored(store: Store, partition_id: int) -> None:
+    """Add to the size of the partition what has come since it was counted last.
+
+    Raises:
+        UnknownTopicOrPartition: the topic has been deleted meanwhile.
+    """
+    while write_portion(store, partial(_count_portion, partition_id)):
+        pass
+
+
+def _count_portion(partition_id: int, connection: Connection) -> bool:
+    """Count some batches; return whether more may have come."""
+    storage = lock_storage(connection, partition_id)
+    if storage is None:
+        lock_heads(connection, [partition_id])
+        add_storage(connection, partition_id)
+        storage = lock_storage(connection, partition_id)
+        assert storage is not None
+    # Read first: whatever lies below it is there.
+    next_offset = connection.execute(_NEXT_OFFSET, {"of_partition_id": partition_id}).scalar_one_or_none()
+    if next_offset is None or storage.counted_offset >= next_offset:
+        return False
+    page = {
+        "of_partition_id": partition_id,
+        "from_offset": storage.counted_offset,
+        "end_offset": next_offset,
+        "batches_max": _COUNTED_AT_ONCE,
+    }
+    rows = connection.execute(STORED_BATCHES, page).all()
+    counted_offset = rows[-1].last_offset + 1 if len(rows) == _COUNTED_AT_ONCE else next_offset
+    size_bytes = storage.size_bytes + sum(batch_bytes(row.size_bytes) for row in rows)
+    save_storage(connection, replace(storage, counted_offset=counted_offset, size_bytes=size_bytes))
+    return True
