@@ -257,6 +257,9 @@ def test_a_marker_goes_with_its_row_once_its_transaction_has_no_record_left_and_
     assert log.run() == 2
     assert [row.last_offset for row in log.rows(record_batches)] == [3, 4]
     assert [row.marker_offset for row in log.rows(finished_transactions)] == [4]
+    # Nobody looks at it again before something comes.
+    clock.advance(DAY_MS)
+    assert list(compaction._passes(log.store)) == []
     log.put((b"a", b"3"), (b"b", b"3"))
     assert log.run() == 2
     assert [row.last_offset for row in log.rows(record_batches)] == [6 + 2]
@@ -471,6 +474,8 @@ def test_a_reader_goes_over_what_is_gone_and_its_position_stays_good(log, url):
         ([], 0, (5, 100), [(5, 100)]),
         ([(5, 100)], 5, None, [(5, 0)]),
         ([(5, 0)], 5, None, [(5, 0)]),
+        # Markers whose transactions have records left wait for no time.
+        ([(5, 100)], 5, (5, 200), [(5, 0)]),
         ([(5, 0), (7, 100)], 7, (9, 200), [(7, 0), (9, 200)]),
         ([(5, 0), (7, 100)], 5, (9, 200), [(5, 0), (7, 100), (9, 200)]),
         # Nothing new stands behind what has a time already.

@@ -86,7 +86,10 @@ _MAY_HAVE_GAPS: Final = (
     .outerjoin(partition_storage, partition_storage.c.partition_id == partitions.c.partition_id)
     .outerjoin(topic_configs, topic_configs.c.topic_id == partitions.c.topic_id)
     .where(partitions.c.partition_id == bindparam("of_partition_id"))
-    .where((partition_storage.c.compacted_offset > 0) | topic_configs.c.value.contains("compact"))
+    .where(
+        (partition_storage.c.compacted_offset > 0)
+        | and_(topic_configs.c.name == "cleanup.policy", topic_configs.c.value.contains("compact"))
+    )
 )
 _OF_PARTITION: Final = record_batches.c.partition_id == bindparam("of_partition_id")
 _FROM: Final = record_batches.c.last_offset >= bindparam("from_offset")
@@ -314,7 +317,7 @@ def next_horizons(
     One that is less than `apart_ms` behind the one before it gives way to the new one.
     """
     kept = [(offset, from_ms) for offset, from_ms in horizons if offset > deletable_offset]
-    if new is not None and (not kept or kept[-1][0] < new[0]):
+    if new is not None and new[0] > max([deletable_offset, *(offset for offset, _ in kept)]):
         if len(kept) > 1 and kept[-1][1] - kept[-2][1] < apart_ms:
             kept.pop()
         kept.append(new)
