@@ -93,7 +93,9 @@ def test_a_daily_job_is_read_every_day_once(url):
     with open_store(url, clock=clock) as store:
         settings = {"transaction.max.timeout.ms": str(NEVER_MS)}
         store.write(lambda connection: change_store_settings(connection, settings))
-        ids = store.write(lambda connection: create_topic(connection, "days", partition_count=3)).partition_ids
+        keeps = {"retention.ms": "-1"}
+        topic = store.write(lambda connection: create_topic(connection, "days", partition_count=3, config=keeps))
+        ids = topic.partition_ids
         jobs = [Job(url, clock, ids[number % 3], f"job-{number}") for number in range(PRODUCERS)]
         threads = [threading.Thread(target=job.run) for job in jobs]
         maintainer = threading.Thread(target=maintain)
