@@ -15,8 +15,11 @@ from sqlalchemy import Connection
 from txnstore.db.cluster.cluster import Cluster, Locality
 from txnstore.db.store import Store
 from txnstore.model import ProducerIdentity
-from txnstore.testing import invariants
 from txnstore.transactions.transaction import LockedTransaction
+from txnstore.verification.invariants import Violation
+from txnstore.verification.partitions import partition_violations
+from txnstore.verification.reading import Snapshot
+from txnstore.verification.verify import coordinator_violations
 
 #: What is sent goes to one database; the markers of each partition go to one of their own.
 _OTHER = 2
@@ -106,11 +109,8 @@ def decide(
 def assert_sound_elsewhere(store: Store, *, partition_ids: Collection[int]) -> None:
     """Refuse what is wrong in a store of such a cluster: a marker may be delivered and still be queued."""
 
-    def violations(connection: Connection) -> list[invariants.Violation]:
-        found = [
-            violation for number in partition_ids for violation in invariants.partition_violations(connection, number)
-        ]
-        tables = invariants._together([invariants._read(connection)])
-        return [*found, *invariants._given_violations(connection), *invariants._coordinator_violations(tables)]
+    def violations(connection: Connection) -> list[Violation]:
+        found = [each for number in partition_ids for each in partition_violations(connection, number)]
+        return [*found, *coordinator_violations(Snapshot((connection,), of_several=True))]
 
     assert store.read(violations) == []

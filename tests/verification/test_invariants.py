@@ -30,12 +30,12 @@ from txnstore.db.store import Store
 from txnstore.log.append import append
 from txnstore.log.fetch import fetch
 from txnstore.model import IsolationLevel
-from txnstore.testing import invariants
 from txnstore.testing.invariants import Invariant, assert_sound, find_violations, violations_on
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.protocol import TransactionState
+from txnstore.verification import visibility
 
 
 @dataclass(frozen=True)
@@ -319,11 +319,11 @@ def test_a_busy_store_is_sound_and_not_at_rest(busy: Busy):
 
 def test_a_reader_that_gets_aborted_records_is_noticed(busy: Busy, monkeypatch: pytest.MonkeyPatch):
     dirty = partial(fetch, isolation=IsolationLevel.READ_UNCOMMITTED)
-    monkeypatch.setattr(invariants, "fetch", dirty)
+    monkeypatch.setattr(visibility, "fetch", dirty)
     found = find_violations(busy.store)
     assert {violation.invariant for violation in found} == {Invariant.COMMITTED_VISIBLE}
 
 
 def test_a_failed_check_says_what_is_broken_and_where(busy: Busy):
-    with pytest.raises(AssertionError, match=r"NOTHING_OPEN .*'id-\d+' is Ongoing"):
+    with pytest.raises(AssertionError, match=r"NOTHING_OPEN .*'id-\d+': it is Ongoing"):
         assert_sound(busy.store, at_rest=True)

@@ -1,0 +1,134 @@
+"""The invariants of a store: what each one promises, what to do when it is broken, and where that was found."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Final
+
+_RESTORE: Final = (
+    "stop its writers, keep a copy of the database, and restore a backup; `txnstore dump log` shows what is readable"
+)
+_REPORT: Final = "keep a copy of the database for a bug report; readers and the log itself are not affected"
+_JOURNAL: Final = (
+    "find out who wrote to the tables beside txnstore; `txnstore dump journal` and `txnstore transactions describe`"
+    " show the history"
+)
+_FREE: Final = "`txnstore transactions find-hanging` shows it, `txnstore transactions abort` ends it"
+_MAINTAIN: Final = "`txnstore maintain --once` does what is left over; if it stays, keep a copy for a bug report"
+
+
+class Invariant(enum.Enum):
+    """What holds in a store at every moment; the last three, once nothing is open or half done."""
+
+    OFFSETS_FOLLOW = ("the batches of a partition follow each other without gap or overlap, up to its head", _RESTORE)
+    BATCHES_WHOLE = ("a batch agrees with its checksum and has as many records as offsets", _RESTORE)
+    TIMES_RUN = (
+        "the running maximum of timestamps is that of the batches, up to the partition's head",
+        "reads by time may miss records of this partition: read it by offset",
+    )
+    SEQUENCES_FOLLOW = (
+        "the sequence numbers of a producer's epoch follow each other: nothing lost, nothing twice",
+        "compare the records around the offset with what the producer sent: `txnstore dump log`",
+    )
+    EPOCHS_RISE = (
+        "a producer's epoch never falls in a partition, and a marker's is above that of its records",
+        "compare the records around the offset with what the producer sent: `txnstore dump log`",
+    )
+    PRODUCERS_KNOWN = (
+        "what a partition knows of a producer is what its log says",
+        "restart the producer, so that it writes with a new producer id or epoch; keep a copy for a bug report",
+    )
+    INDEX_KNOWN = (
+        "the index of finished transactions is what the log says: each marker has its transaction, and the reverse",
+        "readers of committed records may get aborted ones or miss some: stop them, and restore a backup",
+    )
+    COMMITTED_VISIBLE = (
+        "a reader of committed records gets these and no others, up to the last stable offset",
+        "readers of committed records may get aborted ones or miss some: stop them, and keep a copy for a bug report",
+    )
+
+    MOVES_LEGAL = ("each entry of the journal may follow the one before it", _JOURNAL)
+    JOURNAL_CURRENT = ("the last entry of the journal is what the coordinator's row says", _JOURNAL)
+    IDENTITIES_UNIQUE = (
+        "no two transactions have the same producer id and epoch, and those of one producer id rise",
+        _JOURNAL,
+    )
+    PRODUCER_IDS_GIVEN = (
+        "a producer id was given out, and to one transactional id only",
+        "stop all writers: two producers may take each other's records for repetitions; restore a backup",
+    )
+    DECISION_STANDS = (
+        "markers and committed offsets of a transaction are those that the journal decided on",
+        _RESTORE,
+    )
+    ALL_OR_NOTHING = ("a transaction has the same outcome in all of its partitions", _RESTORE)
+    PARTICIPANTS_KNOWN = ("the partitions and groups of a transaction are those that hold something of it", _FREE)
+    OUTBOX_RIGHT = ("markers are queued that a decided transaction still needs, and no others", _MAINTAIN)
+    NOTHING_HANGS = (
+        "what is open in a partition or pending in a group belongs to an open or decided transaction",
+        _FREE,
+    )
+
+    COPIES_CURRENT = (
+        "the databases of a cluster have the controller's topics, and the logs of what lives in them",
+        "`txnstore maintain --once` with the URLs of all databases copies them again",
+    )
+
+    NOTHING_OPEN = ("at rest no transaction is open or decided", _FREE)
+    NOTHING_QUEUED = ("at rest nothing is left in the outbox, of participants, or of pending offsets", _MAINTAIN)
+    ALL_STABLE = ("at rest the last stable offset of each partition is its high watermark", _FREE)
+
+    def __init__(self, holds: str, remedy: str) -> None:
+        """Take one row of the table."""
+        self.holds = holds
+        self.remedy = remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something was found; what does not apply is None."""
+
+    partition_id: int | None = None
+    offset: int | None = None
+    topic: str | None = None
+    """With `partition`, once it is known what the partition is called."""
+
+    partition: int | None = None
+    transactional_id: str | None = None
+    group_id: str | None = None
+    database: str | None = None
+    """Of a cluster: the label of the database."""
+
+    def __str__(self) -> str:
+        """Return where that is, for people."""
+        named = {
+            "database": self.database,
+            "transactional id": self.transactional_id,
+            "group": self.group_id,
+        }
+        parts = [f"{kind} {name!r}" for kind, name in named.items() if name is not None]
+        if self.topic is not None:
+            parts.append(f"{self.topic}-{self.partition}")
+        elif self.partition_id is not None:
+            parts.append(f"partition {self.partition_id}")
+        if self.offset is not None:
+            parts.append(f"offset {self.offset}")
+        return ", ".join(parts) or "the store"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that does not hold."""
+
+    invariant: Invariant
+    place: Place
+    seen: str
+
+    def __str__(self) -> str:
+        """Return one line of a report."""
+        return f"{self.invariant.name} ({self.invariant.holds}): {self.place}: {self.seen}"
+
+    def in_database(self, label: str) -> Violation:
+        """Return the same, found in this database of a cluster."""
+        return replace(self, place=replace(self.place, database=label))

@@ -1,0 +1,217 @@
+"""The rules of decisions: the journal, the coordinator's rows, and how transactions ended in partitions and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import Any, Final
+
+from sqlalchemy import Row, bindparam, func, select, tuple_, union
+
+from txnstore.db.cluster.membership import PRODUCER_ID_BITS
+from txnstore.db.schema import (
+    finished_transactions,
+    group_offsets,
+    record_batches,
+    stores,
+    transaction_log,
+    transactions,
+)
+from txnstore.model import NO_PRODUCER_ID, ControlType
+from txnstore.transactions.protocol import DECIDED, PREVIOUS_STATES, TransactionState
+from txnstore.transactions.rows import JournalEntry, changes_of
+from txnstore.verification.invariants import Invariant, Place, Violation
+from txnstore.verification.reading import PAGE_ROWS, Snapshot
+
+#: A producer id and an epoch.
+Identity = tuple[int, int]
+
+_S = TransactionState
+_state_of: Final = attrgetter("state", "producer_id", "producer_epoch", "transaction_number", "timeout_ms", "start_ms")
+_JOURNAL: Final = select(transaction_log)
+_OF_PRODUCERS: Final = (
+    _JOURNAL.where(
+        tuple_(transaction_log.c.producer_id, transaction_log.c.producer_epoch).in_(
+            bindparam("identities", expanding=True)
+        )
+    )
+    # One producer's are all in one database.
+    .order_by(transaction_log.c.entry_id)
+)
+_GIVEN: Final = select(stores.c.next_producer_id)
+_USED: Final = union(
+    select(record_batches.c.producer_id.label("producer_id")),
+    select(transactions.c.producer_id),
+    select(transactions.c.next_producer_id),
+).subquery()
+_LARGEST_USED: Final = select(func.max(_USED.c.producer_id)).where(
+    _USED.c.producer_id.between(bindparam("first"), bindparam("last"))
+)
+_FINISHED: Final = select(
+    finished_transactions.c.producer_id,
+    finished_transactions.c.producer_epoch,
+    finished_transactions.c.outcome,
+    finished_transactions.c.partition_id,
+    finished_transactions.c.marker_offset,
+)
+_COMMITTED: Final = select(
+    group_offsets.c.group_id, group_offsets.c.partition_id, group_offsets.c.producer_id, group_offsets.c.producer_epoch
+)
+
+
+def decision_violations(snapshot: Snapshot) -> Iterator[Violation]:
+    """Return what is wrong with journal, coordinator's rows and outcomes.
+
+    Memory grows with the transactional ids and their producers, not with the transactions they have had.
+    """
+    yield from _history_violations(snapshot)
+    yield from _given_violations(snapshot)
+    for identities in _chunks(_finished_by_identity(snapshot)):
+        yield from _finished_violations(identities, begun_by(snapshot, identities))
+    commits = snapshot.pages(_COMMITTED, group_offsets.c.group_id, group_offsets.c.partition_id)
+    in_transactions = (row for row in commits if row.producer_id != NO_PRODUCER_ID)
+    while rows := list(islice(in_transactions, PAGE_ROWS)):
+        begun = begun_by(snapshot, {identity_of(row) for row in rows})
+        yield from _committed_violations(rows, begun)
+
+
+# --- the journal and the rows -----------------------------------------------------------------------------------------
+
+
+def _history_violations(snapshot: Snapshot) -> Iterator[Violation]:
+    last: dict[str, JournalEntry] = {}
+    newest: dict[int, int] = {}
+    rows = snapshot.pages(_JOURNAL, transaction_log.c.entry_id)
+    for entry in (change for row in rows for change in changes_of(row)):
+        name, place = entry.transactional_id, Place(transactional_id=entry.transactional_id)
+        before = last.get(name)
+        if before is not None:
+            old, new = before.state, entry.state
+            # An id that was forgotten may be used again.
+            if not (new is _S.EMPTY if old is _S.DEAD else old in PREVIOUS_STATES[new]):
+                move = f"{old.kafka_name} -> {new.kafka_name} in entries {before.entry_id}, {entry.entry_id}"
+                yield Violation(Invariant.MOVES_LEGAL, place, move)
+        last[name] = entry
+        if entry.state is _S.ONGOING and (before is None or before.state is not _S.ONGOING):
+            epoch = newest.get(entry.producer_id, -1)
+            if entry.producer_epoch <= epoch:
+                seen = f"it began a transaction as {text_of(identity_of(entry))} after epoch {epoch}"
+                yield Violation(Invariant.IDENTITIES_UNIQUE, place, seen)
+            newest[entry.producer_id] = entry.producer_epoch
+    yield from _row_violations(snapshot, last)
+
+
+def _row_violations(snapshot: Snapshot, last: dict[str, JournalEntry]) -> Iterator[Violation]:
+    """Compare the coordinator's rows with the last entry of each transactional id, and with each other."""
+    owners: dict[int, str] = {}
+    for row in snapshot.pages(select(transactions), transactions.c.transactional_id):
+        place, entry = Place(transactional_id=row.transactional_id), last.pop(row.transactional_id, None)
+        if entry is not None and _state_of(row) != _state_of(entry):
+            yield Violation(Invariant.JOURNAL_CURRENT, place, f"the row is {row}, the last entry {entry}")
+        for producer_id in {row.producer_id, row.next_producer_id} - {NO_PRODUCER_ID}:
+            owner = owners.setdefault(producer_id, row.transactional_id)
+            if owner != row.transactional_id:
+                yield Violation(Invariant.PRODUCER_IDS_GIVEN, place, f"{owner!r} has producer id {producer_id}, too")
+    for name, entry in last.items():
+        if entry.state is not _S.DEAD:
+            seen = f"there is no row, the last entry is {entry}"
+            yield Violation(Invariant.JOURNAL_CURRENT, Place(transactional_id=name), seen)
+
+
+def _given_violations(snapshot: Snapshot) -> Iterator[Violation]:
+    for connection in snapshot.connections:
+        # Of the range that this database gives out; others of its cluster have theirs.
+        given = connection.execute(_GIVEN).scalar_one()
+        first = given >> PRODUCER_ID_BITS << PRODUCER_ID_BITS
+        ids = {"first": first, "last": first + (1 << PRODUCER_ID_BITS) - 1}
+        largest = connection.execute(_LARGEST_USED, ids).scalar_one()
+        if largest is not None and largest >= given:
+            seen = f"producer id {largest} is used, {given} is the next to give out"
+            yield Violation(Invariant.PRODUCER_IDS_GIVEN, Place(), seen)
+
+
+# --- decisions and outcomes -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Begun:
+    """A transaction that the journal knows the beginning of."""
+
+    transactional_id: str
+    transaction_number: int
+    decision: ControlType | None = None
+
+
+def begun_by(snapshot: Snapshot, identities: Collection[Identity]) -> dict[Identity, Begun]:
+    """Return the transactions that were begun with these identities, as far as the journal goes back."""
+    # A decision raises the epoch.
+    both = sorted({(number, epoch + raised) for number, epoch in identities for raised in (0, 1)})
+    begun: dict[Identity, Begun] = {}
+    for entry in (change for row in snapshot.rows(_OF_PRODUCERS, {"identities": both}) for change in changes_of(row)):
+        number, epoch = identity_of(entry)
+        if entry.state is _S.ONGOING:
+            begun.setdefault((number, epoch), Begun(entry.transactional_id, entry.transaction_number))
+        elif entry.state in DECIDED:
+            for identity in ((number, epoch), (number, epoch - 1)):
+                of = begun.get(identity)
+                if of is not None and of.decision is None and of.transaction_number == entry.transaction_number:
+                    of.decision = outcome_of(entry.state)
+    return begun
+
+
+def _finished_by_identity(snapshot: Snapshot) -> Iterator[tuple[Identity, list[Row[Any]]]]:
+    rows = snapshot.merged(_FINISHED, "producer_id", "producer_epoch", "partition_id")
+    for identity, of_identity in groupby(rows, identity_of):
+        yield identity, list(of_identity)
+
+
+def _chunks(finished: Iterable[tuple[Identity, list[Row[Any]]]]) -> Iterator[dict[Identity, list[Row[Any]]]]:
+    pairs = iter(finished)
+    while chunk := dict(islice(pairs, PAGE_ROWS)):
+        yield chunk
+
+
+def _finished_violations(
+    finished: Mapping[Identity, list[Row[Any]]], begun: Mapping[Identity, Begun]
+) -> Iterator[Violation]:
+    for identity, rows in finished.items():
+        transaction = f"the transaction of {text_of(identity)}"
+        of = begun.get(identity)
+        for row in rows:
+            place = Place(
+                row.partition_id, row.marker_offset, transactional_id=None if of is None else of.transactional_id
+            )
+            if row.outcome != rows[0].outcome:
+                seen = f"{transaction} ended differently in partition {rows[0].partition_id}"
+                yield Violation(Invariant.ALL_OR_NOTHING, place, seen)
+            if of is None or of.decision == row.outcome:
+                continue
+            decision = "not decided" if of.decision is None else f"decided to {of.decision.name}"
+            seen = f"{transaction} is {decision}, and ended with {ControlType(row.outcome).name} here"
+            yield Violation(Invariant.DECISION_STANDS, place, seen)
+
+
+def _committed_violations(rows: Iterable[Row[Any]], begun: Mapping[Identity, Begun]) -> Iterator[Violation]:
+    for row in rows:
+        of = begun.get(identity_of(row))
+        if of is not None and of.decision is not ControlType.COMMIT:
+            place = Place(row.partition_id, group_id=row.group_id, transactional_id=of.transactional_id)
+            seen = f"the group has offsets of {text_of(identity_of(row))}, whose transaction did not commit"
+            yield Violation(Invariant.DECISION_STANDS, place, seen)
+
+
+def outcome_of(decided: TransactionState) -> ControlType:
+    """Return how a decided transaction ends."""
+    return ControlType.COMMIT if decided is _S.PREPARE_COMMIT else ControlType.ABORT
+
+
+def identity_of(row: Row[Any] | JournalEntry) -> Identity:
+    """Return who wrote it."""
+    return row.producer_id, row.producer_epoch
+
+
+def text_of(identity: Identity) -> str:
+    """Return an identity for people: producer id and epoch."""
+    return f"{identity[0]}:{identity[1]}"
