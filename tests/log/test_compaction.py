@@ -12,6 +12,7 @@ from sqlalchemy import select, text, update
 from tests.clients.consumer.log_writer import LogWriter
 from txnstore import Consumer, KafkaError, Producer, TopicPartition
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
+from txnstore.db import store as store_module
 from txnstore.db.schema import finished_transactions, partition_storage, record_batches
 from txnstore.errors import CorruptBatch
 from txnstore.log import compaction
@@ -22,7 +23,7 @@ from txnstore.log.codec import encode
 from txnstore.log.columns import Codec
 from txnstore.log.compaction import compact_partitions, compact_portion, next_horizons
 from txnstore.log.fetch import fetch
-from txnstore.log.partition_storage import batch_bytes
+from txnstore.log.partition_storage import batch_bytes, count_stored
 from txnstore.log.retention import delete_expired_batches
 from txnstore.log.topics import DEFAULT_TOPIC_SETTINGS, change_topic_configs, delete_topic, lock_topic_configs
 from txnstore.model import IsolationLevel, ProducerIdentity, Record
@@ -428,8 +429,10 @@ def test_a_damaged_batch_keeps_its_partition_as_it_is_and_no_other(log):
     assert [record.offset for batch in page.batches for record in batch.records()] == [1]
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_left_alone(log, monkeypatch):
+def test_a_topic_that_is_deleted_meanwhile_keeps_no_other_from_being_compacted(log, monkeypatch):
     log.put((b"a", b"1"), (b"a", b"2"))
+    other = CompactedLog(log.store, log.clock)
+    other.put((b"a", b"1"), (b"a", b"2"))
     apply = compaction._Pass._apply
 
     def delete_first(one_pass, changes, connection):
@@ -438,8 +441,47 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_alone(log, monkeypatch):
         return apply(one_pass, changes, connection)
 
     monkeypatch.setattr(compaction._Pass, "_apply", delete_first)
-    with pytest.raises(Exception, match="deleted meanwhile"):
-        log.run()
+    assert log.run() == 1
+    assert other.read() == [(1, b"a", b"2")]
+
+
+def test_what_somebody_else_left_in_a_batch_meanwhile_does_not_come_back_when_its_tombstone_goes(log, monkeypatch):
+    """Two at once, of which one has seen less: each changes the same batch."""
+    log.configure(delete_retention_ms=1_000)
+    log.put((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    log.put((b"c", b"2"))
+    _, settings_of = log.store.read(compaction._read_settings)
+    (of_topic,) = (of for of in settings_of.values() if of["delete.retention.ms"] == 1_000)
+    count_stored(log.store, log.partition)
+    due = log.store.read(lambda c: compaction._due(log.partition, of_topic, log.clock.now_ms(), c))
+    log.put((b"a", None))
+    write_portion = store_module.write_portion
+
+    def write_behind_the_other(store, work):
+        monkeypatch.setattr(compaction, "write_portion", write_portion)
+        assert sum(part.batches_changed for part in compaction._Pass(store, due).portions()) == 1
+        return write_portion(store, work)
+
+    monkeypatch.setattr(compaction, "write_portion", write_behind_the_other)
+    assert log.run() == 1
+    assert log.read() == [(1, b"b", b"1"), (3, b"c", b"2"), (4, b"a", None)]
+    log.clock.advance(1_000)
+    assert log.run() == 1
+    assert log.read() == [(1, b"b", b"1"), (3, b"c", b"2")]
+    log.assert_storage_is_true()
+
+
+def test_a_portion_ends_though_nothing_that_it_passes_is_committed(log, monkeypatch):
+    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", 2)
+    for _ in range(6):
+        aborted = log.begin()
+        aborted.put((b"a", b"x"))
+        aborted.end(commit=False)
+    assert compact_portion(log.store, batches_max=3) == 4
+    assert len(log.rows(record_batches)) == 12
+    # The other eight for their keys, then the first two that are changed.
+    assert compact_portion(log.store, batches_max=9) == 10
+    assert len(log.rows(record_batches)) == 11
 
 
 def test_a_record_of_a_compacted_topic_needs_a_key(log, url):

@@ -137,7 +137,7 @@ _BATCHES: Final = (
     .order_by(record_batches.c.last_offset)
     .execution_options(binary_rows=True)
 )
-# A batch that somebody else has rewritten or deleted since it was read is not hit, and not counted.
+# A batch that somebody else has rewritten or deleted since it was read is not hit.
 _THIS_BATCH: Final = and_(
     _OF_PARTITION,
     record_batches.c.last_offset == bindparam("of_last_offset"),
@@ -183,7 +183,7 @@ class _Due:
 class _Progress:
     """What a portion of a pass has done."""
 
-    batches_read: int
+    batches_passed: int
     batches_changed: int = 0
 
 
@@ -204,21 +204,22 @@ def compact_partitions(store: Store) -> int:
 
 
 def compact_portion(store: Store, *, batches_max: int) -> int:
-    """Go on where the last call in this process stopped, or begin; return how many batches were read.
+    """Go on where the last call in this process stopped, or begin; return how many batches were passed.
 
-    At least `batches_max`, or all that there are.
+    At least `batches_max`, or all that there are: each is passed once for its keys and once to be thinned.  Between two
+    calls the keys of the pass are remembered, however long that is; what has come meanwhile is for the next pass.
 
     Raises:
         TxnStoreError: see `compact_partitions`.
     """
     passes = _unfinished.pop(store, None) or _passes(store)
-    read = 0
+    passed = 0
     for progress in passes:
-        read += progress.batches_read
-        if read >= batches_max:
+        passed += progress.batches_passed
+        if passed >= batches_max:
             _unfinished[store] = passes
             break
-    return read
+    return passed
 
 
 def _passes(store: Store) -> Iterator[_Progress]:
@@ -229,6 +230,9 @@ def _passes(store: Store) -> Iterator[_Progress]:
     for each in sorted(due, key=lambda partition: -partition.dirty_ratio):
         try:
             yield from _Pass(store, each).portions()
+        except UnknownTopicOrPartition:
+            # The topic was deleted meanwhile.
+            continue
         except TxnStoreError as error:
             failure = failure or error
     if failure is not None:
@@ -360,16 +364,29 @@ class _Pass:
     def portions(self) -> Iterator[_Progress]:
         """Compact the partition, and yield behind every portion."""
         end_offset = self.due.end_offset
-        for rows in self._pages(_COMMITTED, self.due.dirty_offset, end_offset):
+        for rows, passed in self._pages(_COMMITTED, self.due.dirty_offset, end_offset):
             if not self._remember(rows):
                 end_offset = self._forgotten_offset
                 break
-            yield _Progress(len(rows))
-        for rows in self._pages(_BATCHES, self.due.start_offset, end_offset):
+            yield _Progress(passed)
+        for rows, passed in self._pages(_BATCHES, self.due.start_offset, end_offset):
             changes = [change for row in rows if (change := self._change(row)) is not None]
-            changed = write_portion(self.store, partial(self._apply, changes)) if changes else 0
-            yield _Progress(len(rows), changed)
+            yield _Progress(passed, self._carry_out(changes))
         write_portion(self.store, partial(self._finish, end_offset))
+
+    def _carry_out(self, changes: Sequence[_Change]) -> int:
+        """Carry out all of the changes; return how many.
+
+        Who has rewritten one of the batches meanwhile may have left in it what this pass has seen a newer record of.
+        Were that left behind, it would be there again once the newer one, a tombstone, has gone.
+        """
+        changed = 0
+        while changes:
+            missed = write_portion(self.store, partial(self._apply, changes))
+            changed += len(changes) - len(missed)
+            rows = [row for offset in missed for row in self.store.read(partial(self._batch, offset))]
+            changes = [change for row in rows if (change := self._change_of(row)) is not None]
+        return changed
 
     def _remember(self, rows: Sequence[Any]) -> bool:
         """Remember the newest offset of each key; return whether all of them could be."""
@@ -390,31 +407,40 @@ class _Pass:
         # One byte longer than any key that is remembered as it is.
         return hashlib.blake2b(key, digest_size=_KEY_BYTES_MAX + 1, key=self._hash_key).digest()
 
-    def _pages(self, statement: Any, from_offset: int, end_offset: int) -> Iterator[Sequence[Any]]:
-        """Yield the rows of a range, about as many at once as one portion changes."""
+    def _pages(self, statement: Any, from_offset: int, end_offset: int) -> Iterator[tuple[Sequence[Any], int]]:
+        """Yield the rows of a range, about as many at once as one portion changes, and how many batches it passes."""
         while from_offset < end_offset:
-            rows, from_offset = self.store.read(partial(self._page, statement, from_offset, end_offset))
-            yield rows
+            rows, passed, from_offset = self.store.read(partial(self._page, statement, from_offset, end_offset))
+            yield rows, passed
 
     def _page(
         self, statement: Any, from_offset: int, end_offset: int, connection: Connection
-    ) -> tuple[Sequence[Any], int]:
+    ) -> tuple[Sequence[Any], int, int]:
         range_ = {"of_partition_id": self.due.partition_id, "from_offset": from_offset}
         found = connection.execute(
             STORED_BATCHES, {**range_, "end_offset": end_offset, "batches_max": ROWS_AT_ONCE}
         ).all()
         if not found:
-            return (), end_offset
+            return (), 0, end_offset
         through_offset = last_that_fits(found)
         rows = connection.execute(statement, {**range_, "through_offset": through_offset}).all()
-        return rows, through_offset + 1
+        passed = sum(row.last_offset <= through_offset for row in found)
+        return rows, passed, through_offset + 1
+
+    def _batch(self, last_offset: int, connection: Connection) -> Sequence[Any]:
+        """Return the batch that ends there as it is now, if it is there."""
+        range_ = {"from_offset": last_offset, "through_offset": last_offset}
+        return connection.execute(_BATCHES, {"of_partition_id": self.due.partition_id, **range_}).all()
 
     def _change(self, row: Any) -> _Change | None:
-        """Return what becomes of a batch; None: it stays as it is."""
-        change = self._change_of_marker(row) if row.control_type is not None else self._change_of_records(row)
+        """Return what becomes of a batch that is read for the first time; None: it stays as it is."""
+        change = self._change_of(row)
         if row.last_offset >= self.due.dirty_offset:
             self._dirty_bytes += batch_bytes(row.size_bytes) - (0 if change is None else change.size_bytes)
         return change
+
+    def _change_of(self, row: Any) -> _Change | None:
+        return self._change_of_marker(row) if row.control_type is not None else self._change_of_records(row)
 
     def _change_of_marker(self, row: Any) -> _Change | None:
         transaction = (row.producer_id, row.ended_epoch)
@@ -451,12 +477,12 @@ class _Pass:
             stays.append(is_newest)
         return stays
 
-    def _apply(self, changes: Sequence[_Change], connection: Connection) -> int:
-        """Carry out changes of batches that are still what they were; return how many."""
+    def _apply(self, changes: Sequence[_Change], connection: Connection) -> list[int]:
+        """Carry out changes of batches that are still what they were; return where the others end."""
         storage = lock_storage(connection, self.due.partition_id)
         if storage is None:
             raise UnknownTopicOrPartition(f"the topic of partition id {self.due.partition_id} was deleted meanwhile")
-        hit = 0
+        missed = []
         for change in changes:
             batch = change.batch
             this = {
@@ -473,8 +499,9 @@ class _Pass:
                 columns = change.rewritten.columns()
                 new = {f"new_{name}": columns[name] for name in _REWRITTEN}
                 is_hit = connection.execute(_REWRITE, {**this, **new}).rowcount == 1
-            if is_hit:
-                hit += 1
+            if not is_hit:
+                missed.append(batch.last_offset)
+            else:
                 is_counted = batch.last_offset < storage.counted_offset
                 is_compacted = batch.last_offset < storage.compacted_offset
                 storage = replace(
@@ -483,7 +510,7 @@ class _Pass:
                     compacted_bytes=max(0, storage.compacted_bytes - change.size_bytes * is_compacted),
                 )
         save_storage(connection, storage)
-        return hit
+        return missed
 
     def _finish(self, end_offset: int, connection: Connection) -> None:
         """Write how far the partition is compacted."""
