@@ -14,12 +14,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import select
+from sqlalchemy import bindparam, insert, select, update
 
-from txnstore.db.backend import Limits
+from txnstore.db.backend import NOTHING, Limits
 from txnstore.db.opening import open_store
-from txnstore.db.schema import record_batches
-from txnstore.errors import StatementFailed, StoreBusy, StoreClosed, StoreUnavailable, WriteConflict
+from txnstore.db.postgresql.connections import PostgreSQLConnection
+from txnstore.db.schema import groups, record_batches
+from txnstore.db.statements import HotStatement
+from txnstore.errors import OutcomeUnknown, StatementFailed, StoreBusy, StoreClosed, StoreUnavailable, WriteConflict
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
@@ -119,6 +121,71 @@ def test_work_that_fails_for_a_reason_that_passes_is_run_again_from_the_start(or
     orders.store.write(work)
     assert len(tries) == 4
     assert orders.values() == [b"a book"]
+
+
+_MAKE_GROUP = HotStatement(insert(groups).values(generation=0, commit_number=0, last_update_ms=0, assignor=None))
+_RAISE_GENERATION = HotStatement(
+    update(groups).where(groups.c.group_id == bindparam("of")).values(generation=groups.c.generation + 1)
+)
+
+
+def generation(store, group_id):
+    return store.read(
+        lambda connection: connection.execute(
+            select(groups.c.generation).where(groups.c.group_id == group_id)
+        ).scalar_one_or_none()
+    )
+
+
+@pytest.mark.parametrize("group_id", ["readers", "50 % off; DROP", "it's \\'quoted'", "%s %(a)s", "ä\n$1"])
+def test_statements_written_at_once_are_one_database_transaction(store, group_id):
+    make, change = (_MAKE_GROUP, {"group_id": group_id}), (_RAISE_GENERATION, {"of": group_id})
+    assert store.write_at_once([make, change, change], NOTHING) == [1, 1, 1]
+    assert generation(store, group_id) == 2
+    # The second one fails: the name is taken.
+    with pytest.raises(StatementFailed):
+        store.write_at_once([change, make, change], NOTHING)
+    assert generation(store, group_id) == 2
+    assert store.write_at_once([(_RAISE_GENERATION, {"of": "nobody"}), change], NOTHING) == [0, 1]
+    assert generation(store, group_id) == 3
+    assert store.engine.pool.checkedout() <= 1
+
+
+def test_statements_written_at_once_are_repeated_as_long_as_somebody_else_has_the_lock(store):
+    store.write_at_once([(_MAKE_GROUP, {"group_id": "readers"})], NOTHING)
+    locked, done = threading.Event(), threading.Event()
+
+    def hold(connection):
+        _RAISE_GENERATION.run(connection, {"of": "readers"})
+        locked.set()
+        done.wait(timeout=20)
+
+    holder = in_thread(lambda: store.write(hold))
+    assert locked.wait(timeout=20)
+    writer = in_thread(lambda: store.write_at_once([(_RAISE_GENERATION, {"of": "readers"})], NOTHING))
+    done.set()
+    holder.join(timeout=20)
+    writer.join(timeout=20)
+    assert generation(store, "readers") == 2
+
+
+def test_a_connection_that_was_lost_while_writing_at_once_leaves_the_outcome_open(store, monkeypatch):
+    if store.backend.name != "postgresql":
+        pytest.skip("nothing is sent to a server")
+    store.write_at_once([(_MAKE_GROUP, {"group_id": "readers"})], NOTHING)
+    run_at_once = PostgreSQLConnection.run_at_once
+
+    def lost(connection, statements):
+        run_at_once(connection, statements)
+        connection.pgconn.finish()
+        raise psycopg.OperationalError("the connection is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgreSQLConnection, "run_at_once", lost)
+        with pytest.raises(OutcomeUnknown):
+            store.write_at_once([(_RAISE_GENERATION, {"of": "readers"})], NOTHING)
+    assert generation(store, "readers") == 1
+    assert store.write_at_once([(_RAISE_GENERATION, {"of": "readers"})], NOTHING) == [1]
 
 
 def test_work_that_fails_for_good_is_not_run_again(orders):

@@ -59,7 +59,7 @@ class RulesServer:
     def leave(self, membership):
         if self.group is None or membership.member_id not in self.group.members:
             return False
-        self.group = rebalance_rules.remove(self.group, [membership.member_id], self.counts)
+        self.group = rebalance_rules.leave(self.group, membership.member_id)
         del self.deadlines[membership.member_id]
         return True
 
@@ -143,7 +143,7 @@ class StoreServer:
         return self.store.read(lambda connection: coordinator.has_news(connection, membership))
 
     def leave(self, membership):
-        return self.store.write(lambda connection: coordinator.leave(connection, membership))
+        return coordinator.leave(self.store, membership)
 
     def expire(self):
         return self.store.write(lambda connection: coordinator.expire_members(connection, self.group_id))

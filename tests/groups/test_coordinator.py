@@ -285,6 +285,41 @@ def test_an_idle_member_costs_one_statement_a_heartbeat(server, member):
     assert sum(statement.startswith("UPDATE") for statement in statements) == 10
 
 
+def test_a_leave_is_one_message_to_a_server_and_locks_sqlite_for_two_statements(server, member):
+    first, second = settled(member(), member())
+    statements = []
+    this_thread = threading.get_ident()
+
+    def note(connection, cursor, statement, *_):
+        if threading.get_ident() == this_thread:
+            statements.append(statement)
+
+    event.listen(server.store.engine, "before_cursor_execute", note)
+    try:
+        second.leave()
+    finally:
+        event.remove(server.store.engine, "before_cursor_execute", note)
+    steps = statements
+    if server.store.backend.name == "postgresql":
+        (message,) = statements
+        steps = [step for step in message.split(";") if not step.startswith(("SET LOCAL", "SELECT pg_catalog.set"))]
+    assert [step.split()[0] for step in steps] == ["BEGIN", "UPDATE", "DELETE", "COMMIT"]
+    # The lock of the group comes first, as in every other request.
+    assert "groups SET generation" in steps[1]
+    settled(first)
+    assert numbers(first) == [0, 1, 2, 3]
+
+
+def test_who_stays_commits_as_before_until_it_hears_that_another_has_left(server, topic, member):
+    first, second = settled(member(), member())
+    second.leave()
+    (found,) = server.store.read(lambda connection: find_topics(connection, [topic]))
+    offsets = {found.partition_ids[number]: OffsetAndMetadata(7) for number in numbers(first)}
+    server.store.write(lambda connection: commit_offsets(connection, first.membership, offsets))
+    with pytest.raises(UnknownMember):
+        server.store.write(lambda connection: commit_offsets(connection, second.membership, offsets))
+
+
 # --- many at once ----------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +340,28 @@ def test_many_join_at_once(server, member, assignor):
     settled(*members)
     assert sorted(number for each in members for number in numbers(each)) == [0, 1, 2, 3]
     assert server.state() is GroupState.STABLE
+
+
+def test_members_that_all_leave_at_once_leave_an_empty_group(server, member):
+    members = settled(*(member() for _ in range(6)))
+    generation = server.read().generation
+    at_once = threading.Barrier(len(members))
+
+    def end(each):
+        at_once.wait(timeout=30)
+        each.leave()
+
+    threads = [threading.Thread(target=end, args=(each,)) for each in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    group = server.read()
+    assert (group.members, group.assignor, server.state()) == ({}, None, GroupState.EMPTY)
+    # Each has left once, and nobody was in the way of another so that it had to do so again.
+    assert group.generation == generation + len(members)
+    (newcomer,) = settled(member())
+    assert numbers(newcomer) == [0, 1, 2, 3]
 
 
 def test_renewing_and_expiring_at_once_never_gives_a_partition_two_owners(server, shared_clock, member):
@@ -346,6 +403,9 @@ def test_a_group_is_listed_in_the_state_in_which_its_members_are_answered(server
     assert server.state() is server.listed().state is GroupState.PREPARING_REBALANCE
     # What the first has is its own again; an eager member gives it back all the same, as the generation is another.
     passing.leave()
+    # As in Kafka it stays so until the first one asks.
+    assert server.state() is server.listed().state is GroupState.PREPARING_REBALANCE
+    first.beat()
     assert server.state() is server.listed().state is between
     settled(first)
     assert server.state() is server.listed().state is GroupState.STABLE

@@ -55,7 +55,7 @@ class ExpiringGroup:
         self.membership = answer.membership
 
     def leave(self):
-        assert self._store.write(lambda connection: coordinator.leave(connection, self.membership))
+        assert coordinator.leave(self._store, self.membership)
         self.membership = GroupMembership(self.group_id)
 
     def committed(self):

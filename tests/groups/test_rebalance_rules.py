@@ -18,7 +18,7 @@ from txnstore.groups.group import (
     Report,
     check_move,
 )
-from txnstore.groups.rebalance_rules import choose_assignor, heartbeat, join, remove, state_of
+from txnstore.groups.rebalance_rules import choose_assignor, heartbeat, join, leave, remove, state_of
 from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
 
 COUNTS = {"t": 4}
@@ -119,7 +119,56 @@ def test_what_is_free_does_not_wait_for_the_rest():
     assert told(reply.answer) == (WAIT, frozenset({PartitionName("u", 0)}), frozenset())
 
 
-def test_who_leaves_frees_what_it_had():
+def test_who_leaves_lets_the_others_assign_what_it_had():
+    group, step = group_of("a", "b", assignors=("cooperative-sticky",))
+    group = leave(group, "b")
+    assert (group.generation, group.assignor, state_of(group)) == (3, None, GroupState.PREPARING_REBALANCE)
+    assert group.members["a"].assignment == some(0, 1)
+    group, answer = beat(group, "a", step + 1, 2, some(0, 1))
+    assert (group.generation, answer.assignor, told(answer)) == (3, "cooperative-sticky", (OWN, ALL, frozenset()))
+    # It has yet to say that it has heard.
+    assert not answer.is_settled
+    empty = leave(group, "a")
+    assert (empty.generation, empty.assignor, state_of(empty)) == (4, None, GroupState.EMPTY)
+    reply = join(empty, report("c"), details(), COUNTS, members_expired=False)
+    assert (reply.group.generation, told(reply.answer)) == (5, (OWN, ALL, frozenset()))
+
+
+def test_all_who_leave_before_anybody_asks_count_once_each():
+    group, step = group_of("a", "b", "c", "d")
+    for name in ("b", "c", "d"):
+        group = leave(group, name)
+    assert (group.generation, state_of(group)) == (7, GroupState.PREPARING_REBALANCE)
+    group, answer = beat(group, "a", step + 1, 4, some(0))
+    assert (group.generation, told(answer)) == (7, (REVOKE, frozenset(), some(0)))
+    group, answer = beat(group, "a", step + 2, 7)
+    assert told(answer) == (OWN, ALL, frozenset())
+
+
+def test_after_a_leave_whoever_comes_first_assigns_anew():
+    group, _ = group_of("a", "b", assignors=("cooperative-sticky",))
+    reply = join(leave(group, "b"), report("c"), details("cooperative-sticky"), COUNTS, members_expired=False)
+    assert (reply.group.generation, state_of(reply.group)) == (3, GroupState.COMPLETING_REBALANCE)
+    assert reply.group.members["a"].assignment | reply.group.members["c"].assignment == ALL
+    static, _ = group_of("a", assignors=("cooperative-sticky",))
+    named = join(
+        static, report("s", instance_id="one"), details("cooperative-sticky"), COUNTS, members_expired=False
+    ).group
+    successor = report("s2", instance_id="one")
+    reply = join(leave(named, "a"), successor, details("cooperative-sticky"), COUNTS, members_expired=False)
+    assert (reply.group.generation, reply.group.members["s2"].assignment) == (3, ALL)
+
+
+def test_who_had_nothing_leaves_an_assignor_to_be_chosen_anew():
+    group, step = group_of(*"abcd")
+    idle = join(group, report("e"), details("range", "cooperative-sticky"), COUNTS, members_expired=False).group
+    present = {name: member for name, member in idle.members.items() if name != "e"}
+    assert frozenset().union(*(member.assignment for member in present.values())) == ALL
+    group, _ = beat(leave(idle, "e"), "a", step + 1, 5, some(0))
+    assert (group.generation, group.assignor) == (6, "range")
+
+
+def test_who_is_removed_frees_what_it_had():
     group, step = group_of("a", "b", assignors=("cooperative-sticky",))
     group = remove(group, ["b"], COUNTS)
     assert (group.generation, state_of(group)) == (3, GroupState.COMPLETING_REBALANCE)

@@ -55,9 +55,7 @@ class ExpiredGroup:
         return self.store.write(lambda connection: coordinator.join(connection, Report(joining, 1), details))
 
     def leave(self):
-        assert self.store.write(
-            lambda connection: coordinator.leave(connection, GroupMembership(self.group_id, 1, "member"))
-        )
+        assert coordinator.leave(self.store, GroupMembership(self.group_id, 1, "member"))
 
     # --- what a user does; the partition that he does not commit shows what was kept
 

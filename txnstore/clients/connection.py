@@ -253,13 +253,26 @@ def write_repeatable(
         TxnStoreError: the database refused, or could not be reached in time; OutcomeUnknown only if the last try ended
             so.
     """
+
+    def write(retry_timeout_ms: int) -> Result:
+        return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+
+    return repeat(write, timeout_seconds=timeout_seconds)
+
+
+def repeat(write: Callable[[int], Result], *, timeout_seconds: float) -> Result:
+    """Call `write`, which may run twice, with its retry_timeout_ms; again if nobody knows whether it was committed.
+
+    Raises:
+        TxnStoreError: as `write_repeatable`.
+    """
     deadline = Deadline(timeout_seconds)
     backoff = Backoff(_PAUSE_FIRST_SECONDS, _PAUSE_LAST_SECONDS)
     while True:
         left_seconds = deadline.left_seconds()
         try:
             retry_timeout_ms = int(min(left_seconds, _TRY_SECONDS) * 1000)
-            return store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+            return write(retry_timeout_ms)
         except _AGAIN:
             if left_seconds <= _TRY_SECONDS:
                 raise

@@ -231,6 +231,19 @@ class CommitWhole(Protocol):
         ...
 
 
+class WriteAtOnce(Protocol):
+    """Runs statements in one database transaction, all of it in one message."""
+
+    def __call__(self, connection: Connection, statements: Sequence[tuple[str, Any]], limits: Limits) -> list[int]:
+        """Return how many rows each has hit; the connection is in no database transaction before and after.
+
+        Raises:
+            OutcomeUnknown: the connection broke: it may have been committed.
+            TxnStoreError: the database refused, is busy or away; nothing was changed.
+        """
+        ...
+
+
 class NoWholeCommits(Exception):
     """Nothing is committed by one statement here."""
 
@@ -259,6 +272,11 @@ class Backend(Protocol):
     @property
     def commit_whole(self) -> CommitWhole | None:
         """What commits a transaction that is wholly in the client at once; None where nothing does."""
+        ...
+
+    @property
+    def write_at_once(self) -> WriteAtOnce | None:
+        """What runs a database transaction of several statements in one message; None where there are no messages."""
         ...
 
     @property

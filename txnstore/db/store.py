@@ -37,7 +37,6 @@ from txnstore.db.backend import (
     Access,
     Announcer,
     Backend,
-    CommitWhole,
     Limits,
     NoWholeCommits,
     Stage,
@@ -45,7 +44,7 @@ from txnstore.db.backend import (
     Waiter,
     WholeTransaction,
 )
-from txnstore.db.statements import HotStatement
+from txnstore.db.statements import HotStatement, run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     NotCoordinator,
@@ -197,7 +196,8 @@ class Store:
         if commit is None:
             return None
         try:
-            places = self._attempt(partial(self._commit_whole_once, commit, whole), retry_timeout_ms)
+            commit_on = partial(commit, schema=self.schema, whole=whole, limits=self.limits, clock=self.clock)
+            places = self._attempt(partial(self._run_alone, commit_on), retry_timeout_ms)
         except NoWholeCommits:
             self.has_commit_function = False
             return None
@@ -206,6 +206,28 @@ class Store:
             if whole.partitions:
                 self.announce(Subjects(partition_ids=frozenset(number for number, _ in whole.partitions)))
         return places
+
+    def write_at_once(
+        self,
+        statements: Sequence[tuple[HotStatement, Mapping[str, Any]]],
+        subjects: Subjects,
+        *,
+        retry_timeout_ms: int | None = None,
+    ) -> list[int]:
+        """Run statements, none of which needs what another one returns, in one database transaction.
+
+        They are rendered before, and go to a server in one message: what they lock is locked for as short as can be.
+        Returns how many rows each has hit; if any, readers that wait for the subjects are told.
+
+        Raises:
+            OutcomeUnknown: the connection broke; repeat the same call only if it recognises itself.
+            TxnStoreError: any other error of the database; nothing was changed.
+        """
+        hits = self._attempt(partial(self._write_at_once, statements), retry_timeout_ms)
+        self.backend.after_commit(self.engine)
+        if any(hits):
+            self.announce(subjects)
+        return hits
 
     def read(self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None) -> Result:
         """Run `work` on one snapshot of the database and return what it returned.
@@ -324,12 +346,31 @@ class Store:
             raise
         return result
 
-    def _commit_whole_once(self, commit: CommitWhole, whole: WholeTransaction, deadline: float) -> list[int] | None:
+    def _write_at_once(
+        self, statements: Sequence[tuple[HotStatement, Mapping[str, Any]]], deadline: float
+    ) -> list[int]:
+        dialect = self.engine.dialect
+        rendered = [(statement.rendered(dialect, parameters), parameters) for statement, parameters in statements]
+
+        def with_values() -> list[tuple[str, Any]]:
+            return [(each.text, each.values_from(parameters, dialect)) for each, parameters in rendered if each]
+
+        write = self.backend.write_at_once
+        if write is not None:
+            return self._run_alone(lambda connection: write(connection, with_values(), self.limits), deadline)
+        return self._run_once(
+            lambda connection: [run_on_driver(connection, text, values).hit for text, values in with_values()],
+            Access.WRITE,
+            deadline,
+        )
+
+    def _run_alone(self, run: Callable[[Connection], Result], deadline: float) -> Result:
+        """Run what is a database transaction of its own."""
         pool = self.engine.pool
         connection = self._connect(deadline)
         is_sound = False
         try:
-            places = commit(connection, self.schema, whole, self.limits, self.clock)
+            result = run(connection)
             is_sound = True
         except TxnStoreError as error:
             is_sound = isinstance(error, WriteConflict | StoreBusy)
@@ -346,7 +387,7 @@ class Store:
                 connection.close()
             else:
                 self._keep(connection, pool)
-        return places
+        return result
 
     def _keep(self, connection: Connection, pool: Any) -> None:
         """Keep a connection, on which no database transaction is open, for the next call."""

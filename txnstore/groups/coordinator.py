@@ -43,9 +43,10 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, exists, select, update
 
+from txnstore.db.backend import Subjects
 from txnstore.db.schema import group_members, groups
 from txnstore.db.statements import HotStatement
-from txnstore.db.store import server_now_ms
+from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.groups import rebalance_rules, rows
 from txnstore.groups.commit_rules import check_group_id
@@ -144,15 +145,19 @@ def heartbeat(connection: Connection, report: Report) -> MemberAnswer:
     return reply.answer
 
 
-def leave(connection: Connection, membership: GroupMembership) -> bool:
-    """Remove the member, whose partitions are free from now on; False if it was no longer a member."""
+def leave(store: Store, membership: GroupMembership, *, retry_timeout_ms: int | None = None) -> bool:
+    """Remove the member, whose partitions are free from now on; False if it was no longer a member.
+
+    It assigns nothing, which whoever is left does with the next request: of many that leave at once none waits long.
+    """
     check_group_id(membership.group_id)
-    rows.lock_group(connection, membership.group_id)
-    group = rows.read_group(connection, membership.group_id)
-    if group is None or membership.member_id not in group.members:
-        return False
-    _remove(connection, membership.group_id, [membership.member_id])
-    return True
+    group_id = membership.group_id
+    hits = store.write_at_once(
+        rows.removal(group_id, membership.member_id),
+        Subjects(group_ids=frozenset([group_id])),
+        retry_timeout_ms=retry_timeout_ms,
+    )
+    return hits[-1] > 0
 
 
 def expire_members(connection: Connection, group_id: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 The names of the states are Kafka's (ClassicGroupState).  No row stores the state: it follows from what the members
 own, what they are to own, and which generation they have confirmed; `rebalance_rules.state_of` derives it.  Kafka goes
-through PreparingRebalance at every change; here a group does so only if a member has something to give back.
+through PreparingRebalance at every change; here a group does so only if a member has something to give back, or has
+left.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Group:
     group_id: str
     generation: int = 0
     assignor: str | None = None
+    """None: it has no members, or some have left and the others have yet to assign anew."""
+
     members: Mapping[str, MemberState] = field(default_factory=dict)
 
     def static_member(self, group_instance_id: str) -> MemberState | None:
@@ -134,7 +137,7 @@ class GroupState(enum.Enum):
     """It has no members; its offsets stay until they expire."""
 
     PREPARING_REBALANCE = "PreparingRebalance"
-    """A member owns something that it has to give back first."""
+    """A member owns something that it has to give back first; or one has left, and nothing is assigned anew yet."""
 
     COMPLETING_REBALANCE = "CompletingRebalance"
     """Nothing is left to give back; a member has yet to hear of its assignment, or to get it."""
@@ -155,6 +158,9 @@ class GroupMove(enum.Enum):
     TAKE_OVER = "take over"
     """A static member is back under a new member id, and has what its predecessor had."""
 
+    LEAVE = "leave"
+    """A member has left; the others have yet to assign anew."""
+
     REPORT = "report"
     """A member has reported what it owns, and was given what is free."""
 
@@ -172,6 +178,9 @@ NEXT_STATES: Final[Mapping[tuple[GroupState, GroupMove], frozenset[GroupState]]]
         (_S.STABLE, _M.REBALANCE): frozenset({_S.EMPTY, _S.PREPARING_REBALANCE, _S.COMPLETING_REBALANCE}),
         (_S.PREPARING_REBALANCE, _M.REBALANCE): frozenset({_S.EMPTY, _S.PREPARING_REBALANCE, _S.COMPLETING_REBALANCE}),
         (_S.COMPLETING_REBALANCE, _M.REBALANCE): frozenset({_S.EMPTY, _S.PREPARING_REBALANCE, _S.COMPLETING_REBALANCE}),
+        (_S.STABLE, _M.LEAVE): frozenset({_S.EMPTY, _S.PREPARING_REBALANCE}),
+        (_S.PREPARING_REBALANCE, _M.LEAVE): frozenset({_S.EMPTY, _S.PREPARING_REBALANCE}),
+        (_S.COMPLETING_REBALANCE, _M.LEAVE): frozenset({_S.EMPTY, _S.PREPARING_REBALANCE}),
         (_S.STABLE, _M.TAKE_OVER): frozenset({_S.COMPLETING_REBALANCE}),
         (_S.PREPARING_REBALANCE, _M.TAKE_OVER): frozenset({_S.PREPARING_REBALANCE, _S.COMPLETING_REBALANCE}),
         (_S.COMPLETING_REBALANCE, _M.TAKE_OVER): frozenset({_S.COMPLETING_REBALANCE}),

@@ -93,7 +93,7 @@ def join(
         )
     entered = _with(present, others, member)
     is_same = former is not None and _wants(former) == _wants(member)
-    if members_expired or not is_same or not is_covered(entered, partition_counts):
+    if members_expired or not is_same or not is_assigned(entered, partition_counts):
         entered = _rebalance(before, entered, partition_counts)
     elif member.member_id != getattr(former, "member_id", None):
         check_move(before, GroupMove.TAKE_OVER, state_of(entered))
@@ -112,9 +112,20 @@ def heartbeat(
     if group is None:
         raise UnknownMember(f"there is no group {report.membership.group_id[:_SHOWN]!r}")
     check_member(group, report)
-    if members_expired or not is_covered(group, partition_counts):
+    if members_expired or not is_assigned(group, partition_counts):
         group = _rebalance(state_of(group), group, partition_counts)
     return _reply(group, report)
+
+
+def leave(group: Group, member_id: str) -> Group:
+    """Remove a member; who is left assigns its partitions anew with the next request, and until then they are nobody's.
+
+    Where all leave at once, nothing is assigned that nobody would hear of.
+    """
+    remaining = {name: member for name, member in group.members.items() if name != member_id}
+    left = replace(group, generation=group.generation + 1, assignor=None, members=remaining)
+    check_move(state_of(group), GroupMove.LEAVE, state_of(left))
+    return left
 
 
 def remove(group: Group, member_ids: Collection[str], partition_counts: Mapping[str, int]) -> Group:
@@ -184,21 +195,25 @@ def _former_self(group: Group, report: Report) -> MemberState | None:
 
 
 def _rebalance(before: GroupState, group: Group, partition_counts: Mapping[str, int]) -> Group:
-    """Return the group, which was in the state `before`, in its next generation, its partitions assigned anew."""
-    rebalanced = _assigned_anew(group, partition_counts)
+    """Return the group, which was in the state `before`, its partitions assigned anew, in a generation of its own.
+
+    Of the generation in which a member has left nobody has been told yet.
+    """
+    is_new = before is GroupState.PREPARING_REBALANCE and group.assignor is None
+    rebalanced = _assigned_anew(group, group.generation + (not is_new), partition_counts)
     check_move(before, GroupMove.REBALANCE, state_of(rebalanced))
     return rebalanced
 
 
-def _assigned_anew(group: Group, partition_counts: Mapping[str, int]) -> Group:
+def _assigned_anew(group: Group, generation: int, partition_counts: Mapping[str, int]) -> Group:
     members = [group.members[member.member_id] for member in in_order(_subscribers(group))]
     if not members:
-        return replace(group, generation=group.generation + 1, assignor=None)
+        return replace(group, generation=generation, assignor=None)
     assignor = choose_assignor(members)
     assigned = ASSIGNORS[assignor].assign(_subscribers(group), partition_counts)
     return replace(
         group,
-        generation=group.generation + 1,
+        generation=generation,
         assignor=assignor,
         members={member.member_id: replace(member, assignment=assigned[member.member_id]) for member in members},
     )
@@ -212,8 +227,13 @@ def choose_assignor(members: Collection[MemberState]) -> str:
     return max(votes, key=lambda name: votes[name])
 
 
-def is_covered(group: Group, partition_counts: Mapping[str, int]) -> bool:
-    """Return whether exactly the existing partitions are assigned: False once a topic has grown, is new, or is gone."""
+def is_assigned(group: Group, partition_counts: Mapping[str, int]) -> bool:
+    """Return whether nobody has left since, and exactly the existing partitions are assigned.
+
+    They are not once a topic has grown, is new, or is gone.
+    """
+    if group.assignor is None:
+        return False
     assigned = frozenset[PartitionName]().union(*(member.assignment for member in group.members.values()))
     return assigned == frozenset(subscribed_partitions(_subscribers(group), partition_counts))
 
@@ -229,6 +249,8 @@ def state_among(members: Collection[HasPartitions], generation: int, assignor: s
     """Return the state of a group that exists and has these members."""
     if not members:
         return GroupState.EMPTY
+    if assignor is None:
+        return GroupState.PREPARING_REBALANCE
     if _is_cooperative(assignor):
         must_give_back = any(not member.owned <= member.assignment for member in members)
     else:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, delete, exists, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.membership import check_lives_here
@@ -46,6 +46,17 @@ _REMOVE_EXPIRED: Final = HotStatement(
     .returning(group_members.c.member_id)
 )
 _REMOVE: Final = HotStatement(delete(group_members).where(_OF_GROUP, _OF_MEMBER))
+# The generation is a new one, so the others ask; without an assignor they find that they have to assign anew.
+_UNASSIGN: Final = HotStatement(
+    update(groups)
+    .where(
+        groups.c.group_id == bindparam("of_group_id"),
+        exists().where(
+            group_members.c.group_id == bindparam("of_group_id"), group_members.c.member_id == bindparam("of_member_id")
+        ),
+    )
+    .values(generation=groups.c.generation + 1, assignor=None, last_update_ms=server_now_ms())
+)
 _ADD: Final = HotStatement(insert(group_members).values(deadline_ms=server_now_ms() + bindparam("lease_ms")))
 _NEW: Final[dict[str, BindParameter[Any]]] = {
     name: bindparam(f"new_{name}")
@@ -99,6 +110,13 @@ def ensure_group(connection: Connection, group_id: str) -> None:
 def remove_expired(connection: Connection, group_id: str, spared_member_id: str = "") -> list[str]:
     """Remove the members that were silent for too long, except the one that is speaking; return their ids."""
     return _REMOVE_EXPIRED.values(connection, {"of_group_id": group_id, "spared": spared_member_id})
+
+
+def removal(group_id: str, member_id: str) -> list[tuple[HotStatement, Mapping[str, Any]]]:
+    """Return what removes a member as `rebalance_rules.leave` does, without reading the group."""
+    parameters = {"of_group_id": group_id, "of_member_id": member_id}
+    # The group's row first: it is the lock.
+    return [(_UNASSIGN, parameters), (_REMOVE, parameters)]
 
 
 def lock_group(connection: Connection, group_id: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from txnstore.clients.connection import StoreConnection, write_repeatable
+from txnstore.clients.connection import StoreConnection, repeat, write_repeatable
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.backend import Subjects
@@ -133,11 +133,10 @@ class GroupRequests:
 
     def leave(self, membership: GroupMembership) -> None:
         """Leave the group."""
-        write_repeatable(
-            self._store(),
-            lambda connection: coordinator.leave(connection, membership),
+        store = self._store()
+        repeat(
+            lambda retry_timeout_ms: coordinator.leave(store, membership, retry_timeout_ms=retry_timeout_ms),
             timeout_seconds=REQUEST_TIMEOUT_SECONDS,
-            wakes_readers=True,
         )
 
     def _store(self) -> Store:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -239,22 +239,9 @@ class PostgreSQLBackend:
         The idle limit frees the locks of a process that was stopped in the middle.  The search path keeps a
         stranger's functions and operators out.
         """
-        mode = (
-            "ISOLATION LEVEL READ COMMITTED" if access is Access.WRITE else "ISOLATION LEVEL REPEATABLE READ READ ONLY"
-        )
         driver = _driver_connection(connection)
         driver.expect_answers_within(limits)
-        is_lasting = access is Access.WRITE and limits.durability is Durability.FULL
-        run_on_driver(
-            connection,
-            f"BEGIN {mode};"
-            f"SET LOCAL statement_timeout = {int(limits.statement_timeout_ms)};"
-            f"SET LOCAL lock_timeout = {int(limits.lock_timeout_ms)};"
-            f"SET LOCAL idle_in_transaction_session_timeout = {int(limits.idle_timeout_ms)};"
-            f"{_bound_of_silence(driver, limits)};"
-            "SET LOCAL search_path = pg_catalog, pg_temp"
-            f"{f';{MAKE_DURABLE}' if is_lasting else ''}",
-        )
+        run_on_driver(connection, _beginning(driver, access, limits))
 
     def commit(self, connection: Connection) -> None:
         """Commit; refused if a statement had failed, for then the server would answer ROLLBACK, without an error."""
@@ -267,6 +254,26 @@ class PostgreSQLBackend:
         driver = _driver_connection(connection)
         if not driver.closed and driver.info.transaction_status != TransactionStatus.IDLE:
             run_on_driver(connection, "ROLLBACK")
+
+    def write_at_once(self, connection: Connection, statements: Sequence[tuple[str, Any]], limits: Limits) -> list[int]:
+        """Send the beginning, the statements with their values, and the end in one message."""
+        driver = _driver_connection(connection)
+        driver.refuse_if_ended()
+        driver.expect_answers_within(limits)
+        cursor = psycopg.ClientCursor(driver)
+        try:
+            texts = [cursor.mogrify(text, values) for text, values in statements]
+            message = ";".join([_beginning(driver, Access.WRITE, limits), *texts, "COMMIT"])
+            with heard(connection, message):
+                answers = driver.run_at_once(message)
+        except psycopg.Error as error:
+            translated = self.translate_driver_error(error, Stage.COMMIT)
+            if not translated.outcome_unknown:
+                self.rollback(connection)
+            raise translated from None
+        # A statement that had failed would have kept the server from COMMIT.
+        assert answers[-1].command_status == b"COMMIT", answers[-1].command_status
+        return [answer.command_tuples or 0 for answer in answers[-1 - len(statements) : -1]]
 
     def commit_whole(
         self,
@@ -424,6 +431,20 @@ def connect_driver(url: DatabaseUrl) -> PostgreSQLConnection:
     dialect: Any = StorePostgreSQLDialect
     _, options = dialect().create_connect_args(url.url)
     return PostgreSQLConnection.connect(**(options | connect_arguments(url)), autocommit=True)
+
+
+def _beginning(driver: PostgreSQLConnection, access: Access, limits: Limits) -> str:
+    mode = "ISOLATION LEVEL READ COMMITTED" if access is Access.WRITE else "ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    is_lasting = access is Access.WRITE and limits.durability is Durability.FULL
+    return (
+        f"BEGIN {mode};"
+        f"SET LOCAL statement_timeout = {int(limits.statement_timeout_ms)};"
+        f"SET LOCAL lock_timeout = {int(limits.lock_timeout_ms)};"
+        f"SET LOCAL idle_in_transaction_session_timeout = {int(limits.idle_timeout_ms)};"
+        f"{_bound_of_silence(driver, limits)};"
+        "SET LOCAL search_path = pg_catalog, pg_temp"
+        f"{f';{MAKE_DURABLE}' if is_lasting else ''}"
+    )
 
 
 def _driver_connection(connection: Connection) -> PostgreSQLConnection:

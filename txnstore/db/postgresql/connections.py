@@ -128,6 +128,20 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         values.set_pgresult(result)
         return values.load_rows(0, result.ntuples, tuple)
 
+    def run_at_once(self, statements: str) -> list[pq.abc.PGresult]:
+        """Run these statements, sent in one message, and return what the server says to each.
+
+        Raises:
+            psycopg.Error: one failed, or the connection broke.
+        """
+        with self.lock:
+            self.pgconn.send_query(statements.encode())
+            results = self._answers()
+        for result in results:
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                raise psycopg.errors.error_from_result(result, encoding="utf-8")
+        return results
+
     def refuse_if_ended(self) -> None:
         """Return if the server has said nothing since the last answer: as a rule it has ended what speaks by itself.
 

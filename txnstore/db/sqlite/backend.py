@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from txnstore.clock import Clock
-from txnstore.db.backend import Access, CommitWhole, Holder, Limits, Stage, Subjects
+from txnstore.db.backend import Access, CommitWhole, Holder, Limits, Stage, Subjects, WriteAtOnce
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
 from txnstore.db.sqlite.connections import (
     Checkpointer,
@@ -130,6 +130,7 @@ class SQLiteBackend:
     #: Statements are calls within the process here: none of them waits for another computer.
     commit_whole: CommitWhole | None = None
     commit_whole_in: CommitWhole | None = None
+    write_at_once: WriteAtOnce | None = None
 
     def create_engine(
         self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int
