@@ -169,6 +169,29 @@ def test_statements_written_at_once_are_repeated_as_long_as_somebody_else_has_th
     assert generation(store, "readers") == 2
 
 
+def test_a_connection_on_which_writing_at_once_had_to_wait_too_long_is_good_for_the_next_time(url):
+    with open_store(url, limits=Limits(lock_timeout_ms=50)) as store, open_store(url) as other:
+        store.write_at_once([(_MAKE_GROUP, {"group_id": "readers"})], NOTHING)
+        change = [(_RAISE_GENERATION, {"of": "readers"})]
+        locked, done = threading.Event(), threading.Event()
+
+        def hold(connection):
+            _RAISE_GENERATION.run(connection, {"of": "readers"})
+            locked.set()
+            done.wait(timeout=20)
+
+        holder = in_thread(lambda: other.write(hold))
+        assert locked.wait(timeout=20)
+        try:
+            with pytest.raises(StoreBusy):
+                store.write_at_once(change, NOTHING, retry_timeout_ms=0)
+        finally:
+            done.set()
+            holder.join(timeout=20)
+        assert store.write_at_once(change, NOTHING, retry_timeout_ms=0) == [1]
+        assert generation(store, "readers") == 2
+
+
 def test_a_connection_that_was_lost_while_writing_at_once_leaves_the_outcome_open(store, monkeypatch):
     if store.backend.name != "postgresql":
         pytest.skip("nothing is sent to a server")

@@ -11,6 +11,7 @@ from sqlalchemy import event
 
 from tests.groups.group_servers import StoreServer
 from tests.groups.protocol_member import ProtocolMember
+from txnstore.db.backend import Subjects
 from txnstore.errors import (
     FencedInstance,
     IllegalGeneration,
@@ -470,6 +471,17 @@ def test_a_member_that_the_rules_refuse_leaves_no_group_behind(shared_store):
             lambda connection: coordinator.join(connection, report, replace(DETAILS, assignors=("uniform",)))
         )
     assert shared_store.read(lambda connection: rows.read_group(connection, report.membership.group_id)) is None
+
+
+def test_the_others_are_told_of_who_leaves_and_of_nothing_else(server, member, monkeypatch):
+    (alone,) = settled(member())
+    told_of: list[Subjects] = []
+    monkeypatch.setattr(server.store, "announce", told_of.append)
+    assert not server.leave(replace(alone.membership, member_id="somebody else"))
+    assert told_of == []
+    assert server.leave(alone.membership)
+    assert not server.leave(alone.membership)
+    assert told_of == [Subjects(group_ids=frozenset([server.group_id]))]
 
 
 def test_who_is_no_member_leaves_nothing(server, member):
