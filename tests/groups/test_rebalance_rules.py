@@ -168,6 +168,19 @@ def test_who_had_nothing_leaves_an_assignor_to_be_chosen_anew():
     assert (group.generation, group.assignor) == (6, "range")
 
 
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_a_member_that_was_told_of_a_generation_without_an_assignor_is_told_of_the_next_one(assignor):
+    """Clients of the version before find that everything is assigned if who has left had nothing, and settle."""
+    group, _ = group_of("a", assignors=(assignor,))
+    idle = join(group, report("b"), details(assignor, topics=("u",)), COUNTS, members_expired=False).group
+    group = leave(idle, "b")
+    settled = replace(group.members["a"], generation=group.generation)
+    group = replace(group, members={"a": settled})
+    joined = join(group, report("c"), details(assignor), COUNTS, members_expired=False).group
+    assert joined.members["c"].assignment
+    assert joined.generation > settled.generation, "it would never ask, and never give back what is another's now"
+
+
 def test_who_is_removed_frees_what_it_had():
     group, step = group_of("a", "b", assignors=("cooperative-sticky",))
     group = remove(group, ["b"], COUNTS)

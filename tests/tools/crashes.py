@@ -100,8 +100,9 @@ def at_each_step(call: AtStep) -> Iterator[None]:
 
 
 def is_commit(statement: str) -> bool:
-    """Return whether a statement commits: COMMIT, or the one that commits a whole transaction at once."""
-    return statement == "COMMIT" or (statement.startswith("SELECT ") and ".commit_transaction(" in statement)
+    """Return whether a statement commits: COMMIT, the one that commits a whole transaction at once, or a message."""
+    is_whole = statement.startswith("SELECT ") and ".commit_transaction(" in statement
+    return is_whole or statement == "COMMIT" or statement.endswith(";COMMIT")
 
 
 def _shortened(statement: str) -> str:

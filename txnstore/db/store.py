@@ -217,7 +217,7 @@ class Store:
         """Run statements, none of which needs what another one returns, in one database transaction.
 
         They are rendered before, and go to a server in one message: what they lock is locked for as short as can be.
-        Returns how many rows each has hit; if any, readers that wait for the subjects are told.
+        Returns how many rows each has hit; if the last one any, readers that wait for the subjects are told.
 
         Raises:
             OutcomeUnknown: the connection broke; repeat the same call only if it recognises itself.
@@ -225,7 +225,7 @@ class Store:
         """
         hits = self._attempt(partial(self._write_at_once, statements), retry_timeout_ms)
         self.backend.after_commit(self.engine)
-        if any(hits):
+        if hits[-1] > 0:
             self.announce(subjects)
         return hits
 

@@ -197,10 +197,12 @@ def _former_self(group: Group, report: Report) -> MemberState | None:
 def _rebalance(before: GroupState, group: Group, partition_counts: Mapping[str, int]) -> Group:
     """Return the group, which was in the state `before`, its partitions assigned anew, in a generation of its own.
 
-    Of the generation in which a member has left nobody has been told yet.
+    The one in which a member has left is taken if nobody has settled in it: who has, as clients of the version before
+    may, would not ask again.
     """
-    is_new = before is GroupState.PREPARING_REBALANCE and group.assignor is None
-    rebalanced = _assigned_anew(group, group.generation + (not is_new), partition_counts)
+    is_unused = before is GroupState.PREPARING_REBALANCE and group.assignor is None
+    is_unused = is_unused and all(member.generation != group.generation for member in group.members.values())
+    rebalanced = _assigned_anew(group, group.generation + (not is_unused), partition_counts)
     check_move(before, GroupMove.REBALANCE, state_of(rebalanced))
     return rebalanced
 

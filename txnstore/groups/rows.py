@@ -46,7 +46,8 @@ _REMOVE_EXPIRED: Final = HotStatement(
     .returning(group_members.c.member_id)
 )
 _REMOVE: Final = HotStatement(delete(group_members).where(_OF_GROUP, _OF_MEMBER))
-# The generation is a new one, so the others ask; without an assignor they find that they have to assign anew.
+# The generation is a new one, so the others ask; without an assignor they find that they have to assign anew.  Whether
+# it is a member is asked under the lock: what is asked together with the lock is answered as of before the wait.
 _UNASSIGN: Final = HotStatement(
     update(groups)
     .where(
@@ -115,8 +116,7 @@ def remove_expired(connection: Connection, group_id: str, spared_member_id: str 
 def removal(group_id: str, member_id: str) -> list[tuple[HotStatement, Mapping[str, Any]]]:
     """Return what removes a member as `rebalance_rules.leave` does, without reading the group."""
     parameters = {"of_group_id": group_id, "of_member_id": member_id}
-    # The group's row first: it is the lock.
-    return [(_UNASSIGN, parameters), (_REMOVE, parameters)]
+    return [(_LOCK, {"of_group_id": group_id}), (_UNASSIGN, parameters), (_REMOVE, parameters)]
 
 
 def lock_group(connection: Connection, group_id: str) -> bool:
