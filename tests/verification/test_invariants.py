@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, select, true, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, insert, select, true, update
 
 from tests.crash.scenarios import FIRST, SECOND, SENT, all_of, decides, ends
 from tests.crash.worlds import Place, World
@@ -16,6 +16,7 @@ from txnstore.db.schema import (
     finished_transactions,
     group_offsets,
     partition_heads,
+    partition_storage,
     pending_group_offsets,
     pending_markers,
     producer_states,
@@ -29,6 +30,7 @@ from txnstore.db.schema import (
 from txnstore.db.store import Store
 from txnstore.log.append import append
 from txnstore.log.fetch import fetch
+from txnstore.log.partition_storage import BATCH_HEADER_BYTES
 from txnstore.model import IsolationLevel
 from txnstore.testing.invariants import Invariant, assert_sound, find_violations, violations_on
 from txnstore.testing.manual_clock import ManualClock
@@ -144,6 +146,38 @@ def forget_and_append(flush: str, *, epoch: int) -> Damage:
     return damage
 
 
+def keep_of_storage(**values: int) -> Damage:
+    """Return the damage of a row that says what is not so of a partition's stored batches."""
+    return lambda connection, busy: connection.execute(
+        insert(partition_storage).values(
+            partition_id=busy.over.partition_ids[0],
+            **{"first_stored_offset": 0, "counted_offset": 0, "size_bytes": 0, "compacted_offset": 0}
+            | {"compacted_bytes": 0, "horizons": "[]"}
+            | values,
+        )
+    )
+
+
+def count_storage_and_begin_behind(connection: Connection, busy: Busy) -> None:
+    (partition_id, *_) = busy.over.partition_ids
+    size_bytes = (
+        select(func.sum(record_batches.c.size_bytes + BATCH_HEADER_BYTES))
+        .where(record_batches.c.partition_id == partition_id, record_batches.c.last_offset < 100)
+        .scalar_subquery()
+    )
+    keep_of_storage(counted_offset=100, size_bytes=connection.execute(select(size_bytes)).scalar_one())(
+        connection, busy
+    )
+    at_head = update(partition_storage).values(
+        counted_offset=select(partition_heads.c.next_offset)
+        .where(partition_heads.c.partition_id == partition_id)
+        .scalar_subquery()
+    )
+    connection.execute(at_head)
+    assert violations_on(connection) == []
+    connection.execute(update(partition_storage).values(first_stored_offset=2))
+
+
 DAMAGES: dict[str, tuple[Invariant, Damage]] = {
     "a batch is lost": (_I.OFFSETS_FOLLOW, remove(record_batches, in_partition(record_batches, "over"))),
     "the head is ahead of the log": (
@@ -193,6 +227,9 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
         _I.COMMITTED_VISIBLE,
         remove(finished_transactions, in_partition(finished_transactions, "over")),
     ),
+    "a batch lies below where the stored ones begin": (_I.STORAGE_KNOWN, count_storage_and_begin_behind),
+    "batches are counted that are not there": (_I.STORAGE_KNOWN, keep_of_storage(counted_offset=1, size_bytes=5)),
+    "more is counted than there is": (_I.STORAGE_KNOWN, keep_of_storage(counted_offset=1_000, compacted_offset=1_000)),
     "the journal has a move that the table does not have": (
         _I.MOVES_LEGAL,
         change(

@@ -66,6 +66,11 @@ _COMMANDS: Final = (
         "maintenance",
     ),
     _Command("info", "Show what a store is: its identity, versions, counts, sizes and settings.", "information"),
+    _Command(
+        "verify",
+        "Read the whole store, and say what is wrong with it: where, what was seen, and what to do.",
+        "verify",
+    ),
     _Command("produce", "Write records: one for each line, as it is, or with a key, or as JSON.", "produce"),
     _Command("consume", "Read records from the first one up to the end, or as the options say.", "consume"),
     _Command(

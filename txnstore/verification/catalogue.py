@@ -15,6 +15,10 @@ from txnstore.verification.invariants import Invariant, Place, Violation
 
 #: Of a store alone: a partition without a head is found missing.
 PARTITION_IDS: Final = union(select(partitions.c.partition_id), select(partition_heads.c.partition_id))
+_OF_PARTITION: Final = union(
+    select(partitions.c.partition_id).where(partitions.c.partition_id == bindparam("of_partition_id")),
+    select(partition_heads.c.partition_id).where(partition_heads.c.partition_id == bindparam("of_partition_id")),
+)
 HEAD_IDS: Final = select(partition_heads.c.partition_id)
 _LEADERS: Final = select(partitions.c.partition_id, partitions.c.leader_database_id)
 _NAMES: Final = (
@@ -22,6 +26,11 @@ _NAMES: Final = (
     .join(topics, topics.c.topic_id == partitions.c.topic_id)
     .where(partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
 )
+
+
+def exists(connection: Connection, partition_id: int) -> bool:
+    """Return whether the partition is one of PARTITION_IDS."""
+    return connection.execute(_OF_PARTITION, {"of_partition_id": partition_id}).first() is not None
 
 
 def copy_violations(controller: Connection, member: Connection, database_id: int) -> Iterator[Violation]:

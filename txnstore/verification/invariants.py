@@ -47,6 +47,10 @@ class Invariant(enum.Enum):
         "a reader of committed records gets these and no others, up to the last stable offset",
         "readers of committed records may get aborted ones or miss some: stop them, and keep a copy for a bug report",
     )
+    STORAGE_KNOWN = (
+        "what is counted of a partition's stored batches is what they take, and none lies below where they begin",
+        "retention by size and compaction of this partition come too early or too late; keep a copy for a bug report",
+    )
 
     MOVES_LEGAL = ("each entry of the journal may follow the one before it", _JOURNAL)
     JOURNAL_CURRENT = ("the last entry of the journal is what the coordinator's row says", _JOURNAL)

@@ -13,6 +13,7 @@ from txnstore.errors import CorruptBatch
 from txnstore.log.codec import RecordBatch, decode
 from txnstore.log.compaction import may_have_gaps
 from txnstore.log.partition_rows import producers_of_partition
+from txnstore.log.partition_storage import PartitionStorage, batch_bytes, read_storage
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
 from txnstore.verification.invariants import Invariant, Place, Violation
@@ -58,7 +59,8 @@ def partition_violations(
     reading = Reading() if reading is None else reading
     reading.partitions += 1
     has_gaps = may_have_gaps(connection, partition_id)
-    return some_of(_PartitionCheck(connection, head, producers_expire, has_gaps, reading).violations())
+    storage = read_storage(connection, partition_id)
+    return some_of(_PartitionCheck(connection, head, storage, producers_expire, has_gaps, reading).violations())
 
 
 @dataclass
@@ -67,12 +69,14 @@ class _PartitionCheck:
 
     connection: Connection
     head: Row[Any]
+    storage: PartitionStorage
     producers_expire: bool
     has_gaps: bool
     reading: Reading
     replay: Replay = field(init=False)
     next_offset: int = field(init=False)
     largest_ms: int = -1
+    counted_bytes: int = 0
     #: What is damaged, or lacks records, cannot be replayed: the rest would be noise.
     is_replayed: bool = field(init=False)
 
@@ -94,6 +98,7 @@ class _PartitionCheck:
                 yield from self._index_violations(indexed_through + 1, page[-1].last_offset)
             indexed_through = page[-1].last_offset
         yield from self._head_violations(is_empty=indexed_through < 0)
+        yield from self._storage_violations()
         if self.is_replayed:
             yield from self._index_violations(indexed_through + 1, OFFSET_MAX)
             yield from self._producer_violations()
@@ -113,6 +118,11 @@ class _PartitionCheck:
         if row.base_offset < self.next_offset or (row.base_offset > self.next_offset and not self.has_gaps):
             seen = f"a batch begins here where {self.next_offset} is next"
             yield self._violation(Invariant.OFFSETS_FOLLOW, row.base_offset, seen)
+        if row.last_offset < self.storage.first_stored_offset:
+            seen = f"a batch ends at {row.last_offset}, stored ones are to begin at {self.storage.first_stored_offset}"
+            yield self._violation(Invariant.STORAGE_KNOWN, row.base_offset, seen)
+        if row.last_offset < self.storage.counted_offset:
+            self.counted_bytes += batch_bytes(row.size_bytes)
         self.next_offset = row.last_offset + 1
         self.largest_ms = max(self.largest_ms, row.max_timestamp_ms)
         if row.running_max_timestamp_ms != self.largest_ms and not self.has_gaps:
@@ -143,6 +153,16 @@ class _PartitionCheck:
         found_ms = self.head.running_max_timestamp_ms
         if found_ms != self.largest_ms and not self.has_gaps and (not is_empty or self.head.next_offset == 0):
             yield self._violation(Invariant.TIMES_RUN, None, f"{found_ms} in the head, {self.largest_ms} in the log")
+
+    def _storage_violations(self) -> Iterator[Violation]:
+        storage = self.storage
+        if storage.size_bytes != self.counted_bytes:
+            seen = (
+                f"{storage.size_bytes} bytes are counted up to {storage.counted_offset}, there are {self.counted_bytes}"
+            )
+            yield self._violation(Invariant.STORAGE_KNOWN, None, seen)
+        if max(storage.first_stored_offset, storage.counted_offset, storage.compacted_offset) > self.head.next_offset:
+            yield self._violation(Invariant.STORAGE_KNOWN, None, f"{storage} is ahead of {self.head.next_offset}")
 
     # --- the index of finished transactions ---------------------------------------------------------------------------
 

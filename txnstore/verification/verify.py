@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
-from txnstore.verification.catalogue import HEAD_IDS, PARTITION_IDS, copy_violations, with_topics
+from txnstore.verification.catalogue import HEAD_IDS, PARTITION_IDS, copy_violations, exists, with_topics
 from txnstore.verification.invariants import Violation
 from txnstore.verification.journal import decision_violations
 from txnstore.verification.open_transactions import open_violations, rest_violations
@@ -93,3 +94,38 @@ def cluster_violations(
         return with_topics(connections[0], found)
 
     return in_snapshots([cluster.own(member.database_id) for member in members], work)
+
+
+def verify(cluster: Cluster, *, told: Callable[[int, int], None] | None = None) -> list[Violation]:
+    """Return each violation of a store, or of a cluster, beside clients that may be at work.
+
+    Of a store alone each partition is read in a snapshot of its own, so that none is held open for as long as all of
+    them take; `told` hears how many were read, and of how many.  The databases of a cluster have no moment in common:
+    what only one of two looks in a row has found, clients have done between two databases.
+
+    Raises:
+        TxnStoreError: one of the databases refused or cannot be reached.
+    """
+    if cluster.is_alone:
+        return _verify_alone(cluster.controller, told)
+    found = cluster_violations(cluster, producers_expire=True)
+    again = found and cluster_violations(cluster, producers_expire=True)
+    lasting = {(violation.invariant, violation.place) for violation in again}
+    return [violation for violation in found if (violation.invariant, violation.place) in lasting]
+
+
+def _verify_alone(store: Store, told: Callable[[int, int], None] | None) -> list[Violation]:
+    partition_ids = store.read(lambda connection: connection.execute(PARTITION_IDS).scalars().all())
+    found: list[Violation] = []
+    for number, partition_id in enumerate(sorted(partition_ids)):
+        found += store.read(partial(_verify_partition, partition_id))
+        if told is not None:
+            told(number + 1, len(partition_ids))
+    return found + store.read(partial(violations_on, partition_ids=()))
+
+
+def _verify_partition(partition_id: int, connection: Connection) -> list[Violation]:
+    if not exists(connection, partition_id):
+        # Its topic was deleted meanwhile.
+        return []
+    return with_topics(connection, partition_violations(connection, partition_id, producers_expire=True))

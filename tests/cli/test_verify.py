@@ -1,0 +1,129 @@
+"""`txnstore verify`: proves a sound store, finds what is wrong, and watches a live one."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from sqlalchemy import delete, select, update
+
+from txnstore.db.cluster.cluster import open_cluster
+from txnstore.db.opening import open_store
+from txnstore.db.schema import partition_heads, producer_states, record_batches, transactions
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.log.topics import create_topic, delete_topic
+from txnstore.model import Record
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.verification.verify import find_violations, verify
+
+
+@pytest.fixture
+def opened(url):
+    """A store with two partitions, each with a committed transaction."""
+    with open_store(url) as store:
+        ids = store.write(lambda connection: create_topic(connection, "orders", partition_count=2)).partition_ids
+        for number, partition_id in enumerate(ids):
+            write(store, partition_id, f"worker-{number}")
+        yield store
+
+
+def write(store, partition_id, transactional_id):
+    coordinator = TransactionCoordinator(store)
+    producer = coordinator.init_producer_id(transactional_id, 60_000).identity
+    records = [Record(b"a", timestamp_ms=5), Record(b"b", timestamp_ms=6)]
+    batch = encode(records, producer=producer, base_sequence=0, is_transactional=True)
+    coordinator.append(transactional_id, producer, [Append(partition_id, batch)])
+    coordinator.end_transaction(transactional_id, producer, commit=True)
+
+
+def damage(store, partition=1):
+    """Break a checksum in one partition."""
+    ids = store.read(lambda c: sorted(c.execute(select(partition_heads.c.partition_id)).scalars()))
+    first = (record_batches.c.partition_id == ids[partition]) & (record_batches.c.base_offset == 0)
+    store.write(lambda c: c.execute(update(record_batches).where(first).values(crc=1)))
+
+
+def test_a_sound_store_is_found_sound(run, opened):
+    ended = run("verify")
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err.endswith(": nothing is wrong\n")
+    assert json.loads(run("verify", "--json").out) == []
+
+
+def test_what_is_wrong_is_said_with_place_and_remedy(run, opened):
+    damage(opened)
+    ended = run("verify")
+    assert ended.code == 1
+    first, broken, remedy, *_ = ended.out.splitlines()
+    assert first.startswith("orders-1, offset 0: ")
+    assert broken.startswith("  broken: a batch agrees with its checksum")
+    assert remedy.startswith("  remedy: stop its writers")
+    assert ended.err.endswith("1 thing is wrong\n")
+    ended = run("verify", "--json")
+    assert ended.code == 1
+    (found,) = json.loads(ended.out)
+    assert {**found, "seen": "", "holds": "", "remedy": ""} == {
+        "invariant": "BATCHES_WHOLE",
+        "holds": "",
+        "database": None,
+        "topic": "orders",
+        "partition": 1,
+        "partition_id": found["partition_id"],
+        "offset": 0,
+        "transactional_id": None,
+        "group": None,
+        "seen": "",
+        "remedy": "",
+    }
+
+
+def test_the_coordinators_tables_are_read_too(run, opened):
+    opened.write(lambda c: c.execute(delete(transactions).where(transactions.c.transactional_id == "worker-0")))
+    ended = run("verify")
+    assert ended.code == 1
+    assert "transactional id 'worker-0'" in ended.out
+    assert "JOURNAL_CURRENT" in ended.out
+
+
+def test_a_producer_that_was_forgotten_with_age_is_not_wrong(run, opened):
+    producer = TransactionCoordinator(opened).init_producer_id(None).identity
+    (partition_id,) = opened.write(lambda c: create_topic(c, "plain")).partition_ids
+    for number in (0, 1):
+        batch = encode([Record(b"a", timestamp_ms=5)], producer=producer, base_sequence=number)
+        opened.write(lambda c, batch=batch: append(c, [Append(partition_id, batch)]))
+        opened.write(lambda c, left=number: None if left else c.execute(delete(producer_states)))
+    assert find_violations(opened) != []
+    assert run("verify").code == 0
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_not_wrong(opened, url):
+    looked = []
+
+    def told(done, total):
+        looked.append((done, total))
+        if done == 1:
+            opened.write(lambda c: delete_topic(c, "orders"))
+
+    with open_cluster(url, create=False) as cluster:
+        assert verify(cluster, told=told) == []
+    assert looked == [(1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_watching_prints_what_is_new_and_ends_with_a_signal(start, opened, url, as_json):
+    process = start("verify", url, "--watch", "--interval", "0.1", *(["--json"] if as_json else []))
+    assert process.stderr.readline().endswith(": nothing is wrong\n")
+    damage(opened)
+    line = process.stdout.readline()
+    assert (json.loads(line)["topic"] == "orders") if as_json else line.startswith("orders-1, offset 0: ")
+    assert process.stderr.readline().endswith(": 1 thing is wrong\n")
+    damage(opened, partition=0)
+    lines = [process.stdout.readline() for _ in range(1 if as_json else 3)]
+    assert any("orders" in line for line in lines)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 1, err
+    assert out.count("orders") == 0
+    assert "Traceback" not in err

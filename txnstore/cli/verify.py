@@ -1,0 +1,146 @@
+"""The command that reads a whole store and says what is wrong with it, where, and what to do."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from txnstore.cli.maintenance import stop_at_signals
+from txnstore.cli.options import Json, Schema, UrlArgument, UrlBesideArgument, examples, one_url, opened
+from txnstore.cli.output import FAILED, error_text, hint, json_text, say, show_json
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.errors import Recovery, TxnStoreError
+from txnstore.verification import verify as verification
+from txnstore.verification.invariants import Violation
+
+EXAMPLES: Final = examples(
+    "txnstore verify sqlite:///shop.db",
+    "txnstore verify --json | jq -r '.[].remedy'",
+    "txnstore verify --watch --interval 600",
+)
+
+
+def verify(
+    context: typer.Context,
+    url: UrlArgument = None,
+    *,
+    url_option: UrlBesideArgument = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again until Ctrl-C, and print what is new.")
+    ] = False,
+    interval_seconds: Annotated[
+        float,
+        typer.Option("--interval", metavar="SECONDS", min=0.1, help="With --watch: how long to wait between looks."),
+    ] = 60.0,
+    as_json: Json = False,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Read the whole store, and say what is wrong with it: where, what was seen, and what to do.
+
+    Clients may be at work meanwhile. It changes nothing and exits with 1 if anything is wrong. With --watch, JSON is a
+    line for each finding.
+    """
+    with opened(one_url(context, url, url_option), schema) as cluster:
+        if watch:
+            was_sound = _watch(cluster, interval_seconds, as_json=as_json)
+        else:
+            found = _look(cluster)
+            was_sound = not found
+            if as_json:
+                show_json([_facts(violation) for violation in found])
+            else:
+                for violation in found:
+                    _show(violation)
+                _conclude(cluster, found)
+    raise typer.Exit(0 if was_sound else FAILED)
+
+
+def _watch(cluster: Cluster, interval_seconds: float, *, as_json: bool) -> bool:
+    """Look until a signal comes; return whether nothing was ever wrong."""
+    stop = threading.Event()
+    stop_at_signals(stop)
+    known: set[Violation] = set()
+    was_sound = True
+    is_first = True
+    while not stop.is_set():
+        try:
+            found = _look(cluster)
+        except TxnStoreError as error:
+            if error.recovery is not Recovery.RETRY:
+                raise
+            hint(f"txnstore: {error_text(error)}; it is tried again")
+        else:
+            for violation in found:
+                if violation not in known:
+                    _show_line(violation) if as_json else _show(violation)
+            was_sound &= not found
+            if is_first or set(found) != known:
+                _conclude(cluster, found)
+            known, is_first = set(found), False
+        # What was printed may be read by a pipe.
+        sys.stdout.flush()
+        stop.wait(interval_seconds)
+    return was_sound
+
+
+def _look(cluster: Cluster) -> list[Violation]:
+    with _progress() as told:
+        return verification.verify(cluster, told=told)
+
+
+def _show(violation: Violation) -> None:
+    say(f"{violation.place}: {violation.seen}")
+    say(f"  broken: {violation.invariant.holds} ({violation.invariant.name})")
+    say(f"  remedy: {violation.invariant.remedy}")
+
+
+def _show_line(violation: Violation) -> None:
+    sys.stdout.write(json_text(_facts(violation)) + "\n")
+
+
+def _conclude(cluster: Cluster, found: Collection[Violation]) -> None:
+    count = {0: "nothing is", 1: "1 thing is"}.get(len(found), f"{len(found)} things are")
+    hint(f"{', '.join(member.label for member in cluster.databases)}: {count} wrong")
+
+
+def _facts(violation: Violation) -> dict[str, Any]:
+    place, invariant = violation.place, violation.invariant
+    return {
+        "invariant": invariant.name,
+        "holds": invariant.holds,
+        "database": place.database,
+        "topic": place.topic,
+        "partition": place.partition,
+        "partition_id": place.partition_id,
+        "offset": place.offset,
+        "transactional_id": place.transactional_id,
+        "group": place.group_id,
+        "seen": violation.seen,
+        "remedy": invariant.remedy,
+    }
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Show how many partitions have been read, if somebody is looking."""
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with progress:
+        task = progress.add_task("reading partitions", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
