@@ -8,6 +8,8 @@ import signal
 import pytest
 from sqlalchemy import delete, select, update
 
+from txnstore.cli import verify as command
+from txnstore.cli.output import CommandFailed
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads, producer_states, record_batches, transactions
@@ -16,6 +18,8 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic, delete_topic
 from txnstore.model import Record
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.verification.invariants import Invariant, Violation
+from txnstore.verification.invariants import Place as InStore
 from txnstore.verification.verify import find_violations, verify
 
 
@@ -109,6 +113,34 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_wrong(opened, url):
     with open_cluster(url, create=False) as cluster:
         assert verify(cluster, told=told) == []
     assert looked == [(1, 2), (2, 2)]
+
+
+def test_watching_tells_once_of_a_place_though_what_is_seen_there_changes(run, opened, monkeypatch):
+    def at(offset, seen):
+        return Violation(Invariant.OFFSETS_FOLLOW, InStore(1, offset), seen)
+
+    looks = iter([[at(3, "first")], [at(3, "second"), at(4, "third")], [], [at(3, "fourth")]])
+
+    def look(_):
+        found = next(looks, None)
+        if found is None:
+            raise CommandFailed("enough")
+        return found
+
+    monkeypatch.setattr(command, "_look", look)
+    ended = run("verify", "--watch", "--interval", "0.1")
+    assert [line.split(": ")[1] for line in ended.out.splitlines() if line.startswith("partition")] == [
+        "first",
+        "third",
+        "fourth",
+    ]
+    assert [line.rsplit(": ", 1)[1] for line in ended.err.splitlines()] == [
+        "1 thing is wrong",
+        "2 things are wrong",
+        "nothing is wrong",
+        "1 thing is wrong",
+        "enough",
+    ]
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -19,7 +19,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import Recovery, TxnStoreError
 from txnstore.verification import verify as verification
-from txnstore.verification.invariants import Violation
+from txnstore.verification.invariants import Invariant, Place, Violation
 
 EXAMPLES: Final = examples(
     "txnstore verify sqlite:///shop.db",
@@ -67,7 +67,7 @@ def _watch(cluster: Cluster, interval_seconds: float, *, as_json: bool) -> bool:
     """Look until a signal comes; return whether nothing was ever wrong."""
     stop = threading.Event()
     stop_at_signals(stop)
-    known: set[Violation] = set()
+    known: set[tuple[Invariant, Place]] = set()
     was_sound = True
     is_first = True
     while not stop.is_set():
@@ -78,13 +78,14 @@ def _watch(cluster: Cluster, interval_seconds: float, *, as_json: bool) -> bool:
                 raise
             hint(f"txnstore: {error_text(error)}; it is tried again")
         else:
-            for violation in found:
-                if violation not in known:
-                    _show_line(violation) if as_json else _show(violation)
+            # What was seen there may change with every record that is written.
+            places = {(violation.invariant, violation.place): violation for violation in found}
+            for new in [place for place in places if place not in known]:
+                _show_line(places[new]) if as_json else _show(places[new])
             was_sound &= not found
-            if is_first or set(found) != known:
+            if is_first or places.keys() != known:
                 _conclude(cluster, found)
-            known, is_first = set(found), False
+            known, is_first = set(places), False
         # What was printed may be read by a pipe.
         sys.stdout.flush()
         stop.wait(interval_seconds)
