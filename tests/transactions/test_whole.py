@@ -162,7 +162,8 @@ class World:
         def work(connection: Any) -> None:
             row = rows.read_row(connection, name).row
             assert row is not None
-            if row.state not in AT_REST:
+            # Nobody else takes an epoch back: two transactions would have the same.
+            if row.state not in AT_REST or row.producer_epoch > epoch:
                 return
             after = replace(
                 row, state=TransactionState.EMPTY, start_ms=-1, producer_epoch=epoch, last_producer_epoch=-1
