@@ -13,6 +13,7 @@ from txnstore.cli.output import CommandFailed
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads, producer_states, record_batches, transactions
+from txnstore.errors import StoreUnavailable
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic, delete_topic
@@ -115,16 +116,19 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_wrong(opened, url):
     assert looked == [(1, 2), (2, 2)]
 
 
-def test_watching_tells_once_of_a_place_though_what_is_seen_there_changes(run, opened, monkeypatch):
+def test_watching_tells_once_of_a_place_and_goes_on_when_the_database_was_away(run, opened, monkeypatch):
     def at(offset, seen):
         return Violation(Invariant.OFFSETS_FOLLOW, InStore(1, offset), seen)
 
-    looks = iter([[at(3, "first")], [at(3, "second"), at(4, "third")], [], [at(3, "fourth")]])
+    away = StoreUnavailable("the server is away")
+    looks = iter(
+        [[at(3, "first")], [at(3, "second"), at(4, "third")], away, [], [at(3, "fourth")], CommandFailed("enough")]
+    )
 
     def look(_):
-        found = next(looks, None)
-        if found is None:
-            raise CommandFailed("enough")
+        found = next(looks)
+        if isinstance(found, Exception):
+            raise found
         return found
 
     monkeypatch.setattr(command, "_look", look)
@@ -134,9 +138,11 @@ def test_watching_tells_once_of_a_place_though_what_is_seen_there_changes(run, o
         "third",
         "fourth",
     ]
+    assert ended.code == 1
     assert [line.rsplit(": ", 1)[1] for line in ended.err.splitlines()] == [
         "1 thing is wrong",
         "2 things are wrong",
+        "the server is away; it is tried again",
         "nothing is wrong",
         "1 thing is wrong",
         "enough",

@@ -10,7 +10,7 @@ from sqlalchemy import delete, select, update
 from tests.cluster.conftest import Bench, Site
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
 from txnstore.db.cluster.catalogue import apply_catalogue, read_catalogue
-from txnstore.db.cluster.cluster import repaired
+from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.cluster.membership import Database, read_databases
 from txnstore.db.schema import partition_heads, partitions, store_configs, topics
 from txnstore.errors import (
@@ -31,7 +31,9 @@ from txnstore.log.cluster_topics import (
 from txnstore.log.codec import encode
 from txnstore.log.topics import find_topics, leaders_by_hash, leaders_in_turn
 from txnstore.model import Record
-from txnstore.testing.invariants import Invariant, assert_cluster_sound, cluster_violations
+from txnstore.testing.invariants import Invariant, Violation, assert_cluster_sound, cluster_violations
+from txnstore.verification import verify as verify_module
+from txnstore.verification.verify import verify
 
 MEMBERS = [Database(number, f"db{number}", "", coordinates=True) for number in (1, 2, 3)]
 
@@ -217,6 +219,25 @@ def test_a_change_counts_and_a_rehearsal_does_not(bench: Bench):
     assert {store.read(read_databases)[0].catalogue_version for store in bench.cluster.stores()} == {before + 1}
 
 
+def test_what_only_the_first_of_two_looks_sees_is_not_wrong(sqlite_bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """As what a client does in one database after the other, of which a look may see one half."""
+    bench = sqlite_bench
+    head = delete(partition_heads).where(partition_heads.c.partition_id == bench.partition_at(2))
+    bench.cluster.own(2).write(lambda connection: connection.execute(head))
+    looks: list[int] = []
+
+    def mended_behind_the_first(cluster: Cluster, **options: bool) -> list[Violation]:
+        found = cluster_violations(cluster, **options)
+        looks.append(len(found))
+        with bench.site.open() as other:
+            other.reconcile(2)
+        return found
+
+    monkeypatch.setattr(verify_module, "cluster_violations", mended_behind_the_first)
+    assert verify(bench.cluster) == []
+    assert looks == [1, 0]
+
+
 @pytest.mark.parametrize("damage", ["a row", "a value", "a head", "a setting"])
 def test_the_checker_sees_copies_that_are_wrong(sqlite_bench: Bench, damage: str):
     bench = sqlite_bench
@@ -228,6 +249,8 @@ def test_the_checker_sees_copies_that_are_wrong(sqlite_bench: Bench, damage: str
     }[damage]
     bench.cluster.own(2).write(lambda connection: connection.execute(statement))
     assert {violation.invariant for violation in cluster_violations(bench.cluster)} == {Invariant.COPIES_CURRENT}
+    (lasting,) = {(found.invariant, found.place.database) for found in verify(bench.cluster)}
+    assert lasting == (Invariant.COPIES_CURRENT, bench.cluster.databases[1].label)
     with bench.site.open() as other:
         other.reconcile(2)
     remaining = cluster_violations(bench.cluster)

@@ -14,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from txnstore.cli.maintenance import stop_at_signals
 from txnstore.cli.options import Json, Schema, UrlArgument, UrlBesideArgument, examples, one_url, opened
-from txnstore.cli.output import FAILED, error_text, hint, json_text, say, show_json
+from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, error_text, exit_code, hint, json_text, say, show_json
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.errors import Recovery, TxnStoreError
+from txnstore.errors import TxnStoreError
 from txnstore.verification import verify as verification
 from txnstore.verification.invariants import Invariant, Place, Violation
 
@@ -74,7 +74,7 @@ def _watch(cluster: Cluster, interval_seconds: float, *, as_json: bool) -> bool:
         try:
             found = _look(cluster)
         except TxnStoreError as error:
-            if error.recovery is not Recovery.RETRY:
+            if exit_code(error) != TRY_AGAIN_LATER:
                 raise
             hint(f"txnstore: {error_text(error)}; it is tried again")
         else:

@@ -9,7 +9,6 @@ from typing import Final
 _RESTORE: Final = (
     "stop its writers, keep a copy of the database, and restore a backup; `txnstore dump log` shows what is readable"
 )
-_REPORT: Final = "keep a copy of the database for a bug report; readers and the log itself are not affected"
 _JOURNAL: Final = (
     "find out who wrote to the tables beside txnstore; `txnstore dump journal` and `txnstore transactions describe`"
     " show the history"

@@ -35,17 +35,8 @@ _FINISHED: Final = select(
 )
 
 
-@dataclass
-class Reading:
-    """How much was read, to be told."""
-
-    partitions: int = 0
-    batches: int = 0
-    records: int = 0
-
-
 def partition_violations(
-    connection: Connection, partition_id: int, *, producers_expire: bool = False, reading: Reading | None = None
+    connection: Connection, partition_id: int, *, producers_expire: bool = False
 ) -> list[Violation]:
     """Return what is wrong with one partition.
 
@@ -56,11 +47,9 @@ def partition_violations(
     head = connection.execute(_HEAD, {"of_partition_id": partition_id}).one_or_none()
     if head is None:
         return [Violation(Invariant.OFFSETS_FOLLOW, Place(partition_id), "the partition has no head")]
-    reading = Reading() if reading is None else reading
-    reading.partitions += 1
     has_gaps = may_have_gaps(connection, partition_id)
     storage = read_storage(connection, partition_id)
-    return some_of(_PartitionCheck(connection, head, storage, producers_expire, has_gaps, reading).violations())
+    return some_of(_PartitionCheck(connection, head, storage, producers_expire, has_gaps).violations())
 
 
 @dataclass
@@ -72,7 +61,6 @@ class _PartitionCheck:
     storage: PartitionStorage
     producers_expire: bool
     has_gaps: bool
-    reading: Reading
     replay: Replay = field(init=False)
     next_offset: int = field(init=False)
     largest_ms: int = -1
@@ -113,8 +101,6 @@ class _PartitionCheck:
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def _batch_violations(self, row: Row[Any]) -> Iterator[Violation]:
-        self.reading.batches += 1
-        self.reading.records += row.record_count if row.control_type is None else 0
         if row.base_offset < self.next_offset or (row.base_offset > self.next_offset and not self.has_gaps):
             seen = f"a batch begins here where {self.next_offset} is next"
             yield self._violation(Invariant.OFFSETS_FOLLOW, row.base_offset, seen)
