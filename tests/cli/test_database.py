@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from tests.copies import copy_file
-from txnstore.db import migrating
+from txnstore.db import migrating, opening
 from txnstore.db.backend import Limits
 from txnstore.db.identity import check_original
 from txnstore.db.opening import connect_store, open_store
@@ -100,7 +100,7 @@ def test_migrate_refuses_tables_that_are_not_ours(txnstore, txnstore_empty_url):
 
 
 def test_migrate_gives_up_on_a_server_that_is_not_there(txnstore, monkeypatch):
-    monkeypatch.setattr("txnstore.cli.databases._LIMITS", Limits(retry_timeout_ms=100))
+    monkeypatch.setattr("txnstore.cli.databases.patient_limits", lambda: Limits(retry_timeout_ms=100))
     ended = txnstore("migrate", f"postgresql://alice@127.0.0.1:{free_port()}/shop")
     assert ended.code == 75
     assert "is the server there" in ended.err
@@ -175,3 +175,18 @@ def test_adopt_takes_an_original_that_has_moved_for_what_it_is(txnstore, txnstor
     with open_store(moved_url) as moved:
         check_original(moved)
         assert moved.store_uuid == original.store_uuid
+
+
+def test_a_migration_of_a_large_store_is_not_ended_in_the_middle(txnstore, txnstore_sqlite_url, monkeypatch):
+    limits = []
+
+    def upgrade(store):
+        limits.append(store.limits)
+        return opening.upgrade(store)
+
+    monkeypatch.setattr("txnstore.cli.databases.upgrade", upgrade)
+    assert txnstore("migrate", txnstore_sqlite_url).code == 0
+    (of_migration,) = limits
+    assert min(of_migration.statement_timeout_ms, of_migration.transaction_timeout_ms) >= 3_600_000
+    # Who is stopped in the middle has locks that others wait for.
+    assert of_migration.idle_timeout_ms == Limits().idle_timeout_ms

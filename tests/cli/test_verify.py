@@ -19,8 +19,10 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic, delete_topic
 from txnstore.model import Record
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.verification import verify as verification
 from txnstore.verification.invariants import Invariant, Violation
 from txnstore.verification.invariants import Place as InStore
+from txnstore.verification.partitions import partition_violations
 from txnstore.verification.verify import find_violations, verify
 
 
@@ -82,6 +84,26 @@ def test_what_is_wrong_is_said_with_place_and_remedy(run, opened):
         "seen": "",
         "remedy": "",
     }
+
+
+def test_a_large_partition_may_be_read_for_long(txnstore, txnstore_postgresql_url, monkeypatch):
+    seen = {}
+    check = partition_violations
+
+    def noting(connection, partition_id, **options):
+        names = ("transaction_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+        for name in names:
+            text = connection.exec_driver_sql("SELECT setting FROM pg_settings WHERE name = %s", (name,)).scalar()
+            # Servers before version 17 do not limit a whole transaction.
+            seen[name] = 3_600_000 if text is None else int(text)
+        return check(connection, partition_id, **options)
+
+    with open_store(txnstore_postgresql_url) as store:
+        store.write(lambda connection: create_topic(connection, "orders"))
+    monkeypatch.setattr(verification, "partition_violations", noting)
+    assert txnstore("verify", txnstore_postgresql_url).code == 0
+    assert len(seen) == 3
+    assert all(milliseconds >= 3_600_000 for milliseconds in seen.values()), seen
 
 
 def test_the_coordinators_tables_are_read_too(run, opened):

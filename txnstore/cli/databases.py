@@ -7,11 +7,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from txnstore.cli.options import Json, Schema, Url, UrlArgument, UrlBesideArgument, examples, one_url, opened
+from txnstore.cli.options import (
+    Json,
+    Schema,
+    Url,
+    UrlArgument,
+    UrlBesideArgument,
+    examples,
+    one_url,
+    opened,
+    patient_limits,
+)
 from txnstore.cli.output import Column, say, show_rows
 from txnstore.clients.brokers import broker_id_of
 from txnstore.db import migrating
-from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.membership import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -31,9 +40,6 @@ _FromVersion = Annotated[
         help="With --sql: the version of the present tables.",
     ),
 ]
-
-#: A migration may rebuild an index over the whole log; that a server cannot be reached is said within seconds.
-_LIMITS: Final = Limits(statement_timeout_ms=24 * 3_600_000, retry_timeout_ms=10_000)
 
 MIGRATE_EXAMPLES: Final = examples(
     "txnstore migrate sqlite:///shop.db",
@@ -103,7 +109,7 @@ def adopt(
         raise typer.BadParameter("an original that has moved is not a copy: give either --same or --force")
     with ExitStack() as stack:
         stores = [
-            stack.enter_context(open_store(each, schema=schema, limits=_LIMITS, create=False))
+            stack.enter_context(open_store(each, schema=schema, limits=patient_limits(), create=False))
             for each in split_urls(one_url(context, url, url_option))
         ]
         for adopted in adoption.adopt(stores, same=same, force=force):
@@ -114,7 +120,8 @@ def adopt(
 
 
 def _migrate(url: str, schema: str) -> None:
-    with connect_store(url, schema=schema, limits=_LIMITS) as store:
+    # A migration may rebuild an index over the whole log.
+    with connect_store(url, schema=schema, limits=patient_limits()) as store:
         before = upgrade(store)
         if before.found is Found.NOTHING:
             what = "made"

@@ -16,6 +16,7 @@ from rich.markup import escape
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from txnstore.db.backend import Limits
     from txnstore.db.cluster.cluster import Cluster
 
 URL_VARIABLE: Final = "TXNSTORE_URL"
@@ -29,6 +30,7 @@ _MISSING: Final = f"which database? Give --url, or set {URL_VARIABLE}, to {_FORM
 
 #: That a server cannot be reached is said within seconds.
 _RETRY_TIMEOUT_MS: Final = 10_000
+_WHOLE_TABLES_MS: Final = 24 * 3_600_000
 
 
 def _url_or_that_of_the_program(context: typer.Context, url: str | None) -> str | None:
@@ -97,7 +99,18 @@ def one_url(context: typer.Context, argument: str | None, option: str | None) ->
     return str(url)
 
 
-def opened(url: str | None, schema: str) -> Cluster:
+def patient_limits() -> Limits:
+    """Return the limits of a command that may pass over whole tables in one database transaction."""
+    from txnstore.db.backend import Limits
+
+    return Limits(
+        statement_timeout_ms=_WHOLE_TABLES_MS,
+        transaction_timeout_ms=_WHOLE_TABLES_MS,
+        retry_timeout_ms=_RETRY_TIMEOUT_MS,
+    )
+
+
+def opened(url: str | None, schema: str, *, limits: Limits | None = None) -> Cluster:
     """Open the databases of a command; no tables are made.
 
     Raises:
@@ -107,7 +120,8 @@ def opened(url: str | None, schema: str) -> Cluster:
     from txnstore.db.cluster.cluster import open_cluster
 
     assert url is not None
-    return open_cluster(url, schema=schema, create=False, limits=Limits(retry_timeout_ms=_RETRY_TIMEOUT_MS))
+    limits = limits or Limits(retry_timeout_ms=_RETRY_TIMEOUT_MS)
+    return open_cluster(url, schema=schema, create=False, limits=limits)
 
 
 def key_values(texts: list[str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
@@ -13,13 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from txnstore.cli.maintenance import stop_at_signals
-from txnstore.cli.options import Json, Schema, UrlArgument, UrlBesideArgument, examples, one_url, opened
+from txnstore.cli.options import Json, Schema, UrlArgument, UrlBesideArgument, examples, one_url, opened, patient_limits
 from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, error_text, exit_code, hint, json_text, say, show_json
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
 from txnstore.verification import verify as verification
 from txnstore.verification.invariants import Invariant, Place, Violation
+
+#: Of several databases the snapshots of the others wait while one is read.
+_WAITING_SNAPSHOT_MS: Final = 3_600_000
 
 EXAMPLES: Final = examples(
     "txnstore verify sqlite:///shop.db",
@@ -48,7 +52,8 @@ def verify(
     Clients may be at work meanwhile. It changes nothing and exits with 1 if anything is wrong. With --watch, JSON is a
     line for each finding.
     """
-    with opened(one_url(context, url, url_option), schema) as cluster:
+    limits = replace(patient_limits(), idle_timeout_ms=_WAITING_SNAPSHOT_MS)
+    with opened(one_url(context, url, url_option), schema, limits=limits) as cluster:
         if watch:
             was_sound = _watch(cluster, interval_seconds, as_json=as_json)
         else:
