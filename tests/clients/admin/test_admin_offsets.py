@@ -7,6 +7,7 @@ from sqlalchemy import update
 
 from txnstore import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from txnstore.admin import AdminClient, EarliestSpec, LatestSpec, MaxTimestampSpec, OffsetSpec, TimestampSpec
+from txnstore.clients.admin import records
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
 from txnstore.log.append import Append, Marker, append, write_markers
@@ -25,6 +26,7 @@ class Log:
     def __init__(self, store):
         self.store = store
         topic = store.write(lambda connection: create_topic(connection, "a", partition_count=2))
+        self.partition_ids = topic.partition_ids
         self.partition_id = topic.partition_ids[0]
         self.producer = ProducerIdentity(store.write(allocate_producer_id), 0)
 
@@ -36,6 +38,10 @@ class Log:
             batch = encode(records)
         item = Append(self.partition_id, batch)
         self.store.write(lambda connection: append(connection, [item], coordinated=True))
+
+    def write_both(self):
+        items = [Append(partition_id, encode([Record(b"")])) for partition_id in self.partition_ids]
+        self.store.write(lambda connection: append(connection, items, coordinated=True))
 
     def end(self, kind):
         self.producer = ProducerIdentity(self.producer.producer_id, self.producer.epoch + 1)
@@ -146,6 +152,27 @@ def test_several_partitions_are_asked_for_at_once_and_fail_alone(admin, log):
         assert isinstance(error, KafkaException)
         assert error.args[0] == KafkaError.UNKNOWN_TOPIC_OR_PART
     assert admin.list_offsets({}) == {}
+
+
+def test_offsets_of_several_partitions_are_of_one_instant(admin, log, monkeypatch):
+    partitions = [TopicPartition("a", number) for number in range(2)]
+    asked: list[object] = []
+
+    def find(connection, *arguments):
+        found = original(connection, *arguments)
+        if not asked:
+            # Both get a record at once, after the first one has been asked.
+            log.write_both()
+        asked.append(found)
+        return found
+
+    original = records._find
+    monkeypatch.setattr(records, "_find", find)
+    ends = admin.list_offsets({partition: OffsetSpec.latest() for partition in partitions})
+    assert [ends[partition].result(PATIENCE_SECONDS).offset for partition in partitions] == [0, 0]
+    ends = admin.list_offsets({partition: OffsetSpec.latest() for partition in partitions})
+    assert [ends[partition].result(PATIENCE_SECONDS).offset for partition in partitions] == [1, 1]
+    assert len(asked) == 4
 
 
 @pytest.mark.parametrize("timestamp", [-2, "5", None, 1.5, True, 2**63], ids=ascii)

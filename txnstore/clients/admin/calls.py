@@ -205,8 +205,19 @@ class AdminCalls:
             for item in call.futures:
                 call.settle(item, functools.partial(work, cluster, call, item))
 
+        return self.together(owner, name, items, work_all, timeout_seconds)
+
+    def together(
+        self,
+        owner: object,
+        name: str,
+        items: Iterable[Item],
+        work: Callable[[Cluster, Call[Item, Answer]], None],
+        timeout_seconds: float | None,
+    ) -> dict[Item, Future[Answer]]:
+        """Do `work`, which settles the items, and return a future for each; the `owner` is kept as by `for_each`."""
         seconds = self._default_timeout_seconds if timeout_seconds is None else timeout_seconds
-        return self._submit(owner, Call(name, items, seconds), work_all)
+        return self._submit(owner, Call(name, items, seconds), work)
 
     def once(
         self,

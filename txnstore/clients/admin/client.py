@@ -332,12 +332,13 @@ class AdminClient:
     ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
         """Find offsets: the beginning, the end, or by time; READ_COMMITTED ends at the last stable offset.
 
-        A future fails with UNKNOWN_TOPIC_OR_PART.  Where there is no such record the offset is -1.
+        Offsets of partitions in one database are of one snapshot: of a transaction over several partitions they show
+        all or nothing.  A future fails with UNKNOWN_TOPIC_OR_PART.  Where there is no such record the offset is -1.
         """
         self._check_call(request_timeout)
         specs = admin_records.check_offset_specs(topic_partition_offsets, isolation_level)
-        work = functools.partial(admin_records.find_offset, specs, isolation_level)
-        return self._calls.for_each(self, "list_offsets", specs, work, request_timeout)
+        work = functools.partial(admin_records.find_offsets, specs, isolation_level)
+        return self._calls.together(self, "list_offsets", specs, work, request_timeout)
 
     def delete_records(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection
@@ -13,7 +14,14 @@ from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
-from txnstore.errors import PolicyViolation
+from txnstore.errors import (
+    CorruptBatch,
+    InvalidTimestamp,
+    PolicyViolation,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+    UnsupportedCompression,
+)
 from txnstore.log.bounds import OffsetAndTimestamp, offset_for_time, offset_of_max_timestamp, read_bounds
 from txnstore.log.deleting import delete_records
 from txnstore.log.topics import get_topic
@@ -32,6 +40,14 @@ _NO_OFFSET: Final = -1
 
 
 _COMPACTED_ONLY: Final = "compact"
+#: What may be wrong with one partition, or with what is asked of it, while the others have their answers.
+_OF_ONE_PARTITION: Final = (
+    CorruptBatch,
+    InvalidTimestamp,
+    KafkaException,
+    UnknownTopicOrPartition,
+    UnsupportedCompression,
+)
 
 
 class OffsetSpec:
@@ -183,37 +199,93 @@ def public_partition(partition: model.PartitionName) -> TopicPartition:
     return TopicPartition(partition.topic, partition.partition)
 
 
-def find_offset(
+def find_offsets(
     specs: dict[TopicPartition, OffsetSpec],
     isolation: IsolationLevel,
     cluster: Cluster,
     call: Call[TopicPartition, ListOffsetsResultInfo],
-    partition: TopicPartition,
-) -> ListOffsetsResultInfo:
-    """Return the offset of the partition that is asked for."""
-    spec = specs[partition]
-    if isinstance(spec, TimestampSpec) and (type(spec.timestamp) is not int or spec.timestamp < _NO_OFFSET):
-        text = (
-            f"partition {partition.partition} of topic {partition.topic}: {str(spec.timestamp)[:40]} is not a timestamp"
-        )
-        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
+) -> None:
+    """Give each partition's future the offset that is asked for; those of one database are of one snapshot."""
+    for leader, partitions in _by_leader(list(specs), cluster, call).items():
+        try:
+            wanted = {partition: specs[partition] for partition in partitions}
+            found = _find_at(leader, wanted, isolation, cluster, call)
+        except TxnStoreError as error:
+            found = dict.fromkeys(partitions, error)
+        for partition, answer in found.items():
+            if isinstance(answer, Exception):
+                call.fail(partition, answer)
+            else:
+                call.settle(partition, partial(ListOffsetsResultInfo, answer.offset, answer.timestamp_ms, _NO_OFFSET))
 
-    def work(connection: Connection) -> OffsetAndTimestamp:
-        partition_id = get_topic(connection, partition.topic).partition_id(partition.partition)
-        if isinstance(spec, TimestampSpec):
-            found = offset_for_time(connection, partition_id, spec.timestamp, isolation)
-        elif isinstance(spec, MaxTimestampSpec):
-            found = offset_of_max_timestamp(connection, partition_id, isolation)
+
+def _by_leader(
+    partitions: Sequence[TopicPartition], cluster: Cluster, call: Call[TopicPartition, Any]
+) -> dict[int, list[TopicPartition]]:
+    """Return the partitions by the database that leads them; what does not exist has failed."""
+    if cluster.is_alone:
+        return cluster.by_leader(partitions)
+
+    def find(connection: Connection) -> dict[TopicPartition, int | Exception]:
+        return {partition: _or_error(partial(partition_id_of, connection, partition)) for partition in partitions}
+
+    ids: dict[TopicPartition, int] = {}
+    for partition, found in cluster.controller.read(find, retry_timeout_ms=call.retry_ms(cluster.controller)).items():
+        if isinstance(found, Exception):
+            call.fail(partition, found)
         else:
-            bounds = read_bounds(connection, [partition_id])[partition_id]
-            offset = bounds.log_start_offset if isinstance(spec, EarliestSpec) else bounds.end(isolation)
-            found = OffsetAndTimestamp(offset, NO_TIMESTAMP_MS)
-        return found or OffsetAndTimestamp(_NO_OFFSET, NO_TIMESTAMP_MS)
+            ids[partition] = found
+    return cluster.by_leader(ids, ids.__getitem__)
 
-    found = at_leader_of(
-        cluster, call, partition, lambda leader: leader.read(work, retry_timeout_ms=call.retry_ms(leader))
-    )
-    return ListOffsetsResultInfo(found.offset, found.timestamp_ms, _NO_OFFSET)
+
+def _find_at(
+    leader: int,
+    specs: dict[TopicPartition, OffsetSpec],
+    isolation: IsolationLevel,
+    cluster: Cluster,
+    call: Call[TopicPartition, Any],
+) -> dict[TopicPartition, OffsetAndTimestamp | Exception]:
+    store = cluster.own(leader)
+
+    def find(connection: Connection) -> dict[TopicPartition, OffsetAndTimestamp | Exception]:
+        return {
+            partition: _or_error(partial(_find, connection, partition, spec, isolation))
+            for partition, spec in specs.items()
+        }
+
+    found = store.read(find, retry_timeout_ms=call.retry_ms(store))
+    is_unknown = any(isinstance(answer, UnknownTopicOrPartition) for answer in found.values())
+    if is_unknown and cluster.reconcile(leader):
+        # The database had not heard of a new topic.
+        return store.read(find, retry_timeout_ms=call.retry_ms(store))
+    return found
+
+
+def _find(
+    connection: Connection, partition: TopicPartition, spec: OffsetSpec, isolation: IsolationLevel
+) -> OffsetAndTimestamp:
+    if isinstance(spec, TimestampSpec) and (type(spec.timestamp) is not int or spec.timestamp < _NO_OFFSET):
+        shown = str(spec.timestamp)[:40]
+        text = f"partition {partition.partition} of topic {partition.topic}: {shown} is not a timestamp"
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
+    partition_id = partition_id_of(connection, partition)
+    if isinstance(spec, TimestampSpec):
+        found = offset_for_time(connection, partition_id, spec.timestamp, isolation)
+    elif isinstance(spec, MaxTimestampSpec):
+        found = offset_of_max_timestamp(connection, partition_id, isolation)
+    else:
+        bounds = read_bounds(connection, [partition_id])[partition_id]
+        offset = bounds.log_start_offset if isinstance(spec, EarliestSpec) else bounds.end(isolation)
+        found = OffsetAndTimestamp(offset, NO_TIMESTAMP_MS)
+    return found or OffsetAndTimestamp(_NO_OFFSET, NO_TIMESTAMP_MS)
+
+
+def _or_error(find: Callable[[], Answer]) -> Answer | Exception:
+    """Return what was found, or what is wrong with this partition alone."""
+    try:
+        return find()
+    except _OF_ONE_PARTITION as error:
+        return error
 
 
 def delete(cluster: Cluster, call: Call[TopicPartition, DeletedRecords], partition: TopicPartition) -> DeletedRecords:
