@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
+import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from tests.transactions.bench import sent_offsets
 from txnstore.db.cluster.cluster import Cluster, open_cluster
-from txnstore.db.opening import open_store
 from txnstore.db.postgresql.connections import ListenWaiter
-from txnstore.db.schema import databases, pending_markers, record_batches, stores
+from txnstore.db.schema import pending_markers, record_batches
 from txnstore.db.sqlite.waiter import FileWaiter
 from txnstore.db.store import Store
 from txnstore.errors import StoreUnavailable
@@ -36,6 +35,8 @@ from txnstore.model import (
     Record,
 )
 from txnstore.testing.manual_clock import ManualClock
+from txnstore.testing.postgres_server import PostgresServer
+from txnstore.testing.store_databases import StoreDatabases
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Ended
@@ -44,13 +45,10 @@ from txnstore.transactions.protocol import TransactionMetadata
 _numbers = itertools.count(1)
 
 
-def with_new_identity(url: str) -> str:
-    """Return the URL of a store that was copied; now it is one of its own."""
-    store_uuid = str(uuid.uuid4())
-    with open_store(url) as store:
-        for table in (stores, databases):
-            store.write(lambda connection, table=table: connection.execute(update(table).values(store_uuid=store_uuid)))
-    return url
+def new_identity(prefix: str) -> list[str]:
+    """Return the statements that make a store that was copied one of its own."""
+    store_uuid = uuid.uuid4()
+    return [f"UPDATE {prefix}{table} SET store_uuid = '{store_uuid}'" for table in ("stores", "databases")]
 
 
 @dataclass
@@ -232,26 +230,31 @@ def sqlite_site(_txnstore_sqlite_template: Path, tmp_path: Path) -> Site:
     def make(name: str) -> str:
         path = tmp_path / f"{name}.db"
         shutil.copyfile(_txnstore_sqlite_template, path)
-        return with_new_identity(f"sqlite:///{path}")
+        with closing(sqlite3.connect(path)) as connection, connection:
+            for statement in new_identity("txnstore_"):
+                connection.execute(statement)
+        return f"sqlite:///{path}"
 
     return Site(make, ManualClock(), [make(name) for name in ("first", "second", "third")])
 
 
 @pytest.fixture
-def postgresql_site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    server = request.getfixturevalue("txnstore_postgres_server")
-    template = request.getfixturevalue("_txnstore_postgresql_template")
+def postgresql_site(
+    txnstore_postgres_server: PostgresServer, _txnstore_postgresql_databases: StoreDatabases
+) -> Iterator[Site]:
     made: list[str] = []
 
-    def make(name: str) -> str:
-        database = f"txnstore_cluster_{os.getpid()}_{next(_numbers)}_{name}"
-        server.create_database(database, template=template)
+    def make(_: str) -> str:
+        database = _txnstore_postgresql_databases.take()
         made.append(database)
-        return with_new_identity(server.url(database))
+        with txnstore_postgres_server.connect(database) as connection:
+            for statement in new_identity("txnstore."):
+                connection.execute(statement)
+        return txnstore_postgres_server.url(database)
 
     yield Site(make, ManualClock(), [make(name) for name in ("first", "second", "third")], "postgresql")
     for name in made:
-        server.drop_database(name)
+        _txnstore_postgresql_databases.give_back(name)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -23,6 +23,7 @@ from txnstore.db.store import Store
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
 from txnstore.testing.servers import NoServerError, choose_server
+from txnstore.testing.store_databases import StoreDatabases
 
 #: The databases that a test with `txnstore_url` or `txnstore_store` runs on, one after the other.
 DATABASES: Final = ("sqlite", "postgresql")
@@ -83,15 +84,23 @@ def txnstore_sqlite_url(_txnstore_sqlite_template: Path, tmp_path: Path) -> str:
     return f"sqlite:///{path}"
 
 
+@pytest.fixture(scope="session")
+def _txnstore_postgresql_databases(
+    txnstore_postgres_server: PostgresServer, _txnstore_postgresql_template: str
+) -> Iterator[StoreDatabases]:
+    databases = StoreDatabases(txnstore_postgres_server, _txnstore_postgresql_template)
+    yield databases
+    databases.close()
+
+
 @pytest.fixture
 def txnstore_postgresql_url(
-    txnstore_postgres_server: PostgresServer, _txnstore_postgresql_template: str
+    txnstore_postgres_server: PostgresServer, _txnstore_postgresql_databases: StoreDatabases
 ) -> Iterator[str]:
-    """The URL of a fresh store in a PostgreSQL database of its own, dropped after the test."""
-    name = f"txnstore_test_{os.getpid()}_{next(_numbers)}"
-    txnstore_postgres_server.create_database(name, template=_txnstore_postgresql_template)
+    """The URL of a fresh store in a PostgreSQL database that the test has for itself; it is of no use afterwards."""
+    name = _txnstore_postgresql_databases.take()
     yield txnstore_postgres_server.url(name)
-    txnstore_postgres_server.drop_database(name)
+    _txnstore_postgresql_databases.give_back(name)
 
 
 @pytest.fixture(params=DATABASES)
@@ -108,7 +117,7 @@ def txnstore_empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
         yield f"sqlite:///{tmp_path / f'empty-{next(_numbers)}.db'}"
         return
     server: PostgresServer = request.getfixturevalue("txnstore_postgres_server")
-    name = f"txnstore_test_{os.getpid()}_{next(_numbers)}"
+    name = f"txnstore_test_empty_{os.getpid()}_{next(_numbers)}"
     server.create_database(name)
     yield server.url(name)
     server.drop_database(name)
