@@ -149,6 +149,7 @@ def worlds(request, tmp_path_factory) -> Iterator[WorldsWithRows]:
         found = WorldsWithRows(clock, at_once, general, applications=applications)
         found.places = applications[0].places
         yield found
+        assert_sound(at_once)
 
 
 def assert_rows_and_records_are_the_same(worlds: WorldsWithRows, pair: tuple[World, World]) -> None:
