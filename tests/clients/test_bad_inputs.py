@@ -87,6 +87,10 @@ BAD_MEMBERSHIPS = {
 }
 
 
+#: For refusals that never reach the database.
+on_sqlite_alone = pytest.mark.parametrize("module_url", ["sqlite"], indirect=True)
+
+
 @pytest.fixture(scope="module")
 def url(module_url):
     """One store of each database for all these tests; a refused call changes nothing in it."""
@@ -166,6 +170,7 @@ class TestProduce:
         if name:
             assert metadata.topics[name].error.code() == KafkaError.TOPIC_EXCEPTION
 
+    @on_sqlite_alone
     def test_text_that_is_none_is_refused_at_once(self, producer, told):
         refused(told, UnicodeEncodeError, producer.produce, LONE_SURROGATE, PAYLOAD)
         refused(told, UnicodeEncodeError, producer.produce_batch, LONE_SURROGATE, [{"value": PAYLOAD}])
@@ -173,6 +178,7 @@ class TestProduce:
         for other in (None, 5, b"orders", ["orders"]):
             refused(told, TypeError, producer.produce, other, PAYLOAD)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("where", ["partition", "timestamp"])
     @pytest.mark.parametrize("case", NUMBERS_REFUSED)
     def test_numbers(self, producer, told, where, case):
@@ -181,6 +187,7 @@ class TestProduce:
         messages = [{"value": PAYLOAD}, {"value": PAYLOAD, where: number}]
         refused(told, kind, producer.produce_batch, TOPIC, messages)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("partition", [-(2**31) + 1, -2, 2, 2**31 - 1])
     def test_partitions_that_there_are_not(self, producer, told, partition):
         error = refused(told, KafkaException, producer.produce, TOPIC, PAYLOAD, partition=partition)
@@ -192,6 +199,7 @@ class TestProduce:
         assert error.code() == KafkaError.INVALID_TIMESTAMP
         told.append(error.str())
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("case", BAD_HEADERS)
     def test_headers(self, producer, told, case):
         headers, kind = BAD_HEADERS[case]
@@ -199,6 +207,7 @@ class TestProduce:
         messages = [{"value": PAYLOAD}, {"value": PAYLOAD, "headers": headers}]
         refused(told, kind, producer.produce_batch, TOPIC, messages)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("content", BAD_CONTENTS, ids=range(len(BAD_CONTENTS)))
     def test_contents(self, producer, told, content):
         kind = UnicodeEncodeError if isinstance(content, str) else TypeError
@@ -206,6 +215,7 @@ class TestProduce:
             refused(told, kind, producer.produce, TOPIC, **{where: content})
             refused(told, kind, producer.produce_batch, TOPIC, [{"value": PAYLOAD}, {where: content}])
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("size", [1_000_001, 20_000_000])
     def test_a_record_that_is_too_large(self, producer, told, size):
         large = PAYLOAD * (size // len(PAYLOAD) + 1)
@@ -213,10 +223,12 @@ class TestProduce:
             error = refused(told, KafkaException, producer.produce, TOPIC, **arguments)
             assert error.code() == KafkaError.MSG_SIZE_TOO_LARGE
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("messages", [None, "x", {"value": b"v"}, [None], [b"v"], [{"value": 1}], [{"key": []}]])
     def test_batches(self, producer, told, messages):
         refused(told, TypeError, producer.produce_batch, TOPIC, messages)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("callback", [5, "x", b"", []])
     def test_callbacks(self, producer, told, callback):
         refused(told, TypeError, producer.produce, TOPIC, PAYLOAD, on_delivery=callback)
@@ -249,15 +261,18 @@ class TestTransactions:
             with producer.transaction():
                 producer.produce(TOPIC, PAYLOAD, partition=1)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("positions", [None, (), "x", [None], ["orders"], [("orders", 0)]])
     def test_positions_of_another_type(self, in_transaction, told, positions):
         refused(told, TypeError, in_transaction.send_offsets_to_transaction, positions, NO_MEMBER)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("metadata", [None, 5, "CGMDv2:", [NO_MEMBER], object()])
     def test_memberships_of_another_type(self, in_transaction, told, metadata):
         send = in_transaction.send_offsets_to_transaction
         refused(told, TypeError, send, [TopicPartition(TOPIC, 0, 1)], metadata)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("case", BAD_MEMBERSHIPS)
     def test_memberships_that_are_damaged(self, in_transaction, told, case):
         send = in_transaction.send_offsets_to_transaction
@@ -329,6 +344,7 @@ class TestConsume:
         message = consumer.poll(PATIENCE_SECONDS)
         assert message.error().code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
+    @on_sqlite_alone
     def test_names_that_are_no_text(self, consumer, told):
         refused(told, UnicodeEncodeError, TopicPartition, LONE_SURROGATE)
         refused(told, UnicodeEncodeError, TopicPartition, TOPIC, 0, 1, LONE_SURROGATE)
@@ -336,14 +352,17 @@ class TestConsume:
         for other in (None, 5, b"orders"):
             refused(told, TypeError, TopicPartition, other)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("topics", [None, "orders", ("orders",), {"orders"}, 5])
     def test_subscriptions_of_another_type(self, consumer, told, topics):
         refused(told, TypeError, consumer.subscribe, topics)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("topics", [[], [""], ["a", "a"], ["^["], ["^("]])
     def test_subscriptions_that_cannot_be(self, consumer, told, topics):
         assert refused(told, KafkaException, consumer.subscribe, topics).code() == KafkaError._INVALID_ARG
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("case", NUMBERS_REFUSED)
     def test_numbers(self, told, case):
         number, kind = NUMBERS_REFUSED[case]
@@ -367,16 +386,19 @@ class TestConsume:
         (found,) = consumer.offsets_for_times([TopicPartition(TOPIC, 0, offset)], PATIENCE_SECONDS)
         assert found.offset in (0, -1)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("offset", [-1, -2, -3, -1000, -1001, -(2**63)])
     def test_offsets_that_are_none_are_not_committed(self, consumer, told, offset):
         positions = [TopicPartition(TOPIC, 0, offset)]
         error = refused(told, KafkaException, consumer.commit, offsets=positions, asynchronous=False)
         assert error.code() == KafkaError._NO_OFFSET
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("count", [-1, 1_000_001, 2**63])
     def test_counts_out_of_range(self, consumer, told, count):
         refused(told, ValueError, consumer.consume, count, 0)
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("count", [1.5, "1", None, b"2", math.nan])
     def test_counts_of_another_type(self, consumer, told, count):
         refused(told, TypeError, consumer.consume, count, 0)
@@ -422,6 +444,7 @@ class TestConsume:
             with consumer_of(url, text) as consumer:
                 assert consumer.committed([TopicPartition(TOPIC, 1)], PATIENCE_SECONDS)[0].offset == number
 
+    @on_sqlite_alone
     @pytest.mark.parametrize("method", ["assign", "incremental_assign", "position", "pause", "resume", "committed"])
     @pytest.mark.parametrize("partitions", [None, "orders", ("orders",), [None], ["orders"], 5])
     def test_partitions_of_another_type(self, consumer, told, method, partitions):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from tests.databases import on_sqlite_alone
 from txnstore import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, TopicPartition
 
 TOPIC = "orders"
@@ -32,6 +33,7 @@ def written(producer, url, topic, *, partitions=(0,)):
     return read_to_end(url, topic, partitions=partitions)
 
 
+@on_sqlite_alone
 @pytest.mark.parametrize(
     ("arguments", "named", "text"),
     [
@@ -69,6 +71,7 @@ def test_arguments_of_another_type_are_a_type_error_and_queue_nothing(producer, 
     assert len(producer) == 0
 
 
+@on_sqlite_alone
 @pytest.mark.parametrize(
     ("named", "error"),
     [
@@ -144,6 +147,7 @@ def test_a_record_without_a_timestamp_gets_the_time_of_the_call(producer, topic,
         assert before_ms <= timestamp_ms <= after_ms
 
 
+@on_sqlite_alone
 @pytest.mark.parametrize(("size", "is_refused"), [(999_000, False), (1_000_001, True), (5_000_000, True)])
 def test_a_record_above_message_max_bytes_is_refused_at_once(producer, topic, size, is_refused):
     if is_refused:
@@ -164,6 +168,7 @@ def test_message_max_bytes_is_configured(make_producer, topic):
     assert error_of(producer.produce, topic, b"x" * 1001).code() == KafkaError.MSG_SIZE_TOO_LARGE
 
 
+@on_sqlite_alone
 @pytest.mark.parametrize("partition", [4, 99, -2, -5])
 def test_a_partition_that_a_known_topic_does_not_have_is_refused_at_once(producer, topic, partition):
     error = error_of(producer.produce, topic, b"v", partition=partition)
@@ -265,6 +270,7 @@ def test_callbacks_of_a_batch_are_the_messages_own_or_all_of_theirs(producer, to
     assert reports == [("all", b"1"), ("own", b"2"), ("all", b"3")]
 
 
+@on_sqlite_alone
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
@@ -331,6 +337,7 @@ def test_without_a_key_a_partitioner_that_is_not_random_takes_the_one_of_the_emp
     assert len(seen) == 1
 
 
+@on_sqlite_alone
 def test_a_topic_partition_is_no_topic(producer):
     with pytest.raises(TypeError, match="must be str"):
         producer.produce(TopicPartition(TOPIC, 0), b"v")
