@@ -59,6 +59,17 @@ LONG_FILES = (
     "membership/test_group_callbacks.py",
     "membership/test_group_subscriptions.py",
 )
+#: All that take `spark`. One process has them all: another one would start a Spark, too, and take ten seconds for it.
+FILES_WITH_SPARK = frozenset(
+    {
+        "tests/spark/test_local_spark.py",
+        "tests/spark/test_readme.py",
+        "tests/spark/test_sink_jobs.py",
+        "tests/spark/test_sink_kills.py",
+        "tests/spark/test_sink_streams.py",
+        "tests/spark/test_source_spark.py",
+    }
+)
 #: Until when slow tests are begun, in seconds since 1970: for a build that has to end in time on whatever machine.
 SLOW_TESTS_UNTIL = float(os.environ.get("TXNSTORE_SLOW_TESTS_UNTIL", "inf"))
 
@@ -86,10 +97,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if "[postgresql" in item.name and item.get_closest_marker("slow_on_postgresql") is not None:
             item.add_marker(pytest.mark.slow)
+        if "spark" in getattr(item, "fixturenames", ()) and file_of(item.nodeid) not in FILES_WITH_SPARK:
+            raise pytest.UsageError(f"FILES_WITH_SPARK in tests/conftest.py lacks {file_of(item.nodeid)}")
     yield
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     others = {item.path for item in items if not (is_slow(item) and math.isfinite(SLOW_TESTS_UNTIL))}
     items.sort(key=lambda item: (item.path not in others, rank.get("/".join(item.path.parts[-2:]), len(rank))))
+
+
+def file_of(nodeid: str) -> str:
+    """Return the file of a test, from the top of the checkout."""
+    return nodeid.partition("::")[0]
 
 
 def is_slow(item: pytest.Item) -> bool:
@@ -101,6 +119,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out a slow test that comes too late; the report of what was skipped says so."""
     if time.time() > SLOW_TESTS_UNTIL and is_slow(item):
         pytest.skip("the time for slow tests was over: scripts/test --all runs all of them")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Share the files among processes; those that need the same Spark, or the same big store, are as one file."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class SomeTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = file_of(nodeid)
+            if file in FILES_WITH_SPARK:
+                return "with Spark"
+            return "plans" if file.startswith("tests/plans/") else file
+
+    return SomeTogether(config, log)
 
 
 @pytest.fixture

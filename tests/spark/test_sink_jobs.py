@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
+from tests.databases import on_sqlite_alone
 from tests.spark.sink_pipeline import finish, make_topics, read
 from tests.spark.sink_steps import SteppedDataSource, Steps
 from txnstore.db.opening import open_store
@@ -104,6 +105,7 @@ def test_a_named_version_is_written_once_also_by_foreach_batch(spark, frame, url
     assert values(store, "left") == values(store, "right") == list(range(100))
 
 
+@on_sqlite_alone
 @pytest.mark.parametrize("mode", ["overwrite", "errorifexists", "ignore"])
 def test_save_modes_that_a_log_has_not_are_refused(frame, url, store, mode):
     with pytest.raises(PySparkException, match=r"only ever appended to|mode"):
@@ -111,6 +113,7 @@ def test_save_modes_that_a_log_has_not_are_refused(frame, url, store, mode):
     assert values(store) == []
 
 
+@on_sqlite_alone
 def test_a_mistake_is_told_before_anything_runs(frame, url, store):
     with pytest.raises(PySparkException, match="there is no option 'topicc'; did you mean 'topic'"):
         append(frame, url, topicc="out")

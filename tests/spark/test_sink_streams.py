@@ -7,6 +7,7 @@ import shutil
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from tests.databases import on_sqlite_alone
 from tests.spark.sink_pipeline import check, fill, finish, make_topics, read, start
 from tests.spark.sink_steps import SteppedDataSource, Steps
 from txnstore.db.opening import open_store
@@ -102,6 +103,7 @@ def test_an_older_checkpoint_and_a_lost_one_write_nothing_twice(spark, pipeline,
     check(pipeline)
 
 
+@on_sqlite_alone
 def test_output_modes_that_would_write_results_again_are_refused(spark, pipeline, tmp_path):
     counted = (
         spark.readStream.format("txnstore")

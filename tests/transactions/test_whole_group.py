@@ -217,7 +217,8 @@ def test_a_crash_at_any_step_leaves_all_or_none_and_each_can_be_asked_for_again(
                 assert len(ended.appended) == len(commit.appends)
                 assert ended.identity.epoch == world.producers[name].epoch + number + 1
             assert ends_in(observer, world) == ENDS
-            assert_sound(observer, at_rest=True)
+            assert_sound(observer, at_rest=True, partition_ids=world.topic.partition_ids)
+    assert_sound(observer, at_rest=True)
     assert left == {0, ENDS}
 
 
@@ -244,12 +245,13 @@ def test_a_newer_producer_comes_before_all_of_them_or_behind(open_anew) -> None:
             committed, newer = finished["old"].result(), finished["new"].result()
             assert ends_in(observer, world) == (ENDS if committed else 0)
             assert newer.epoch == world.producers[name].epoch + committed + 1
-            assert_sound(observer)
+            assert_sound(observer, partition_ids=world.topic.partition_ids)
             seen.add(committed)
 
         return Scenario({"old": commit, "new": take_over}, after_step=look, at_end=conclude)
 
     explore(make, stops=before_locks, preemptions_max=1, store=observer)
+    assert_sound(observer)
     assert seen == {0, len(RECORDS)}
 
 
@@ -267,8 +269,9 @@ def test_two_producers_that_write_in_opposite_orders_do_not_block_each_other(ope
         def conclude(finished: Any) -> None:
             assert all(len(each.result()) == len(RECORDS) for each in finished.values())
             assert ends_in(observer, world) == 2 * ENDS
-            assert_sound(observer)
+            assert_sound(observer, partition_ids=world.topic.partition_ids)
 
         return Scenario({"first": actor(0, first), "second": actor(1, second)}, at_end=conclude)
 
     assert explore(make, stops=before_locks, preemptions_max=1, store=observer).deadlocks == 0
+    assert_sound(observer)
