@@ -18,6 +18,7 @@ from txnstore.clients.producer.state import ALLOWED_IN, RESUMABLE, TransactionCa
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
 from txnstore.db.schema import metadata
 from txnstore.errors import ERRORS
+from txnstore.observability.metric_table import CLIENT_METRICS, MAINTENANCE_METRICS, STORE_METRICS
 from txnstore.transactions.protocol import (
     END_TRANSACTION,
     PREVIOUS_STATES,
@@ -119,6 +120,21 @@ def draw_configuration() -> Iterator[str]:
             yield f"| {names} | {key.user.value} | {_cell(default)} |"
 
 
+def draw_metrics() -> Iterator[str]:
+    """Draw the metrics, and where each comes from."""
+    for title, metrics in (
+        ("Of a store", STORE_METRICS),
+        ("Of the maintenance in this process", MAINTENANCE_METRICS),
+        ("Of the clients in this process", CLIENT_METRICS),
+    ):
+        yield f"| {title} | labels | |"
+        yield "| --- | --- | --- |"
+        for metric in metrics:
+            labels = ", ".join(metric.labels)
+            yield f"| `{metric.name}` ({metric.kind.value}) | {labels} | {_cell(metric.about)} |"
+        yield ""
+
+
 def _settings(title: str, settings: Mapping[str, Setting]) -> Iterator[str]:
     yield f"| {title} | default | meaning |"
     yield "| --- | --- | --- |"
@@ -138,6 +154,7 @@ def _cell(text: str) -> str:
 #: Each of them stands in one README.
 PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
     "tables": draw_tables,
+    "metrics": draw_metrics,
     "states": draw_states,
     "end transaction": draw_end_transaction,
     "errors": draw_errors,

@@ -581,6 +581,7 @@ def _make_participants() -> None:
         sqlite_autoincrement=True,
     )
     _index("outbox", "outbox_waiting", "outbox_id", where="refusal IS NULL")
+    _index("outbox", "outbox_refused", "outbox_id", where="refusal IS NOT NULL")
     _table(
         "outbox_sequencers",
         _column("singleton", Int16, "Always 1: the table has one row."),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import socket
+from urllib.request import urlopen
 
 import pytest
 
@@ -69,3 +72,54 @@ def test_it_makes_no_tables_and_no_file(txnstore, txnstore_empty_url, tmp_path):
     assert ended.code == 1
     assert "run `txnstore migrate`" in ended.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_serves_metrics_to_whoever_asks(start, abandoned):
+    process = start("maintain", abandoned, "--metrics", "0")
+    told = []
+    port = None
+    for line in process.stderr:
+        told.append(line)
+        served = re.search(r"metrics: http://127\.0\.0\.1:(\d+)/metrics", line)
+        port = int(served[1]) if served else port
+        if "1 timed out transactions aborted" in line:
+            break
+    assert port is not None, "".join(told)
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        scraped = answer.read().decode()
+    assert re.search(r"^txnstore_up\{database=\"[^\"]+\"\} 1\.0$", scraped, re.MULTILINE)
+    assert re.search(r"^txnstore_partition_high_watermark\{.*topic=\"orders\".*\} 2\.0$", scraped, re.MULTILINE)
+    assert re.search(
+        r"^txnstore_maintenance_items_total\{.*duty=\"timed out transactions aborted\".*\} 1\.0$", scraped, re.MULTILINE
+    )
+    assert "process_cpu_seconds_total" in scraped
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, "".join(told) + err
+    assert "Traceback" not in "".join(told) + err
+
+
+def test_a_port_that_is_in_use_is_an_error_in_one_line(txnstore, txnstore_sqlite_url):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = txnstore("maintain", txnstore_sqlite_url, "--metrics", str(port))
+    assert ended.code == 1
+    assert f"port {port} of 127.0.0.1 cannot be listened on" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_metrics_without_their_package_are_refused_with_its_extra(start, txnstore_sqlite_url):
+    process = start(
+        "maintain",
+        txnstore_sqlite_url,
+        "--metrics",
+        "0",
+        before="import sys; sys.modules['prometheus_client'] = None; ",
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "pip install 'txnstore[metrics]'" in err
+    assert "Traceback" not in err

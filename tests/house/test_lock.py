@@ -51,6 +51,8 @@ def test_the_development_environment_pins_all_that_it_asks_for(locks, pyproject)
         *pyproject["dependency-groups"]["dev"],
         *extras["compression"],
         *extras["kafka"],
+        *extras["metrics"],
+        *extras["opentelemetry"],
         *extras["spark"],
         *extras["spark-java"],
         *extras["testing"],

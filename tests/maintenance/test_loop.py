@@ -231,3 +231,43 @@ def test_a_loop_that_was_stopped_before_it_began_does_nothing(run, done):
 def test_every_interval_is_a_setting_of_the_store(shared_store):
     assert {duty.interval_setting for duty in DUTIES} <= set(STORE_SETTINGS)
     assert len({duty.name for duty in DUTIES}) == len(DUTIES)
+
+
+class Told:
+    """Hears of what the loop does."""
+
+    def __init__(self):
+        self.due_counts = []
+        self.portions = []
+
+    def due(self, count):
+        self.due_counts.append(count)
+
+    def portion(self, duty, count, seconds):
+        self.portions.append((duty, count, seconds))
+
+
+def test_an_observer_hears_of_every_portion_and_of_what_is_due(shared_store):
+    told, time, left = Told(), Time(5), [FOUND_MAX, 3]
+
+    def behind(*_):
+        time.now_seconds += 0.25
+        return left.pop(0)
+
+    def fail(*_):
+        raise StoreUnavailable
+
+    duties = [
+        MaintenanceDuty("behind", ABORT_INTERVAL, behind),
+        MaintenanceDuty("failing", ABORT_INTERVAL, fail),
+        MaintenanceDuty("broken", ABORT_INTERVAL, lambda *_: 1 // 0),
+    ]
+    Maintenance(shared_store, duties=duties, monotonic_seconds=time.monotonic_seconds, observer=told).run(time)
+    assert told.portions == [
+        ("behind", FOUND_MAX, 0.25),
+        ("failing", None, 0),
+        ("broken", None, 0),
+        ("behind", 3, 0.25),
+    ]
+    # Before and after each portion; the first duty stays due until nothing of it is left.
+    assert told.due_counts == [3, 3, 3, 2, 2, 1, 1, 0]

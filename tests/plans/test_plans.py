@@ -27,6 +27,7 @@ from tests.transactions.bench import sent_offsets
 from txnstore import Consumer, ConsumerGroupTopicPartitions, Producer, TopicCollection, TopicPartition
 from txnstore.admin import AdminClient, OffsetSpec
 from txnstore.db.backend import Subjects
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
@@ -43,6 +44,7 @@ from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import DUTIES, MaintenanceDuty
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
+from txnstore.observability.store_figures import FigureLimits, read_cluster_figures
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import describe_transaction, hanging_transactions
 from txnstore.transactions.outcome import read_outcome, resolve_outcome
@@ -346,6 +348,13 @@ CALLS = [
 ]
 
 
+def _figures(big: BigStore) -> Callable[[], object]:
+    limits = FigureLimits(partitions=100, group_partitions=100, lag_batches=100, counted_rows=100)
+    with_cluster = Cluster(big.store, [], lambda *_: big.store)
+    with_cluster.refresh()
+    return lambda: read_cluster_figures(with_cluster, limits)
+
+
 CALLS += [
     # A duty looks at a few portions, however much is due.
     *(
@@ -353,6 +362,8 @@ CALLS += [
         for duty in DUTIES
         if "database" not in duty.name
     ),
+    # With the limits there are; a scrape touches a partition, an open transaction or a position once.
+    Call("figures for a scrape", _figures, rows=500, instructions=20_000),
     Call("look into the outbox", _read(lambda _, connection: has_outbox_rows(connection))),
     Call("consumer", _consumer),
 ]

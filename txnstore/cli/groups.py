@@ -8,14 +8,13 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from sqlalchemy import Connection, and_, bindparam, case, exists, func, not_, select
+from sqlalchemy import Connection
 
 from txnstore.cli.options import FORMS, Json, Schema, Url, complete_group, examples, opened, parse_time
 from txnstore.cli.output import Column, CommandFailed, hint, list_text, say, show_facts, show_json, show_rows
 from txnstore.clients.brokers import Reads, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import GroupIdNotFound
 from txnstore.groups.administration import (
@@ -27,34 +26,10 @@ from txnstore.groups.administration import (
     list_offsets,
 )
 from txnstore.groups.commit_rules import check_group_id
+from txnstore.groups.unread import count_unread
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.topics import Topic, find_topics, get_topic
-from txnstore.model import ControlType, IsolationLevel, OffsetAndMetadata, PartitionName
-
-# An offset may be a marker, aborted, or of an open transaction: then there is nothing to read.  The lag therefore
-# counts records, not offsets, and those of open transactions by themselves.  Of a batch that the group stands in the
-# middle of, only what is left counts.
-_LEFT: Final = case(
-    (record_batches.c.base_offset >= bindparam("from_offset"), record_batches.c.record_count),
-    else_=record_batches.c.last_offset - bindparam("from_offset") + 1,
-)
-_RECORDS: Final = and_(
-    record_batches.c.partition_id == bindparam("of_partition_id"),
-    record_batches.c.last_offset >= bindparam("from_offset"),
-    record_batches.c.control_type.is_(None),
-    not_(
-        exists()
-        .where(finished_transactions.c.partition_id == record_batches.c.partition_id)
-        .where(finished_transactions.c.producer_id == record_batches.c.producer_id)
-        .where(finished_transactions.c.producer_epoch == record_batches.c.producer_epoch)
-        .where(finished_transactions.c.outcome == int(ControlType.ABORT))
-        .where(record_batches.c.is_transactional)
-    ),
-)
-_STABLE: Final = record_batches.c.base_offset < bindparam("stable_offset")
-_COUNTS: Final = select(
-    func.sum(case((_STABLE, _LEFT), else_=0)), func.sum(case((not_(_STABLE), _LEFT), else_=0))
-).where(_RECORDS)
+from txnstore.model import IsolationLevel, OffsetAndMetadata, PartitionName
 
 
 def topics_by_name(connection: Connection, names: set[str]) -> dict[str, Topic]:
@@ -126,17 +101,12 @@ def _distance(read: Reads, bounds: Bounds, position: int | None) -> Mapping[str,
     }
     if position is None:
         return facts | {"lag": None, "open_records": None}
-    wanted = {
-        "of_partition_id": bounds.partition_id,
-        "from_offset": max(position, bounds.log_start_offset),
-        "stable_offset": bounds.last_stable_offset,
-    }
     found = read(
         [bounds.partition_id],
-        lambda connection, _: {bounds.partition_id: connection.execute(_COUNTS, wanted).one()},
+        lambda connection, _: {bounds.partition_id: count_unread(connection, bounds, position)},
     )
     lag, open_records = found[bounds.partition_id]
-    return facts | {"lag": int(lag or 0), "open_records": int(open_records or 0)}
+    return facts | {"lag": lag, "open_records": open_records}
 
 
 app: Final = typer.Typer(name="groups", no_args_is_help=True, help="List, describe, reset and delete consumer groups.")

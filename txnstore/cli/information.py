@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, func, select
@@ -27,6 +27,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import Store
+from txnstore.observability.store_figures import storage_sizes
 from txnstore.transactions.protocol import DECIDED, TransactionState
 
 EXAMPLES: Final = examples("txnstore info", "txnstore info --json | jq .counts.open_transactions")
@@ -95,7 +96,7 @@ def _facts(store: Store, connection: Connection) -> dict[str, Any]:
         "txnstore_version": version(),
         "created_ms": row.created_ms,
         "counts": _counts(connection),
-        "sizes_bytes": _sizes(store, connection),
+        "sizes_bytes": storage_sizes(store, connection),
         "settings": [
             {"name": name, "value": config.get(name, _text(setting.default)), "is_default": name not in config}
             for name, setting in STORE_SETTINGS.items()
@@ -109,7 +110,7 @@ def _add_others(cluster: Cluster, facts: dict[str, Any]) -> None:
     _, *others = cluster.stores()
     for store in others:
         reached.add(store.database_id)
-        counts, sizes = store.read(lambda connection, store=store: (_counts(connection), _sizes(store, connection)))  # type: ignore[misc]
+        counts, sizes = store.read(partial(_held, store))
         for name, count in counts.items():
             if name not in {"topics", "partitions"}:
                 facts["counts"][name] += count
@@ -119,6 +120,10 @@ def _add_others(cluster: Cluster, facts: dict[str, Any]) -> None:
         {"broker": broker_id_of(member.database_id), "database": member.label, "counted": member.database_id in reached}
         for member in cluster.databases
     ]
+
+
+def _held(store: Store, connection: Connection) -> tuple[dict[str, int], dict[str, int]]:
+    return _counts(connection), storage_sizes(store, connection)
 
 
 def _counts(connection: Connection) -> dict[str, int]:
@@ -136,30 +141,6 @@ def _server(store: Store, connection: Connection) -> str:
     if store.backend.name == "postgresql":
         return f"PostgreSQL {connection.exec_driver_sql('SHOW server_version').scalar_one()}"
     return f"SQLite {connection.exec_driver_sql('SELECT sqlite_version()').scalar_one()}"
-
-
-def _sizes(store: Store, connection: Connection) -> dict[str, int]:
-    """Return how much room the database takes; on PostgreSQL the tables as well, for the database may hold others."""
-    if store.backend.name == "postgresql":
-        database, tables = connection.exec_driver_sql(
-            "SELECT pg_database_size(current_database()), sum(pg_total_relation_size(oid))"
-            " FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
-            " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)",
-            (store.schema,),
-        ).one()
-        return {"database": int(database), "tables": int(tables or 0)}
-    path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar_one()
-    sizes = {"file": _file_size(path)}
-    for name in ("wal", "shm"):
-        sizes[f"{name}_file"] = _file_size(f"{path}-{name}")
-    return sizes
-
-
-def _file_size(path: str) -> int:
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 - the text is SQLite's own
-    except OSError:
-        return 0
 
 
 def _text(value: object) -> str:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
 
 from txnstore.cli.options import Participants, Schema, UrlArgument, UrlBesideArgument, examples, one_url
-from txnstore.cli.output import TRY_AGAIN_LATER, say
+from txnstore.cli.output import TRY_AGAIN_LATER, CommandFailed, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
 from txnstore.maintenance.duties import DUTIES, MaintenanceDuty, branch_duties
-from txnstore.maintenance.loop import Maintenance
+from txnstore.maintenance.loop import Maintenance, MaintenanceObserver
 
 _log = logging.getLogger(__name__)
+
+_ObserverOf = Callable[[Cluster, int], MaintenanceObserver | None]
 
 #: How often it looks whether databases have joined, or can be reached by now.
 _LOOK_AGAIN_SECONDS: Final = 10.0
@@ -27,6 +30,7 @@ EXAMPLES: Final = examples(
     "txnstore maintain sqlite:///shop.db",
     "txnstore maintain --once",
     "txnstore maintain --participant postgresql://bank@db2/bank",
+    "txnstore maintain --metrics 9187",
 )
 
 
@@ -37,6 +41,15 @@ def maintain(
     url_option: UrlBesideArgument = None,
     once: Annotated[bool, typer.Option("--once", help="Do everything once, then exit.")] = False,
     participants: Participants = None,
+    metrics: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics", metavar="PORT", min=0, max=65535, help="Serve Prometheus metrics on this port; 0: a free one."
+        ),
+    ] = None,
+    metrics_address: Annotated[
+        str, typer.Option("--metrics-address", metavar="ADDRESS", help="Where to listen for who asks for them.")
+    ] = "127.0.0.1",
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Complete decided transactions, abort timed-out ones and delete what has expired, until stopped by Ctrl-C."""
@@ -48,7 +61,29 @@ def maintain(
             raise typer.Exit(0 if _run_once(cluster, duties) else TRY_AGAIN_LATER)
         stop = threading.Event()
         stop_at_signals(stop)
-        _run_all(cluster, duties, stop)
+        if metrics is None:
+            _run_all(cluster, duties, stop)
+            return
+        with _serving_metrics(url, schema, metrics, metrics_address) as observer_of:
+            _run_all(cluster, duties, stop, observer_of)
+
+
+@contextmanager
+def _serving_metrics(url: str, schema: str, port: int, address: str) -> Iterator[_ObserverOf]:
+    """Serve the metrics of the store and of what is observed here."""
+    try:
+        from txnstore.observability.metrics import MetricsServer
+
+        server = MetricsServer(url, schema=schema, port=port, address=address)
+    except (ModuleNotFoundError, OSError) as error:
+        where = f"port {port} of {address} cannot be listened on: " if isinstance(error, OSError) else ""
+        raise CommandFailed(f"{where}{error}") from None
+    host = f"[{address}]" if ":" in address else address
+    _log.info("metrics: http://%s:%d/metrics", host, server.port, extra={"event": "metrics_served"})
+    try:
+        yield server.observer_of
+    finally:
+        server.close()
 
 
 def _run_once(cluster: Cluster, duties: Sequence[MaintenanceDuty]) -> bool:
@@ -66,13 +101,18 @@ def _run_once(cluster: Cluster, duties: Sequence[MaintenanceDuty]) -> bool:
     return is_complete
 
 
-def _run_all(cluster: Cluster, duties: Sequence[MaintenanceDuty], stop: threading.Event) -> None:
+def _run_all(
+    cluster: Cluster,
+    duties: Sequence[MaintenanceDuty],
+    stop: threading.Event,
+    observer_of: _ObserverOf = lambda *_: None,
+) -> None:
     """Look after every database in a thread of its own, including those that join meanwhile."""
     threads: dict[int, threading.Thread] = {}
     while not stop.is_set():
         for member in cluster.databases:
             if member.database_id not in threads:
-                arguments = (cluster, member.database_id, duties, stop)
+                arguments = (cluster, member.database_id, duties, stop, observer_of(cluster, member.database_id))
                 thread = threading.Thread(target=_run_one, args=arguments, name=f"maintenance-{member.label}")
                 threads[member.database_id] = thread
                 thread.start()
@@ -85,7 +125,13 @@ def _run_all(cluster: Cluster, duties: Sequence[MaintenanceDuty], stop: threadin
         thread.join()
 
 
-def _run_one(cluster: Cluster, database_id: int, duties: Sequence[MaintenanceDuty], stop: threading.Event) -> None:
+def _run_one(
+    cluster: Cluster,
+    database_id: int,
+    duties: Sequence[MaintenanceDuty],
+    stop: threading.Event,
+    observer: MaintenanceObserver | None,
+) -> None:
     while not stop.is_set():
         try:
             store = cluster.own(database_id)
@@ -93,7 +139,7 @@ def _run_one(cluster: Cluster, database_id: int, duties: Sequence[MaintenanceDut
             _log.warning("maintenance of %s: the database cannot be reached: %s", cluster.label_of(database_id), error)
             stop.wait(_LOOK_AGAIN_SECONDS)
         else:
-            Maintenance(store, cluster, duties=duties).run(stop)
+            Maintenance(store, cluster, duties=duties, observer=observer).run(stop)
 
 
 def stop_at_signals(stop: threading.Event) -> None:

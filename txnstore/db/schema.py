@@ -573,6 +573,11 @@ _partial_index(
     outbox.c.outbox_id,
     where=outbox.c.refusal.is_(None),
 )
+_partial_index(
+    "outbox_refused",
+    outbox.c.outbox_id,
+    where=outbox.c.refusal.is_not(None),
+)
 
 outbox_sequencers: Final = _table(
     "outbox_sequencers",

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from txnstore.config import STORE_SETTINGS, settings_in_force
 from txnstore.db.cluster.catalogue import read_store_settings
@@ -28,6 +28,18 @@ _log = logging.getLogger(__name__)
 LOOK_AGAIN_SECONDS: Final = 10.0
 
 
+class MaintenanceObserver(Protocol):
+    """Hears of what a loop does, in its thread."""
+
+    def due(self, count: int) -> None:
+        """Hear of how many duties are due and not done."""
+        ...
+
+    def portion(self, duty: str, count: int | None, seconds: float) -> None:
+        """Hear of a portion of a duty: how much it did, or None if it failed, and how long it took."""
+        ...
+
+
 class Maintenance:
     """The duties of one store, each with its time; for one thread."""
 
@@ -38,12 +50,14 @@ class Maintenance:
         *,
         duties: Sequence[MaintenanceDuty] = DUTIES,
         monotonic_seconds: Callable[[], float] = time.monotonic,
+        observer: MaintenanceObserver | None = None,
     ) -> None:
         """Look after `store` of `cluster`; every duty is due at once. `monotonic_seconds` tells how time passes."""
         self._store = store
         self._cluster = cluster
         self._duties = duties
         self._monotonic_seconds = monotonic_seconds
+        self._observer = observer
         self._last_done: dict[str, float] = {}
         #: Of the duties that are not finished: how much was done so far.
         self._unfinished: dict[str, int] = {}
@@ -74,8 +88,14 @@ class Maintenance:
         self._read_settings()
         for duty in self._duties:
             if self._left_seconds(duty) <= 0 and not stop.is_set():
+                self._tell_due()
                 self._do(duty)
+                self._tell_due()
         return max(0.0, min(LOOK_AGAIN_SECONDS, *map(self._left_seconds, self._duties)))
+
+    def _tell_due(self) -> None:
+        if self._observer is not None:
+            self._observer.due(sum(self._left_seconds(duty) <= 0 for duty in self._duties))
 
     def _left_seconds(self, duty: MaintenanceDuty) -> float:
         last = self._last_done.get(duty.name)
@@ -91,6 +111,8 @@ class Maintenance:
             # Counted from its beginning: what takes long does not come more rarely for it.
             self._last_done[duty.name] = self._monotonic_seconds()
             total = 0
+        began_seconds = self._monotonic_seconds()
+        count: int | None = None
         try:
             count = duty.do(self._store, self._cluster)
         except TxnStoreError as error:
@@ -99,6 +121,9 @@ class Maintenance:
         except Exception:  # noqa: BLE001 - a bug in one duty is no reason to let the others go undone
             _log.exception("maintenance of %s: failed (%s)", self._store.url, duty.name)
             return None
+        finally:
+            if self._observer is not None:
+                self._observer.portion(duty.name, count, self._monotonic_seconds() - began_seconds)
         total += count
         if count >= FOUND_MAX:
             self._unfinished[duty.name] = total

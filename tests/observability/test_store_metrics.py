@@ -1,0 +1,333 @@
+"""The metrics of a store: exact after a known history, bounded in number, and told whatever becomes of the store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from sqlalchemy import event, insert, text
+
+from tests.observability.conftest import scraped
+from tests.transactions.bench import Producer
+from txnstore import Consumer
+from txnstore import Producer as Client
+from txnstore.db.schema import outbox
+from txnstore.groups.administration import alter_offsets
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.log.outbox.sequencer import drain_outbox
+from txnstore.log.topics import create_topic
+from txnstore.model import OffsetAndMetadata, Record
+from txnstore.observability.metric_table import STORE_METRICS
+from txnstore.observability.metrics import StoreCollector
+from txnstore.observability.store_figures import FigureLimits, read_cluster_figures
+from txnstore.transactions.coordinator import TransactionCoordinator
+
+
+@pytest.fixture
+def store(url, txnstore_open):
+    return txnstore_open(url)
+
+
+@pytest.fixture
+def orders(store):
+    """The partitions of a topic."""
+    return store.write(lambda connection: create_topic(connection, "orders", partition_count=2)).partition_ids
+
+
+@pytest.fixture
+def started(store):
+    def started(transactional_id, *arguments, **options):
+        producer = Producer(TransactionCoordinator(store), transactional_id)
+        producer.start(*arguments, **options)
+        return producer
+
+    return started
+
+
+def write(store, partition_id, *values):
+    batch = encode([Record(value) for value in values])
+    store.write(lambda connection: append(connection, [Append(partition_id, batch)]))
+
+
+def commit_offsets(store, group_id, offsets):
+    by_partition = {partition_id: OffsetAndMetadata(offset) for partition_id, offset in offsets.items()}
+    store.write(lambda connection: alter_offsets(connection, group_id, by_partition))
+
+
+def test_a_new_store_has_nothing_to_tell_of_but_that_it_is_up(collect):
+    told = collect()
+    assert told["txnstore_up"] == {(): 1}
+    assert told["txnstore_open_transactions"] == {("Decided",): 0, ("Ongoing",): 0}
+    assert told["txnstore_series_left_out"] == {("group_partitions",): 0, ("partitions",): 0}
+    assert all(size > 0 for what, size in told["txnstore_storage_bytes"].items() if what != ("wal_file",))
+    silent = {metric.name for metric in STORE_METRICS} - told.keys()
+    assert all(name.startswith(("txnstore_partition_", "txnstore_group_")) for name in silent)
+
+
+def test_who_holds_back_readers_and_for_how_long(collect, store, orders, started, clock):
+    write(store, orders[0], b"a", b"b")
+    first, second = started("first", 600_000), started("second", 600_000)
+    first.send(orders[0], b"c")
+    clock.advance(30_000)
+    second.send(orders[0], b"d", b"e")
+    clock.advance(12_500)
+    told = collect()
+    place = ("0", "orders")
+    assert told["txnstore_partition_log_start_offset"][place] == 0
+    assert told["txnstore_partition_high_watermark"] == {("0", "orders"): 5, ("1", "orders"): 0}
+    assert told["txnstore_partition_lso_lag_offsets"] == {("0", "orders"): 3, ("1", "orders"): 0}
+    assert told["txnstore_partition_lso_age_seconds"] == {("0", "orders"): 42.5, ("1", "orders"): 0}
+    holder = (*place[:1], str(first.identity.producer_id), "orders", "first")
+    assert told["txnstore_partition_lso_holder_age_seconds"] == {holder: 42.5}
+    assert told["txnstore_open_transactions"] == {("Decided",): 0, ("Ongoing",): 2}
+    assert told["txnstore_oldest_transaction_age_seconds"] == {("Decided",): 0, ("Ongoing",): 42.5}
+
+    first.abort()
+    told = collect()
+    assert told["txnstore_partition_lso_age_seconds"][place] == 12.5
+    assert [labels[-1] for labels in told["txnstore_partition_lso_holder_age_seconds"]] == ["second"]
+
+    second.decide(commit=True)
+    clock.advance(1_000)
+    told = collect()
+    assert told["txnstore_open_transactions"] == {("Decided",): 1, ("Ongoing",): 0}
+    assert told["txnstore_oldest_transaction_age_seconds"][("Decided",)] == 13.5
+    assert [labels[-1] for labels in told["txnstore_partition_lso_holder_age_seconds"]] == ["second"]
+
+
+def test_a_transaction_without_a_deadline_is_the_oldest_once_it_has_written(collect, orders, started, clock):
+    started("slow", enable_two_phase_commit=False).send(orders[1], b"a")
+    clock.advance(5_000)
+    assert collect()["txnstore_oldest_transaction_age_seconds"][("Ongoing",)] == 5
+
+
+def test_an_open_transaction_that_no_coordinator_knows_is_told_without_a_name(collect, store, orders, started, clock):
+    producer = started("lost", 600_000)
+    producer.send(orders[0], b"a")
+    clock.advance(9_000)
+    store.write(lambda connection: connection.execute(text(f"DELETE FROM {_table(store, 'transactions')}")))
+    told = collect()
+    assert told["txnstore_partition_lso_holder_age_seconds"] == {
+        ("0", str(producer.identity.producer_id), "orders", ""): 9
+    }
+    assert told["txnstore_open_transactions"][("Ongoing",)] == 0
+    assert told["txnstore_oldest_transaction_age_seconds"][("Ongoing",)] == 9
+
+
+def _table(store, name):
+    return f"txnstore_{name}" if store.backend.name == "sqlite" else f"{store.schema}.{name}"
+
+
+def test_the_lag_of_a_group_is_in_records_that_its_readers_get(collect, store, orders, started):
+    write(store, orders[0], *[b"x"] * 5)  # 0 to 4
+    producer = started("payments", 600_000)
+    for commit in (True, False):
+        producer.send(orders[0], b"y", b"y", b"y")  # 5 to 7 and a marker, 9 to 11 and a marker
+        producer.end(commit=commit)
+    producer.send(orders[0], b"z")  # 13, open
+    commit_offsets(store, "behind", {orders[0]: 2})
+    commit_offsets(store, "ahead", {orders[0]: 13, orders[1]: 0})
+    told = collect()
+    assert told["txnstore_group_lag_offsets"] == {
+        ("ahead", "0", "orders"): 0,
+        ("ahead", "1", "orders"): 0,
+        ("behind", "0", "orders"): 11,
+    }
+    # Three of the five, and three that were committed: no marker, and nothing that was aborted.
+    assert told["txnstore_group_lag_records"][("behind", "0", "orders")] == 6
+    assert told["txnstore_group_lag_records"][("ahead", "0", "orders")] == 0
+    assert set(told["txnstore_group_lag_is_exact"].values()) == {1}
+    assert told["txnstore_group_members"] == {("ahead",): 0, ("behind",): 0}
+
+
+def test_what_is_far_behind_is_told_in_offsets_from_some_batch_on(collect, store, orders):
+    for _ in range(10):
+        write(store, orders[0], b"a", b"b")
+    for _ in range(3):
+        write(store, orders[1], b"a")
+    commit_offsets(store, "far", {orders[0]: 0})
+    commit_offsets(store, "near", {orders[1]: 1})
+    told = collect(limits=FigureLimits(lag_batches=6))
+    assert told["txnstore_group_lag_records"] == {("far", "0", "orders"): 20, ("near", "1", "orders"): 2}
+    assert told["txnstore_group_lag_is_exact"] == {("far", "0", "orders"): 0, ("near", "1", "orders"): 1}
+
+
+def test_an_upper_bound_of_the_lag_counts_what_was_aborted_only_behind_the_batches_looked_at(
+    collect, store, orders, started
+):
+    producer = started("payments", 600_000)
+    for _ in range(3):
+        producer.send(orders[0], b"a")
+        producer.abort()
+    write(store, orders[0], b"b")
+    commit_offsets(store, "group", {orders[0]: 0})
+    told = [
+        collect(limits=FigureLimits(lag_batches=batches))["txnstore_group_lag_records"][("group", "0", "orders")]
+        for batches in (0, 2, 4, 6, 7, 8)
+    ]
+    assert told == [7, 5, 3, 1, 1, 1]
+
+
+def test_the_outbox(collect, store, orders):
+    def put(connection, topic, count):
+        connection.execute(insert(outbox), [{"topic": topic, "value": b"v"}] * count)
+
+    store.write(lambda connection: put(connection, "orders", 3))
+    store.write(lambda connection: put(connection, "not a topic", 2))
+    assert drain_outbox(store) > 0
+    store.write(lambda connection: put(connection, "orders", 4))
+    told = collect()
+    assert told["txnstore_outbox_waiting_rows"] == {(): 4}
+    assert told["txnstore_outbox_refused_rows"] == {(): 2}
+    assert told["txnstore_outbox_sequenced_rows_total"] == {(): 3}
+    assert collect(limits=FigureLimits(counted_rows=3))["txnstore_outbox_waiting_rows"] == {(): 3}
+
+
+def test_series_are_bounded_and_those_come_first_that_somebody_is_held_back_in(collect, store, started, clock):
+    names = [f"topic-{number}" for number in range(3)]
+    topics = [store.write(partial(create_topic, name=name, partition_count=4)) for name in names]
+    for number, topic in enumerate(topics):
+        started(f"open-{number}" + "x" * 300, 600_000).send(topic.partition_ids[3], b"a")
+        clock.advance(1_000)
+    commit_offsets(store, "group", {topics[0].partition_ids[number]: 0 for number in range(4)})
+    told = collect(limits=FigureLimits(partitions=4, group_partitions=3), holders_max=2)
+    assert sorted(told["txnstore_partition_high_watermark"]) == [
+        *((str(number), "topic-0") for number in range(4)),
+        *(("3", f"topic-{number}") for number in (1, 2)),
+    ]
+    assert told["txnstore_series_left_out"] == {("group_partitions",): 1, ("partitions",): 6}
+    assert len(told["txnstore_group_lag_records"]) == 3
+    holders = {labels[-1][:6] for labels in told["txnstore_partition_lso_holder_age_seconds"]}
+    assert holders == {"open-0", "open-1"}
+    assert max(len(label) for labels in told["txnstore_partition_lso_holder_age_seconds"] for label in labels) == 120
+
+
+def test_members_of_a_group_are_counted(url):
+    with Consumer({"bootstrap.servers": url, "group.id": "readers", "auto.offset.reset": "earliest"}) as consumer:
+        with Client({"bootstrap.servers": url}) as producer:
+            producer.produce("orders", b"a")
+            assert producer.flush(20) == 0
+        consumer.subscribe(["orders"])
+        assert consumer.poll(20) is not None
+        consumer.commit(asynchronous=False)
+        collector = StoreCollector(url)
+        registry = CollectorRegistry()
+        registry.register(collector)
+        # Beside the client, and by the server's own clock.
+        assert scraped(registry)["txnstore_group_members"] == {("readers",): 1}
+        assert scraped(registry)["txnstore_group_lag_records"] == {("readers", "0", "orders"): 0}
+        collector.close()
+
+
+def test_a_registry_knows_the_names_and_prints_them(url):
+    registry = CollectorRegistry()
+    collector = StoreCollector(url)
+    registry.register(collector)
+    with pytest.raises(ValueError, match="txnstore_up"):
+        registry.register(StoreCollector(url))
+    printed = generate_latest(registry).decode()
+    assert all(f"# HELP {metric.name} {metric.about}" in printed for metric in STORE_METRICS)
+    collector.close()
+
+
+def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_path, caplog, request):
+    missing = url.replace("/store", "/no-store").replace("txnstore_test", "no_database")
+    collector = StoreCollector(missing)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    with caplog.at_level(logging.WARNING, "txnstore"):
+        for _ in range(2):
+            told = scraped(registry)
+            assert told.pop("txnstore_scrape_seconds")
+            assert told == {"txnstore_up": {(): 0}}
+    assert [record.event for record in caplog.records] == ["metrics_unavailable"]
+    collector._url = url
+    assert scraped(registry)["txnstore_up"] == {(): 1}
+    collector.close()
+    assert scraped(registry)["txnstore_up"] == {(): 0}
+
+
+def test_a_scrape_does_not_wait_for_a_database_that_does_not_answer(url, monkeypatch):
+    """The reading stands still until the test lets it go on; the scrapes do not."""
+    goes_on, began = threading.Event(), []
+
+    def stand_still(*arguments):
+        began.append(threading.current_thread())
+        assert goes_on.wait(60)
+        return read_cluster_figures(*arguments)
+
+    monkeypatch.setattr("txnstore.observability.metrics.read_cluster_figures", stand_still)
+    collector = StoreCollector(url, timeout_seconds=0.2)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    for _ in range(2):
+        assert scraped(registry)["txnstore_up"] == {(): 0}
+    # The second scrape has begun nothing beside the first.
+    assert len(began) == 1
+    goes_on.set()
+    began[0].join(60)
+    collector._timeout_seconds = 30
+    assert scraped(registry)["txnstore_up"] == {(): 1}
+    collector.close()
+
+
+def test_a_defect_is_told_in_the_log_and_not_raised_into_the_scrape(url, monkeypatch, caplog):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("txnstore.observability.metrics.read_cluster_figures", fail)
+    collector = StoreCollector(url)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    assert scraped(registry)["txnstore_up"] == {(): 0}
+    assert "cannot be read" in caplog.text
+    collector.close()
+
+
+def test_what_is_read_of_one_database_is_of_one_snapshot(url, collect, store, orders, started):
+    """While it is read, another client commits between every two statements: nobody's lag is below zero."""
+    producer = started("busy", 600_000)
+    collect()  # opens the store
+    commit_offsets(store, "group", {orders[0]: 0})
+    is_on, times = False, []
+
+    def interfere(*_):
+        nonlocal is_on
+        if is_on:
+            is_on = False
+            times.append(1)
+            producer.send(orders[0], b"a")
+            producer.commit()
+            commit_offsets(store, "group", {orders[0]: 2 * len(times)})
+            is_on = True
+
+    from txnstore.db.store import _opened
+
+    own = [other for other in _opened if str(other.url) == str(store.url) and other is not store]
+    for other in own:
+        event.listen(other.engine, "after_cursor_execute", interfere)
+    is_on = True
+    told = collect()
+    is_on = False
+    for other in own:
+        event.remove(other.engine, "after_cursor_execute", interfere)
+    # The group is at the end of the log whenever it is looked at, and was at many ends meanwhile.
+    assert len(times) > 5
+    assert told["txnstore_group_lag_offsets"][("group", "0", "orders")] == 0
+
+
+def test_an_url_shows_no_password(txnstore_postgresql_url, capsys, caplog):
+    from sqlalchemy.engine import make_url
+
+    url = make_url(txnstore_postgresql_url).set(password="geheim", username="nobody-of-that-name")
+    collector = StoreCollector(url.render_as_string(hide_password=False))
+    registry = CollectorRegistry()
+    registry.register(collector)
+    printed = generate_latest(registry).decode()
+    assert "txnstore_up{" in printed
+    assert "geheim" not in printed + caplog.text
+    collector.close()

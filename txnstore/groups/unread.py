@@ -1,0 +1,94 @@
+"""What a group has yet to read of a partition, in records: an offset may be a marker, aborted, or not yet committed.
+
+Of a batch that the group stands in the middle of, only what is left counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, and_, bindparam, case, exists, func, not_, select
+
+from txnstore.db.schema import finished_transactions, record_batches
+from txnstore.log.bounds import Bounds
+from txnstore.model import ControlType
+
+_LEFT: Final = case(
+    (record_batches.c.base_offset >= bindparam("from_offset"), record_batches.c.record_count),
+    else_=record_batches.c.last_offset - bindparam("from_offset") + 1,
+)
+_BEHIND: Final = and_(
+    record_batches.c.partition_id == bindparam("of_partition_id"),
+    record_batches.c.last_offset >= bindparam("from_offset"),
+)
+_IS_READ: Final = and_(
+    record_batches.c.control_type.is_(None),
+    not_(
+        exists()
+        .where(finished_transactions.c.partition_id == record_batches.c.partition_id)
+        .where(finished_transactions.c.producer_id == record_batches.c.producer_id)
+        .where(finished_transactions.c.producer_epoch == record_batches.c.producer_epoch)
+        .where(finished_transactions.c.outcome == int(ControlType.ABORT))
+        .where(record_batches.c.is_transactional)
+    ),
+)
+_STABLE: Final = record_batches.c.base_offset < bindparam("stable_offset")
+# Records of open transactions are counted by themselves.
+_COUNTS: Final = select(
+    func.sum(case((_STABLE, _LEFT), else_=0)), func.sum(case((not_(_STABLE), _LEFT), else_=0))
+).where(_BEHIND, _IS_READ)
+_PAGE: Final = (
+    select(record_batches.c.last_offset, case((_IS_READ, _LEFT), else_=0).label("left"))
+    # Bounded on both sides: what is open ends at or behind the last stable offset.
+    .where(_BEHIND, record_batches.c.last_offset < bindparam("stable_offset"))
+    .order_by(record_batches.c.last_offset)
+    .limit(bindparam("batches_max"))
+    .subquery()
+)
+_COUNT_PAGE: Final = select(func.count(), func.sum(_PAGE.c.left), func.max(_PAGE.c.last_offset))
+
+
+@dataclass(frozen=True, slots=True)
+class CountedLag:
+    """How many committed records are unread, counted up to a number of batches."""
+
+    records: int
+    """Those counted, and behind the last counted batch one for each offset: then it is an upper bound."""
+
+    batches: int
+    """How many batches were looked at."""
+
+    is_exact: bool
+
+
+def count_unread(connection: Connection, bounds: Bounds, position: int) -> tuple[int, int]:
+    """Return how many records behind `position` a reader of committed ones may read, and how many may be later.
+
+    Looks at each batch behind it, however many there are.
+    """
+    committed, open_ = connection.execute(_COUNTS, _place(bounds, position)).one()
+    return int(committed or 0), int(open_ or 0)
+
+
+def count_lag(connection: Connection, bounds: Bounds, position: int, *, batches_max: int) -> CountedLag:
+    """Return how many committed records are unread behind `position`; looks at no more than so many batches."""
+    place = _place(bounds, position)
+    left = bounds.last_stable_offset - place["from_offset"]
+    if left <= 0:
+        return CountedLag(0, 0, is_exact=True)
+    if batches_max <= 0:
+        return CountedLag(left, 0, is_exact=False)
+    batches, records, last_offset = connection.execute(_COUNT_PAGE, {**place, "batches_max": batches_max}).one()
+    if batches < batches_max:
+        return CountedLag(int(records or 0), batches, is_exact=True)
+    behind = bounds.last_stable_offset - last_offset - 1
+    return CountedLag(int(records) + behind, batches, is_exact=behind == 0)
+
+
+def _place(bounds: Bounds, position: int) -> dict[str, int]:
+    return {
+        "of_partition_id": bounds.partition_id,
+        "from_offset": max(position, bounds.log_start_offset),
+        "stable_offset": bounds.last_stable_offset,
+    }
