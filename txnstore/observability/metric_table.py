@@ -162,8 +162,8 @@ FENCES: Final = Metric(
     "txnstore_client_fences_total",
     _C,
     ("reason",),
-    "Producers told that their transaction is not theirs any more: newer_producer, timeout, administrator or other;"
-    " consumers: newer_instance (of their group.instance.id).",
+    "Producers told that they have lost their transaction, to newer_producer, timeout or administrator; consumers that"
+    " have lost their group.instance.id: newer_instance.",
 )
 
 CLIENT_METRICS: Final = (CLIENTS, QUEUED, PRODUCED, CONSUMED, COMMIT_SECONDS, ABORTS, FENCES)

@@ -22,22 +22,25 @@ from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
 from txnstore.observability import metric_table as table
 from txnstore.observability.metric_table import Metric, MetricKind
+from txnstore.observability.prometheus import (
+    Collector,
+    CollectorRegistry,
+    Counter,
+    CounterMetricFamily,
+    Family,
+    Gauge,
+    GaugeMetricFamily,
+    Histogram,
+    HistogramMetricFamily,
+    ProcessCollector,
+    start_http_server,
+)
 from txnstore.observability.store_figures import (
     FigureLimits,
     PartitionFigures,
     StoreFigures,
     read_cluster_figures,
 )
-
-try:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-    from prometheus_client.metrics_core import Metric as Family
-    from prometheus_client.registry import Collector
-except ImportError:
-    raise ModuleNotFoundError(
-        "metrics need the package prometheus-client: pip install 'txnstore[metrics]'", name="prometheus_client"
-    ) from None
 
 _log = logging.getLogger(__name__)
 
@@ -278,10 +281,10 @@ class MaintenanceMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Enter the counts in the registry."""
-        self._due = _instrument(Gauge, table.DUTIES_DUE, registry)
-        self._portions = _instrument(Counter, table.PORTIONS, registry)
-        self._items = _instrument(Counter, table.ITEMS, registry)
-        self._seconds = _instrument(Histogram, table.PORTION_SECONDS, registry)
+        self._due = instrument(Gauge, table.DUTIES_DUE, registry)
+        self._portions = instrument(Counter, table.PORTIONS, registry)
+        self._items = instrument(Counter, table.ITEMS, registry)
+        self._seconds = instrument(Histogram, table.PORTION_SECONDS, registry)
 
     def of_database(self, label: str) -> DatabaseMaintenanceMetrics:
         """Return what observes the loop of one database."""
@@ -309,8 +312,9 @@ class DatabaseMaintenanceMetrics:
         self.seconds.labels(self.label).observe(seconds)
 
 
-def _instrument(kind: Any, metric: Metric, registry: CollectorRegistry | None) -> Any:
-    return kind(metric.name.removesuffix("_total"), metric.about, metric.labels, registry=registry)
+def instrument(kind: Any, metric: Metric, registry: CollectorRegistry | None = None, **options: Any) -> Any:
+    """Return what counts for the metric."""
+    return kind(metric.name.removesuffix("_total"), metric.about, metric.labels, registry=registry, **options)
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
