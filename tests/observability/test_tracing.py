@@ -1,0 +1,397 @@
+"""Spans of clients: whose children they are, what they link to, what they say, and that records stay as they were."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from txnstore import Consumer, DeserializingConsumer, KafkaException, Producer, SerializingProducer
+from txnstore.aio import AIOConsumer, AIOProducer
+from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.observability.tracing import LINKS_MAX, TxnStoreInstrumentor, process
+from txnstore.serialization import StringDeserializer, StringSerializer
+
+PATIENCE_SECONDS = 30
+
+
+class Spans:
+    """The spans that have ended, and what makes others."""
+
+    def __init__(self):
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = self.provider.get_tracer("application")
+
+    def named(self, name):
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+    def one(self, name):
+        (span,) = self.named(name)
+        return span
+
+    @property
+    def names(self):
+        return [span.name for span in self._exporter.get_finished_spans()]
+
+    def current(self, name):
+        return self.tracer.start_as_current_span(name)
+
+
+@pytest.fixture
+def spans():
+    """All clients are watched until the test is over."""
+    spans = Spans()
+    TxnStoreInstrumentor().instrument(tracer_provider=spans.provider)
+    yield spans
+    TxnStoreInstrumentor().uninstrument()
+
+
+@pytest.fixture
+def make(url):
+    """Make a client on the test's store; it is closed after the test."""
+    with contextlib.ExitStack() as opened:
+
+        def make(kind, **keys):
+            own = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+            configuration = {
+                "bootstrap.servers": url,
+                **(own if issubclass(kind, Consumer) else {}),
+                **{_key(name): value for name, value in keys.items()},
+            }
+            return opened.enter_context(kind(configuration))
+
+        yield make
+
+
+def _key(name):
+    return name if name == "on_delivery" else name.replace("_", ".")
+
+
+def sent_by(spans, producer, *values, topic="orders", **rest):
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda *_: None, **rest)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+
+
+def polled(consumer, topic="orders"):
+    if not consumer.assignment():
+        consumer.subscribe([topic])
+    message = consumer.poll(PATIENCE_SECONDS)
+    assert message is not None
+    return message
+
+
+def contexts_of(links):
+    return [(link.context.trace_id, link.context.span_id) for link in links]
+
+
+def context_of(span):
+    return span.context.trace_id, span.context.span_id
+
+
+def test_a_record_carries_its_trace_from_the_producer_to_who_processes_it(spans, make):
+    producer, consumer = make(Producer, client_id="till"), make(Consumer, client_id="books")
+    with spans.current("request") as request:
+        sent_by(spans, producer, b"apples", key="customer-7")
+    send = spans.one("send orders")
+    assert send.kind is SpanKind.PRODUCER
+    assert send.parent.span_id == request.context.span_id
+    assert send.attributes == {
+        "messaging.system": "txnstore",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+        "messaging.client.id": "till",
+        "messaging.message.body.size": 6,
+        "messaging.kafka.message.key": "customer-7",
+        "messaging.destination.partition.id": "0",
+        "messaging.kafka.offset": 0,
+    }
+
+    message = polled(consumer)
+    version, trace_id, span_id, _ = dict(message.headers())["traceparent"].decode().split("-")
+    assert (version, int(trace_id, 16), int(span_id, 16)) == ("00", *context_of(send))
+    poll = spans.one("poll orders")
+    assert poll.kind is SpanKind.CONSUMER
+    assert poll.parent is None
+    assert contexts_of(poll.links) == [context_of(send)]
+    assert poll.attributes["messaging.operation.type"] == "receive"
+    assert poll.attributes["messaging.consumer.group.name"] == "readers"
+    assert poll.attributes["messaging.client.id"] == "books"
+    assert poll.attributes["messaging.kafka.offset"] == 0
+
+    with process(message, tracer_provider=spans.provider) as processing:
+        assert trace.get_current_span() is processing
+    processed = spans.one("process orders")
+    assert processed.kind is SpanKind.CONSUMER
+    assert (processed.context.trace_id, processed.parent.span_id) == context_of(send)
+    assert contexts_of(processed.links) == [context_of(send)]
+    assert processed.attributes["messaging.operation.type"] == "process"
+
+    consumer.commit(message, asynchronous=False)
+    commit = spans.one("commit")
+    assert (commit.kind, commit.attributes["messaging.operation.type"]) == (SpanKind.CLIENT, "settle")
+
+
+def test_the_applications_headers_stay_as_they_are_and_come_first(spans, make):
+    producer, consumer = make(Producer), make(Consumer)
+    pairs = [("a", b"1"), ("b", None), ("a", "2")]
+    sent_by(spans, producer, b"v", headers=pairs)
+    sent_by(spans, producer, b"v", headers={"c": b"3"})
+    sent_by(spans, producer, b"v", headers=[])
+    assert pairs == [("a", b"1"), ("b", None), ("a", "2")]
+    sent_by(spans, producer, b"v", headers=[["d", b"4"]])
+    found = [polled(consumer).headers() for _ in range(4)]
+    assert [headers[:-1] for headers in found] == [
+        [("a", b"1"), ("b", None), ("a", b"2")],
+        [("c", b"3")],
+        [],
+        [("d", b"4")],
+    ]
+    assert {headers[-1][0] for headers in found} == {"traceparent"}
+
+
+def test_a_context_that_the_application_gives_a_record_is_the_only_one(spans, make):
+    producer, consumer = make(Producer), make(Consumer)
+    given = f"00-{7:032x}-{8:016x}-01"
+    sent_by(spans, producer, b"v", headers=[("traceparent", given.encode())])
+    message = polled(consumer)
+    assert message.headers() == [("traceparent", given.encode())]
+    assert contexts_of(spans.one("send orders").links) == [(7, 8)] == contexts_of(spans.one("poll orders").links)
+
+
+def test_what_cannot_be_produced_is_an_error_of_its_span_alone(spans, make):
+    producer = make(Producer, message_max_bytes=1_000)
+    with pytest.raises(KafkaException):
+        producer.produce("orders", b"x" * 2_000)
+    send = spans.one("send orders")
+    assert send.status.status_code is StatusCode.ERROR
+    assert send.attributes["error.type"] == "MSG_SIZE_TOO_LARGE"
+    assert [event.name for event in send.events] == ["exception"]
+    for refused in (5, [5], "text", [("a",)], (("a", b"1"),)):
+        with pytest.raises(TypeError):
+            producer.produce("orders", b"x", headers=refused)
+    with pytest.raises(TypeError):
+        producer.produce(5, b"x")
+
+
+def test_a_send_ends_with_its_report_or_at_once_where_nobody_hears_of_it(spans, make):
+    quiet, told = make(Producer, linger_ms=60_000), []
+    quiet.produce("orders", b"a")
+    assert spans.names == ["send orders"]
+    heard = make(Producer, linger_ms=60_000, on_delivery=lambda error, message: told.append((error, message)))
+    heard.produce("orders", b"b")
+    heard.produce("orders", b"c")
+    assert len(spans.names) == 1
+    heard.purge()
+    heard.poll(0)
+    assert [error.name() for error, _ in told] == ["_PURGE_QUEUE"] * 2
+    failed = spans.named("send orders")[1:]
+    assert [span.attributes["error.type"] for span in failed] == ["_PURGE_QUEUE"] * 2
+    assert {span.status.status_code for span in failed} == {StatusCode.ERROR}
+    only_errors = make(Producer, **{"delivery.report.only.error": True}, on_delivery=told.append)
+    only_errors.produce("orders", b"d")
+    assert len(spans.named("send orders")) == 4
+
+
+def test_a_batch_links_to_each_of_its_records(spans, make):
+    producer, consumer = make(Producer), make(Consumer)
+    sent_by(spans, producer, b"a", b"b", b"c")
+    consumer.subscribe(["orders"])
+    messages = consumer.consume(3, PATIENCE_SECONDS)
+    assert len(messages) == 3
+    sent = [context_of(span) for span in spans.named("send orders")]
+    consume = spans.one("consume orders")
+    assert contexts_of(consume.links) == sent
+    assert [link.attributes["messaging.kafka.offset"] for link in consume.links] == [0, 1, 2]
+    assert consume.attributes["messaging.batch.message_count"] == 3
+    with spans.current("job") as job, process(messages, tracer_provider=spans.provider):
+        pass
+    processed = spans.one("process orders")
+    assert processed.parent.span_id == job.context.span_id
+    assert contexts_of(processed.links) == sent
+    assert consumer.consume(3, 0) == []
+    assert consumer.poll(0) is None
+    assert len(spans.named("consume orders")) == 1
+
+
+def test_processing_in_another_trace_links_to_that_and_records_what_goes_wrong(spans, make):
+    producer, consumer = make(Producer), make(Consumer)
+    sent_by(spans, producer, None)
+    message = polled(consumer)
+    with (
+        spans.current("worker") as worker,
+        pytest.raises(ZeroDivisionError),
+        process(message, tracer_provider=spans.provider),
+    ):
+        _ = 1 // 0
+    processed, send = spans.one("process orders"), spans.one("send orders")
+    assert contexts_of(processed.links) == [context_of(send), (worker.context.trace_id, worker.context.span_id)]
+    assert processed.status.status_code is StatusCode.ERROR
+    assert processed.attributes["error.type"] == "ZeroDivisionError"
+    assert [event.name for event in processed.events] == ["exception"]
+    assert processed.attributes["messaging.kafka.message.tombstone"] is True
+
+
+def test_a_message_without_a_context_is_processed_in_the_current_trace(spans, make):
+    TxnStoreInstrumentor().uninstrument()
+    producer, consumer = make(Producer), make(Consumer)
+    sent_by(spans, producer, b"a")
+    message = polled(consumer)
+    assert message.headers() is None
+    with spans.current("worker") as worker, process(message, tracer_provider=spans.provider):
+        pass
+    processed = spans.one("process orders")
+    assert processed.parent.span_id == worker.context.span_id
+    assert list(processed.links) == []
+
+
+def test_transactions_say_how_they_ended_and_link_to_what_was_sent_in_them(spans, make):
+    producer = make(Producer, transactional_id="till-7")
+    producer.init_transactions()
+    with producer.transaction():
+        producer.produce("orders", b"a")
+        producer.produce("orders", b"b")
+    producer.begin_transaction()
+    producer.produce("orders", b"c")
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.produce("orders", b"d")
+    producer.commit_transaction_async().result(PATIENCE_SECONDS)
+    sent = [context_of(span) for span in spans.named("send orders")]
+    first, second = spans.named("commit")
+    abort = spans.one("abort")
+    assert [contexts_of(span.links) for span in (first, abort, second)] == [sent[:2], sent[2:3], sent[3:]]
+    assert [span.attributes["txnstore.transaction.outcome"] for span in (first, abort, second)] == [
+        "committed",
+        "aborted",
+        "committed",
+    ]
+    assert {span.kind for span in (first, second, abort)} == {SpanKind.CLIENT}
+    assert first.attributes["txnstore.transactional_id"] == "till-7"
+    assert first.attributes["messaging.operation.name"] == "commit"
+
+
+def test_links_of_a_transaction_are_bounded(spans, make):
+    producer = make(Producer, transactional_id="till-7")
+    producer.init_transactions()
+    with producer.transaction():
+        for _ in range(LINKS_MAX + 5):
+            producer.produce("orders", b"a")
+    assert len(spans.one("commit").links) == LINKS_MAX
+
+
+def test_a_commit_that_fails_says_why(spans, make):
+    fenced = make(Producer, transactional_id="till-7")
+    fenced.init_transactions()
+    fenced.begin_transaction()
+    fenced.produce("orders", b"a")
+    make(Producer, transactional_id="till-7").init_transactions()
+    with pytest.raises(KafkaException):
+        fenced.commit_transaction()
+    (commit,) = spans.named("commit")
+    assert commit.status.status_code is StatusCode.ERROR
+    assert commit.attributes["error.type"] == "_FENCED"
+    assert "txnstore.transaction.outcome" not in commit.attributes
+
+
+def test_single_clients_can_be_watched_and_the_others_are_not(make):
+    spans = Spans()
+    instrumentor = TxnStoreInstrumentor()
+    try:
+        watched = instrumentor.instrument_producer(make(Producer), tracer_provider=spans.provider)
+        other, reader = make(Producer), instrumentor.instrument_consumer(make(Consumer), spans.provider)
+        sent_by(spans, other, b"a", topic="others")
+        sent_by(spans, watched, b"b")
+        assert polled(reader).headers() is not None
+        assert spans.names == ["send orders", "poll orders"]
+        assert instrumentor.uninstrument_producer(watched) is watched
+        assert instrumentor.uninstrument_consumer(reader) is reader
+        sent_by(spans, watched, b"c")
+        assert polled(reader).headers() is None
+        assert len(spans.names) == 2
+    finally:
+        instrumentor.uninstrument()
+
+
+def test_serializing_clients_and_batches_are_traced_as_what_is_stored(spans, make):
+    text = StringSerializer("utf_8")
+    producer = make(SerializingProducer, key_serializer=text, value_serializer=text)
+    producer.produce("orders", key="k", value="v" * 9, headers=[("h", b"1")])
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    assert spans.one("send orders").attributes["messaging.message.body.size"] == 9
+    consumer = make(DeserializingConsumer, value_deserializer=StringDeserializer("utf_8"))
+    message = polled(consumer)
+    assert message.value() == "v" * 9
+    with process(message, tracer_provider=spans.provider):
+        pass
+    assert contexts_of(spans.one("process orders").links) == [context_of(spans.one("send orders"))]
+    batch = [{"value": b"1"}, {"value": b"2"}]
+    assert make(Producer).produce_batch("lines", batch) == 2
+    assert len(spans.named("send lines")) == 2
+
+
+def test_asynchronous_clients_stay_in_the_trace_of_their_coroutine(spans, url):
+    async def use():
+        configuration = {"bootstrap.servers": url}
+        async with AIOProducer(configuration) as producer:
+            with spans.current("request"):
+                await (await producer.produce("orders", b"a"))
+        readers = {**configuration, "group.id": "readers", "auto.offset.reset": "earliest"}
+        async with AIOConsumer(readers) as consumer:
+            await consumer.subscribe(["orders"])
+            with spans.current("worker"):
+                return await consumer.poll(PATIENCE_SECONDS)
+
+    message = asyncio.run(use())
+    assert message is not None
+    assert spans.one("send orders").parent.span_id == spans.one("request").context.span_id
+    # An asynchronous consumer takes what there is, in a thread.
+    assert spans.one("consume orders").parent.span_id == spans.one("worker").context.span_id
+
+
+def test_afterwards_the_classes_are_their_own_again():
+    owners = {
+        Producer: ("produce", "commit_transaction", "commit_transaction_async", "abort_transaction"),
+        Consumer: ("poll", "consume", "commit"),
+        AsyncCalls: ("run",),
+    }
+
+    def methods():
+        return [vars(owner)[name] for owner, names in owners.items() for name in names]
+
+    before = methods()
+    TxnStoreInstrumentor().instrument()
+    TxnStoreInstrumentor().instrument()
+    assert not set(before) & set(methods())
+    TxnStoreInstrumentor().uninstrument()
+    assert methods() == before
+
+
+def test_without_an_sdk_records_carry_what_the_current_context_is(make):
+    TxnStoreInstrumentor().instrument()
+    try:
+        producer, consumer = make(Producer), make(Consumer)
+        sent_by(None, producer, b"a")
+        assert polled(consumer).headers() is None
+    finally:
+        TxnStoreInstrumentor().uninstrument()
+
+
+def test_without_the_package_the_import_names_the_extra():
+    program = "import sys; sys.modules['opentelemetry'] = None; import txnstore.observability.tracing"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: tracing needs the package opentelemetry-api: pip install 'txnstore[opentelemetry]'"
+    )

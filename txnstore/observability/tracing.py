@@ -1,0 +1,503 @@
+"""OpenTelemetry spans of the clients: sent with records as W3C headers, and found again by whoever processes them.
+
+from txnstore.observability.tracing import TxnStoreInstrumentor, process
+
+TxnStoreInstrumentor().instrument()
+for message in consumer:
+    with process(message):
+        ...
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.message import Message
+from txnstore.clients.model.metadata import VERSION
+from txnstore.clients.producer.producer import Producer
+from txnstore.observability.wrapping import Onlooker
+
+try:
+    from opentelemetry import context, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.propagators.textmap import Getter, Setter, TextMapPropagator
+    from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer, TracerProvider
+except ImportError:
+    raise ModuleNotFoundError(
+        "tracing needs the package opentelemetry-api: pip install 'txnstore[opentelemetry]'", name="opentelemetry"
+    ) from None
+
+Client = TypeVar("Client", Producer, Consumer)
+Headers = list[tuple[str, Any]]
+
+#: The value of `messaging.system`, which the conventions leave to who has none of theirs.
+SYSTEM: Final = "txnstore"
+#: How many links a span has at most: as many as the SDK keeps by default.
+LINKS_MAX: Final = 128
+#: How much of a key an attribute holds.
+KEY_LENGTH_MAX: Final = 120
+_PAIR: Final = 2
+
+
+class _HeadersSetter(Setter[Headers]):
+    def set(self, carrier: Headers, key: str, value: str) -> None:
+        carrier.append((key, value.encode()))
+
+
+class _HeadersGetter(Getter[Sequence[tuple[str, Any]]]):
+    def get(self, carrier: Sequence[tuple[str, Any]], key: str) -> list[str] | None:
+        found = [_text(value) for name, value in carrier if _text(name) == key and value is not None]
+        # As in Kafka, what was written last counts.
+        return found[-1:] or None
+
+    def keys(self, carrier: Sequence[tuple[str, Any]]) -> list[str]:
+        return [_text(name) for name, _ in carrier]
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+_SETTER: Final = _HeadersSetter()
+_GETTER: Final = _HeadersGetter()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracing:
+    """Where spans go, and how their context travels."""
+
+    tracer: Tracer
+    propagator: TextMapPropagator
+
+    @classmethod
+    def of(cls, tracer_provider: TracerProvider | None, propagator: TextMapPropagator | None) -> _Tracing:
+        tracer = trace.get_tracer("txnstore", VERSION, tracer_provider)
+        return cls(tracer, propagator or propagate.get_global_textmap())
+
+    def creation_context(self, message: Message) -> SpanContext | None:
+        """Return the context that the message came with."""
+        return self.context_in(message.headers() or ())
+
+    def context_in(self, headers: Sequence[tuple[str, Any]]) -> SpanContext | None:
+        found = trace.get_current_span(self.propagator.extract(headers, Context(), _GETTER)).get_span_context()
+        return found if found.is_valid else None
+
+
+class TxnStoreInstrumentor:
+    """Makes spans of what clients do, of all in this process or of single ones; shared by all its instances.
+
+    Without it the clients' methods are the classes' own, and nothing of OpenTelemetry is imported.  Spans follow the
+    conventions for messaging: `send` (PRODUCER) until the record is delivered, `poll` and `consume` (CONSUMER) with a
+    link to each record's `send`, and, as CLIENT, the commits of consumers and the commits and aborts of transactions.
+    """
+
+    def instrument(
+        self, *, tracer_provider: TracerProvider | None = None, propagator: TextMapPropagator | None = None
+    ) -> None:
+        """Make spans of every client in this process, also of those that are there already.
+
+        Args:
+            tracer_provider: where they go; by default to the global provider.
+            propagator: how their context is written into headers; by default as the global one does, W3C's
+                `traceparent` and `tracestate`.
+        """
+        _clients.everyone = _Tracing.of(tracer_provider, propagator)
+        _clients.look()
+
+    def uninstrument(self) -> None:
+        """Make no spans any more, of any client."""
+        _clients.everyone = None
+        _clients.single.clear()
+        _clients.go()
+
+    def instrument_producer(self, producer: Producer, tracer_provider: TracerProvider | None = None) -> Producer:
+        """Make spans of what this producer does; return it."""
+        return self._instrument_one(producer, tracer_provider)
+
+    def instrument_consumer(self, consumer: Consumer, tracer_provider: TracerProvider | None = None) -> Consumer:
+        """Make spans of what this consumer does; return it."""
+        return self._instrument_one(consumer, tracer_provider)
+
+    def uninstrument_producer(self, producer: Producer) -> Producer:
+        """Make no spans of what this producer does, unless all clients are watched; return it."""
+        _clients.single.pop(producer, None)
+        return producer
+
+    def uninstrument_consumer(self, consumer: Consumer) -> Consumer:
+        """Make no spans of what this consumer does, unless all clients are watched; return it."""
+        _clients.single.pop(consumer, None)
+        return consumer
+
+    def _instrument_one(self, client: Client, tracer_provider: TracerProvider | None) -> Client:
+        _clients.single[client] = _Tracing.of(tracer_provider, None)
+        _clients.look()
+        return client
+
+
+@contextmanager
+def process(
+    messages: Message | Sequence[Message],
+    *,
+    tracer_provider: TracerProvider | None = None,
+    propagator: TextMapPropagator | None = None,
+) -> Iterator[Span]:
+    """Make a span, the current one in the block, of the processing of a message or of several together.
+
+    The span of one message goes on with the trace that the message came with; that of several is in the current
+    trace.  It has a link to each message's `send`.  An exception of the block is recorded, and goes on.
+
+    Args:
+        messages: what is processed.
+        tracer_provider: where the span goes; by default to the global provider.
+        propagator: how contexts are read from headers; by default as the global one does.
+    """
+    tracing = _Tracing.of(tracer_provider, propagator)
+    several = (messages,) if isinstance(messages, Message) else tuple(messages)
+    parent: Context | None = None
+    links = _links_to(tracing, several)
+    if isinstance(messages, Message) and links:
+        current = trace.get_current_span().get_span_context()
+        if current.is_valid and current.trace_id != links[0].context.trace_id:
+            # Neither of the two traces is to lose the other.
+            links.append(Link(current))
+        parent = trace.set_span_in_context(trace.NonRecordingSpan(links[0].context))
+    attributes = _attributes("process", "process", _topic_of(several)) | _attributes_of_messages(several)
+    name = _span_name("process", _topic_of(several))
+    with tracing.tracer.start_as_current_span(
+        name, parent, kind=SpanKind.CONSUMER, attributes=attributes, links=links
+    ) as span:
+        try:
+            yield span
+        except Exception as error:
+            span.set_attribute("error.type", _error_type(error))
+            raise
+
+
+# --- what passes by -------------------------------------------------------------------------------------------------
+
+
+class _Clients:
+    """Which clients are watched, and what is made of their calls."""
+
+    def __init__(self) -> None:
+        self.everyone: _Tracing | None = None
+        self.single: weakref.WeakKeyDictionary[Any, _Tracing] = weakref.WeakKeyDictionary()
+        #: Of the producers with an open transaction: what was sent in it.
+        self._sent: weakref.WeakKeyDictionary[Producer, list[SpanContext]] = weakref.WeakKeyDictionary()
+        self._onlooker: Onlooker | None = None
+
+    def look(self) -> None:
+        """Look at the clients' methods."""
+        if self._onlooker is not None:
+            return
+        self._onlooker = Onlooker()
+        for owner, name, around in (
+            (Producer, "produce", self._around_produce),
+            (Producer, "commit_transaction", self._around_commit),
+            (Producer, "commit_transaction_async", self._around_commit_async),
+            (Producer, "abort_transaction", self._around_abort),
+            (Consumer, "poll", self._around_poll),
+            (Consumer, "consume", self._around_consume),
+            (Consumer, "commit", self._around_consumer_commit),
+            (AsyncCalls, "run", _in_the_callers_context),
+        ):
+            self._onlooker.look_at(owner, name, around)
+
+    def go(self) -> None:
+        """Look no more."""
+        if self._onlooker is not None:
+            self._onlooker.go()
+            self._onlooker = None
+        self._sent.clear()
+
+    def _tracing_of(self, client: Any) -> _Tracing | None:
+        return self.single.get(client, self.everyone)
+
+    def _around_produce(  # noqa: PLR0917 - the signature is Kafka's
+        self,
+        original: Callable[..., None],
+        producer: Producer,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int = -1,
+        callback: Any = None,
+        on_delivery: Any = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        tracing = self._tracing_of(producer)
+        own = _copied(headers)
+        if tracing is None or own is None or not isinstance(topic, str):
+            # What is not watched, or will be refused.
+            original(producer, topic, value, key, partition, callback, on_delivery, timestamp, headers)
+            return
+        # A context that the application gives the record is its creation context, and stays the only one.
+        given = tracing.context_in(own)
+        attributes = _attributes("send", "send", topic) | _attributes_of_client(producer) | _body(value, key)
+        span = tracing.tracer.start_span(
+            _span_name("send", topic),
+            kind=SpanKind.PRODUCER,
+            attributes=attributes,
+            links=[Link(given)] if given is not None else (),
+        )
+        if given is None:
+            tracing.propagator.inject(own, trace.set_span_in_context(span), _SETTER)
+        callback = callback if callback is not None else on_delivery
+        if callback is None:
+            callback = producer._callbacks["on_delivery"]
+        hears = callable(callback) and not producer._configuration["delivery.report.only.error"]
+        reported = _reporting(span, callback) if hears and span.is_recording() else callback
+        try:
+            original(producer, topic, value, key, partition, reported, None, timestamp, own or None)
+        except BaseException as error:
+            _fail(span, error)
+            span.end()
+            raise
+        if reported is callback:
+            # Nobody is told of the delivery: a callback of ours would let the record wait for a poll.
+            span.end()
+        if producer._transactions is not None and span.get_span_context().is_valid:
+            sent = self._sent.setdefault(producer, [])
+            if len(sent) < LINKS_MAX:
+                sent.append(span.get_span_context())
+
+    def _around_commit(self, original: Callable[..., None], producer: Producer, *rest: Any, **keywords: Any) -> None:
+        tracing = self._tracing_of(producer)
+        if tracing is None:
+            original(producer, *rest, **keywords)
+            return
+        with self._ending(tracing, producer, "commit"):
+            original(producer, *rest, **keywords)
+        self._sent.pop(producer, None)
+
+    def _around_abort(self, original: Callable[..., None], producer: Producer, *rest: Any, **keywords: Any) -> None:
+        tracing = self._tracing_of(producer)
+        if tracing is None:
+            original(producer, *rest, **keywords)
+            return
+        with self._ending(tracing, producer, "abort"):
+            original(producer, *rest, **keywords)
+        self._sent.pop(producer, None)
+
+    def _around_commit_async(self, original: Callable[..., Future[None]], producer: Producer) -> Future[None]:
+        tracing = self._tracing_of(producer)
+        if tracing is None:
+            return original(producer)
+        span = self._start_end(tracing, producer, "commit")
+        try:
+            future = original(producer)
+        except BaseException as error:
+            _fail(span, error)
+            span.end()
+            raise
+        self._sent.pop(producer, None)
+
+        def end(done: Future[None]) -> None:
+            error = done.exception()
+            if error is None:
+                span.set_attribute("txnstore.transaction.outcome", "committed")
+            else:
+                _fail(span, error)
+            span.end()
+
+        future.add_done_callback(end)
+        return future
+
+    def _start_end(self, tracing: _Tracing, producer: Producer, name: str) -> Span:
+        attributes = {"messaging.system": SYSTEM, "messaging.operation.name": name, **_attributes_of_client(producer)}
+        if producer._transactions is not None:
+            attributes["txnstore.transactional_id"] = producer._transactions.transactional_id
+        links = [Link(sent) for sent in self._sent.get(producer, ())]
+        return tracing.tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes, links=links)
+
+    @contextmanager
+    def _ending(self, tracing: _Tracing, producer: Producer, name: str) -> Iterator[None]:
+        span = self._start_end(tracing, producer, name)
+        try:
+            # The callbacks that are served meanwhile belong to what the application does.
+            yield
+            span.set_attribute("txnstore.transaction.outcome", "committed" if name == "commit" else "aborted")
+        except BaseException as error:
+            _fail(span, error)
+            raise
+        finally:
+            span.end()
+
+    def _around_poll(
+        self, original: Callable[..., Message | None], consumer: Consumer, *rest: Any, **keywords: Any
+    ) -> Message | None:
+        began_ns = time.time_ns()
+        message = original(consumer, *rest, **keywords)
+        if message is not None:
+            self._received(consumer, "poll", (message,), began_ns)
+        return message
+
+    def _around_consume(
+        self, original: Callable[..., list[Message]], consumer: Consumer, *rest: Any, **keywords: Any
+    ) -> list[Message]:
+        began_ns = time.time_ns()
+        messages = original(consumer, *rest, **keywords)
+        self._received(consumer, "consume", messages, began_ns)
+        return messages
+
+    def _received(self, consumer: Consumer, name: str, messages: Sequence[Message], began_ns: int) -> None:
+        """Make a span of a call that has handed out records; of one that has not, there is nothing to tell."""
+        tracing = self._tracing_of(consumer)
+        records = [message for message in messages if message.error() is None]
+        if tracing is None or not records:
+            return
+        topic = _topic_of(records)
+        attributes = _attributes(name, "receive", topic) | _attributes_of_messages(records)
+        span = tracing.tracer.start_span(
+            _span_name(name, topic),
+            kind=SpanKind.CONSUMER,
+            attributes=attributes | _attributes_of_client(consumer),
+            links=_links_to(tracing, records),
+            start_time=began_ns,
+        )
+        span.end()
+
+    def _around_consumer_commit(
+        self, original: Callable[..., Any], consumer: Consumer, *rest: Any, **keywords: Any
+    ) -> Any:
+        tracing = self._tracing_of(consumer)
+        if tracing is None:
+            return original(consumer, *rest, **keywords)
+        attributes = _attributes("commit", "settle", None) | _attributes_of_client(consumer)
+        span = tracing.tracer.start_span("commit", kind=SpanKind.CLIENT, attributes=attributes)
+        try:
+            return original(consumer, *rest, **keywords)
+        except BaseException as error:
+            _fail(span, error)
+            raise
+        finally:
+            span.end()
+
+
+_clients: Final = _Clients()
+
+
+async def _in_the_callers_context(
+    original: Callable[..., Any], calls: AsyncCalls, work: Callable[..., Any], *rest: Any, **keywords: Any
+) -> Any:
+    """Let what an asynchronous client does in a thread belong to the trace of the coroutine that has asked for it."""
+    current = context.get_current()
+
+    def in_context(*arguments: Any, **named: Any) -> Any:
+        token = context.attach(current)
+        try:
+            return work(*arguments, **named)
+        finally:
+            context.detach(token)
+
+    return await original(calls, in_context, *rest, **keywords)
+
+
+def _copied(headers: Any) -> Headers | None:
+    """Return the application's headers as pairs, to be added to; None if they will be refused."""
+    if headers is None:
+        return []
+    if isinstance(headers, Mapping):
+        return list(headers.items())
+    if isinstance(headers, list) and all(isinstance(pair, tuple | list) and len(pair) == _PAIR for pair in headers):
+        return [(name, value) for name, value in headers]
+    return None
+
+
+def _reporting(span: Span, callback: Callable[..., Any]) -> Callable[..., Any]:
+    def report(error: KafkaError | None, message: Message) -> Any:
+        if error is None:
+            span.set_attributes(_place_of(message))
+        else:
+            _fail(span, KafkaException(error))
+        span.end()
+        return callback(error, message)
+
+    return report
+
+
+# --- attributes -------------------------------------------------------------------------------------------------------
+
+
+def _span_name(operation: str, topic: str | None) -> str:
+    return operation if topic is None else f"{operation} {topic}"
+
+
+def _attributes(name: str, kind: str, topic: str | None) -> dict[str, Any]:
+    attributes = {"messaging.system": SYSTEM, "messaging.operation.name": name, "messaging.operation.type": kind}
+    return attributes if topic is None else {**attributes, "messaging.destination.name": topic}
+
+
+def _attributes_of_client(client: Producer | Consumer) -> dict[str, Any]:
+    if isinstance(client, Producer):
+        return {"messaging.client.id": client._configuration["client.id"]}
+    options = client._core.options
+    return {"messaging.client.id": options.client_id, "messaging.consumer.group.name": options.group_id}
+
+
+def _attributes_of_messages(messages: Sequence[Message]) -> dict[str, Any]:
+    if len(messages) != 1:
+        return {"messaging.batch.message_count": len(messages)}
+    (message,) = messages
+    return {**_place_of(message), **_body(message.value(), message.key())}
+
+
+def _place_of(message: Message) -> dict[str, Any]:
+    place: dict[str, Any] = {}
+    partition, offset = message.partition(), message.offset()
+    if partition is not None:
+        place["messaging.destination.partition.id"] = str(partition)
+    if offset is not None and offset >= 0:
+        place["messaging.kafka.offset"] = offset
+    return place
+
+
+def _body(value: Any, key: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    if value is None:
+        body["messaging.kafka.message.tombstone"] = True
+    elif isinstance(value, bytes):
+        body["messaging.message.body.size"] = len(value)
+    elif isinstance(value, str):
+        body["messaging.message.body.size"] = len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(key, str | bytes):
+        body["messaging.kafka.message.key"] = _text(key)[:KEY_LENGTH_MAX]
+    return body
+
+
+def _topic_of(messages: Sequence[Message]) -> str | None:
+    """Return the topic of the messages if they have one together."""
+    topics = {message.topic() for message in messages}
+    return topics.pop() if len(topics) == 1 else None
+
+
+def _links_to(tracing: _Tracing, messages: Sequence[Message]) -> list[Link]:
+    links = []
+    for message in messages[:LINKS_MAX]:
+        found = tracing.creation_context(message)
+        if found is not None:
+            links.append(Link(found, _place_of(message) if len(messages) > 1 else None))
+    return links
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    """Let the span say what went wrong."""
+    span.record_exception(error)
+    span.set_attribute("error.type", _error_type(error))
+    span.set_status(Status(StatusCode.ERROR, str(error)))
+
+
+def _error_type(error: BaseException) -> str:
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+        return error.args[0].name()
+    return type(error).__qualname__
