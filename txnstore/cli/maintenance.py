@@ -120,7 +120,9 @@ def _run_all(
         try:
             cluster.refresh()
         except TxnStoreError as error:
-            _log.warning("the list of databases cannot be read at the moment: %s", error)
+            _log.warning(
+                "the list of databases cannot be read at the moment: %s", error, extra={"event": "database_unavailable"}
+            )
     for thread in threads.values():
         thread.join()
 
@@ -136,7 +138,12 @@ def _run_one(
         try:
             store = cluster.own(database_id)
         except TxnStoreError as error:
-            _log.warning("maintenance of %s: the database cannot be reached: %s", cluster.label_of(database_id), error)
+            _log.warning(
+                "maintenance of %s: the database cannot be reached: %s",
+                cluster.label_of(database_id),
+                error,
+                extra={"event": "database_unavailable", "database": cluster.label_of(database_id)},
+            )
             stop.wait(_LOOK_AGAIN_SECONDS)
         else:
             Maintenance(store, cluster, duties=duties, observer=observer).run(stop)

@@ -116,10 +116,21 @@ class Maintenance:
         try:
             count = duty.do(self._store, self._cluster)
         except TxnStoreError as error:
-            _log.warning("maintenance of %s: could not be done now (%s): %s", self._store.url, duty.name, error)
+            _log.warning(
+                "maintenance of %s: could not be done now (%s): %s",
+                self._store.url,
+                duty.name,
+                error,
+                extra={"event": "duty_failed", "store": str(self._store.url), "duty": duty.name},
+            )
             return None
         except Exception:  # noqa: BLE001 - a bug in one duty is no reason to let the others go undone
-            _log.exception("maintenance of %s: failed (%s)", self._store.url, duty.name)
+            _log.exception(
+                "maintenance of %s: failed (%s)",
+                self._store.url,
+                duty.name,
+                extra={"event": "duty_failed", "store": str(self._store.url), "duty": duty.name},
+            )
             return None
         finally:
             if self._observer is not None:
@@ -129,7 +140,13 @@ class Maintenance:
             self._unfinished[duty.name] = total
             return None
         if total:
-            _log.info("maintenance of %s: %d %s", self._store.url, total, duty.name)
+            _log.info(
+                "maintenance of %s: %d %s",
+                self._store.url,
+                total,
+                duty.name,
+                extra={"event": "duty_done", "store": str(self._store.url), "duty": duty.name, "count": total},
+            )
         return total
 
     def _read_settings(self) -> None:
@@ -137,4 +154,9 @@ class Maintenance:
             self._settings = self._store.read(read_store_settings)
         except TxnStoreError as error:
             # The last ones known, or the defaults, will do until the store can be read again.
-            _log.warning("maintenance of %s: the settings cannot be read: %s", self._store.url, error)
+            _log.warning(
+                "maintenance of %s: the settings cannot be read: %s",
+                self._store.url,
+                error,
+                extra={"event": "database_unavailable", "store": str(self._store.url)},
+            )

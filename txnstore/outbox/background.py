@@ -80,10 +80,16 @@ class BackgroundSequencer:
             except StoreClosed:
                 return
             except TxnStoreError as error:
-                self._logger.warning("the rows of the outbox cannot be moved at the moment; trying again: %s", error)
+                self._logger.warning(
+                    "the rows of the outbox cannot be moved at the moment; trying again: %s",
+                    error,
+                    extra={"event": "outbox_put_off"},
+                )
                 pause_seconds = backoff.back_off()
             except Exception:
-                self._logger.exception("moving the rows of the outbox failed")
+                self._logger.exception(
+                    "moving the rows of the outbox failed", extra={"event": "background_work_failed"}
+                )
                 pause_seconds = PAUSE_LAST_SECONDS
             if closing:
                 return

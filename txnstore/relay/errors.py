@@ -64,7 +64,9 @@ class Patience:
         now = self._monotonic_seconds()
         if self._since is None:
             self._since = now
-            _log.warning("%s: %s; trying again", self._what, error)
+            _log.warning(
+                "%s: %s; trying again", self._what, error, extra={"event": "relay_trouble", "relay": self._what}
+            )
         if self._patience_seconds is not None and now - self._since > self._patience_seconds:
             raise RelayFailed(f"{self._what}: {error}", may_pass=True) from None
         self._until = now + self._backoff.back_off()
@@ -80,7 +82,7 @@ class Patience:
     def passed(self) -> None:
         """Note that a try succeeded."""
         if self._since is not None:
-            _log.info("%s: going on", self._what)
+            _log.info("%s: going on", self._what, extra={"event": "relay_going_on", "relay": self._what})
         self._since = None
         self._backoff.succeeded()
         self._until = 0.0

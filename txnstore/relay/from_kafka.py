@@ -171,7 +171,7 @@ class FromKafka:
                     # the store.
                     consumer = _closed(consumer)
                     if isinstance(error, PositionMoved):
-                        _log.info("%s; going on from there", error)
+                        _log.info("%s; going on from there", error, extra={"event": "relay_position_moved"})
                         continue
                     if not may_pass(error):
                         raise
@@ -266,7 +266,12 @@ class FromKafka:
             what = f"{partition}: in Kafka it begins at {low}, after the relay's position {position}"
             if self._options.on_gap is OnGap.ERROR:
                 raise RelayFailed(f"{what}; --on-gap earliest goes on with the first record that is left")
-            _log.warning("%s; going on at %s", what, low)
+            _log.warning(
+                "%s; going on at %s",
+                what,
+                low,
+                extra={"event": "relay_gap", "partition": str(partition), "offset": low},
+            )
             moves[partition] = (position, low)
         if moves:
             self._store.write(lambda connection: move_relay_positions(connection, self._relay_id, moves))

@@ -176,7 +176,13 @@ class ShippedPartition:
     def _after_gap(self, bounds: Bounds, why: str) -> int:
         if self._on_gap is OnGap.ERROR:
             raise RelayFailed(f"{self.partition}: {why}; --on-gap earliest goes on with the first record that is left")
-        _log.warning("%s: %s; going on at %s", self.partition, why, bounds.log_start_offset)
+        _log.warning(
+            "%s: %s; going on at %s",
+            self.partition,
+            why,
+            bounds.log_start_offset,
+            extra={"event": "relay_gap", "partition": str(self.partition), "offset": bounds.log_start_offset},
+        )
         return bounds.log_start_offset
 
     def _page(self, position: int, end_offset: int) -> Page:
@@ -433,7 +439,12 @@ class ToKafka:
             count = len(topic.partition_ids)
             if topic.name not in there:
                 self._cluster.create_topic(topic.name, count)
-                _log.info("topic %s was created in Kafka with %s partitions", topic.name, count)
+                _log.info(
+                    "topic %s was created in Kafka with %s partitions",
+                    topic.name,
+                    count,
+                    extra={"event": "relay_topic_created", "topic": topic.name, "count": count},
+                )
             elif there[topic.name].partition_count < count:
                 raise RelayFailed(
                     f"topic {topic.name} has {count} partitions, but only {there[topic.name].partition_count} in Kafka:"

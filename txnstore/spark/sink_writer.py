@@ -175,7 +175,12 @@ def _decide(options: SinkOptions, messages: Messages) -> None:
         options.delivery_timeout_ms,
     )
     if not decided:
-        _logger.info("batch %d of %s had been decided before: nothing was written again", batch_id, run.sink_id)
+        _logger.info(
+            "batch %d of %s had been decided before: nothing was written again",
+            batch_id,
+            run.sink_id,
+            extra={"event": "sink_batch_replayed", "batch_id": batch_id, "sink_id": run.sink_id},
+        )
 
 
 def _abort(options: SinkOptions, run: SinkRun, batch_id: int) -> None:
@@ -189,6 +194,7 @@ def _abort(options: SinkOptions, run: SinkRun, batch_id: int) -> None:
             batch_id,
             run.sink_id,
             error,
+            extra={"event": "transaction_left", "batch_id": batch_id, "sink_id": run.sink_id},
         )
 
 

@@ -130,7 +130,7 @@ class DataLoss:
         """
         if self._fails:
             raise OffsetOutOfRange(f"{what}. With failOnDataLoss=false the query {instead}, and loses what is gone")
-        _logger.warning("%s; the query %s (failOnDataLoss=false)", what, instead)
+        _logger.warning("%s; the query %s (failOnDataLoss=false)", what, instead, extra={"event": "source_data_lost"})
 
     def begin_within(self, partition: PartitionName, offset: int, bounds: Bounds) -> int:
         """Return where reading from `offset` on can begin: there, or where the log starts.

@@ -398,6 +398,8 @@ def abort_by_administrator(
 
     aborted = store.write(work, wakes_readers=True)
     if aborted:
+        fields = {"event": "transaction_aborted", "store": str(store.url), "transactional_id": transactional_id}
+        _log.info("the transaction of %.80r was aborted %s", transactional_id, detail, extra=fields)
         complete_if_possible(store, cluster, transactional_id)
     return aborted
 

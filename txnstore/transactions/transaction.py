@@ -467,6 +467,10 @@ def abort_if_timed_out(
 
     aborted = store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
     if aborted:
+        fields = {"event": "transaction_timed_out", "store": str(store.url), "transactional_id": transactional_id}
+        _log.info(
+            "the transaction of %.80r was open for longer than its timeout: aborted", transactional_id, extra=fields
+        )
         complete_if_possible(store, cluster, transactional_id)
     return aborted
 
@@ -516,7 +520,12 @@ def complete_if_possible(store: Store, cluster: Cluster | None, transactional_id
         # It was forgotten meanwhile: there is nothing left to do.
         return
     except TxnStoreError as error:
-        _log.warning("the transaction of %.80r is decided; recovery will complete it: %s", transactional_id, error)
+        _log.warning(
+            "the transaction of %.80r is decided; recovery will complete it: %s",
+            transactional_id,
+            error,
+            extra={"event": "completion_put_off", "transactional_id": transactional_id},
+        )
 
 
 def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) -> ProducerIdentity:

@@ -207,7 +207,11 @@ def known_topic_config(topic: str, config: Mapping[str, Any], logger: logging.Lo
 def _tell_of_meaningless(names: Iterable[str], logger: logging.Logger) -> None:
     for name in names:
         if name in TOPIC_SETTINGS and not TOPIC_SETTINGS[name].about:
-            logger.info("topic setting %s has no meaning for a database: it is kept, and has no effect", name)
+            logger.info(
+                "topic setting %s has no meaning for a database: it is kept, and has no effect",
+                name,
+                extra={"event": "setting_without_effect", "setting": name},
+            )
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

@@ -291,6 +291,7 @@ def create(
             "topic %s: the database looks after copies; the replication factor %s is ignored",
             new_topic.topic,
             new_topic.replication_factor,
+            extra={"event": "setting_without_effect", "setting": "replication_factor", "topic": new_topic.topic},
         )
     config = known_topic_config(new_topic.topic, new_topic.config or {}, logger)
 

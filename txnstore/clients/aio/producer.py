@@ -237,7 +237,7 @@ class AIOProducer:
                 await self._calls.run(self._producer.poll, _SLICE_SECONDS)
             except Exception:
                 # A callback of the configuration has raised: it is nobody's call that could raise it again.
-                _logger.exception("a callback of the producer raised")
+                _logger.exception("a callback of the producer raised", extra={"event": "callback_failed"})
                 await asyncio.sleep(_SLICE_SECONDS)
             finally:
                 self._settle()

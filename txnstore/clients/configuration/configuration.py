@@ -209,4 +209,5 @@ def _report(logger: logging.Logger, user: User, given: Mapping[str, Any]) -> Non
                 name,
                 KEYS[name].user.name.lower(),
                 user.name.lower(),
+                extra={"event": "setting_without_effect", "setting": name},
             )

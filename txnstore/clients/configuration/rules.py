@@ -168,4 +168,5 @@ def _limit_heartbeat(values: Values, given: Mapping[str, Any], logger: logging.L
             interval_ms,
             session_ms,
             values["heartbeat.interval.ms"],
+            extra={"event": "setting_changed", "setting": "heartbeat.interval.ms"},
         )

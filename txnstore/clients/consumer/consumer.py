@@ -709,7 +709,11 @@ class Consumer:
             raise
         finally:
             if not core.close(deadline):
-                core.logger.warning("a thread of %r is still waiting for the database; it ends on its own", self)
+                core.logger.warning(
+                    "a thread of %r is still waiting for the database; it ends on its own",
+                    self,
+                    extra={"event": "thread_left", "group": core.options.group_id},
+                )
             self._finalizer.detach()
         while (event := core.inbox.pop()) is not None:
             if isinstance(event, CommitEvent):

@@ -285,7 +285,16 @@ class ConsumerCore:
         if self._has_commit_callback:
             self.inbox.put(CommitEvent(result.error, list(result.partitions)))
         elif result.error is not None:
-            self.logger.warning("committing offsets failed: %s", result.error.str())
+            self.logger.warning(
+                "committing offsets failed: %s",
+                result.error.str(),
+                extra={
+                    "event": "offsets_not_committed",
+                    "group": self.options.group_id,
+                    "client_id": self.options.client_id,
+                    "error": result.error.name(),
+                },
+            )
 
     # --- from time to time, in the fetching thread -------------------------------------------------------------------
 

@@ -123,6 +123,6 @@ def error_reporter(
         return ErrorReporter(callback, partial(put_call, inbox), is_alone)
 
     def log(error: KafkaError) -> None:
-        logger.warning("%s: %s", error.name(), error.str())
+        logger.warning("%s: %s", error.name(), error.str(), extra={"event": "client_error", "error": error.name()})
 
     return ErrorReporter(log, lambda call: call(), is_alone)

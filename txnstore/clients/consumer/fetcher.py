@@ -493,7 +493,9 @@ class FetchThread:
         if self._closing:
             return
         if not isinstance(error, TxnStoreError):
-            self._fetcher.logger.error("reading in the background failed", exc_info=error)
+            self._fetcher.logger.error(
+                "reading in the background failed", exc_info=error, extra={"event": "background_work_failed"}
+            )
         self._fetcher.on_error(error)
         with self._wanted:
             pause = Deadline(self._backoff.back_off())

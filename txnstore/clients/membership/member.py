@@ -309,7 +309,9 @@ class ConsumerMember:
                 work()
             except Exception:
                 # Requests handle their own errors; a thread that died would lose the place in the group silently.
-                self._logger.exception("keeping up the membership in the group failed")
+                self._logger.exception(
+                    "keeping up the membership in the group failed", extra={"event": "background_work_failed"}
+                )
                 with self._lock:
                     if not self._is_closing:
                         self._work_due.wait(DEFECT_PAUSE_SECONDS)

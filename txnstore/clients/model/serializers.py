@@ -372,7 +372,7 @@ def close_converters(converters: Iterable[Converter]) -> None:
         try:
             getattr(converter, "close", lambda: None)()
         except Exception:  # noqa: BLE001 - it is somebody else's
-            _log.exception("a serializer could not be closed")
+            _log.exception("a serializer could not be closed", extra={"event": "serializer_failed"})
 
 
 async def close_converters_async(converters: Iterable[Converter]) -> None:
@@ -383,7 +383,7 @@ async def close_converters_async(converters: Iterable[Converter]) -> None:
             if inspect.isawaitable(closing):
                 await closing
         except Exception:  # noqa: BLE001 - it is somebody else's
-            _log.exception("a serializer could not be closed")
+            _log.exception("a serializer could not be closed", extra={"event": "serializer_failed"})
 
 
 def offer_cluster_id(cluster_id: Callable[[float], str], *converters: Converter | None) -> None:

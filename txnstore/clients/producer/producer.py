@@ -629,8 +629,7 @@ class Producer:
             self._is_closed = True
             self._finalizer.detach()
             return True
-        deadline = Deadline(CLOSE_TIMEOUT_SECONDS)
-        stop_seconds = STOP_TIMEOUT_SECONDS
+        deadline, stop_seconds = Deadline(CLOSE_TIMEOUT_SECONDS), STOP_TIMEOUT_SECONDS
         try:
             if self._transactions is not None and self._transactions.is_open:
                 # Aborted, or a commit or abort comes to its end that its caller has not waited for.
@@ -638,7 +637,8 @@ class Producer:
                     self._transactions.finish(deadline.left_seconds())
                 except (KafkaException, RuntimeError) as error:
                     name = self._transactions.transactional_id[:80]
-                    _log.warning("the transaction of %s was left for recovery: %s", name, error)
+                    fields = {"event": "transaction_left", "transactional_id": name}
+                    _log.warning("the transaction of %s was left for recovery: %s", name, error, extra=fields)
             self._flush(deadline.left_seconds())
         except BaseException as error:
             if not isinstance(error, Exception):

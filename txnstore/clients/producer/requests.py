@@ -270,7 +270,12 @@ def _usable_codec(configuration: Configuration) -> Codec:
     try:
         require_codec(codec)
     except UnsupportedCompression as error:
-        configuration.logger.warning("compression.type=%s: %s; records are not compressed", codec.label, error)
+        configuration.logger.warning(
+            "compression.type=%s: %s; records are not compressed",
+            codec.label,
+            error,
+            extra={"event": "setting_without_effect", "setting": "compression.type"},
+        )
         return Codec.NONE
     return codec
 

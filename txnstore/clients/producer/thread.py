@@ -370,7 +370,11 @@ class SenderThread:
             except SenderStopped:
                 break
             except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
-                _log.exception("%s failed; it goes on", self._name)
+                _log.exception(
+                    "%s failed; it goes on",
+                    self._name,
+                    extra={"event": "background_work_failed", "client": self._name},
+                )
                 self.backoff.back_off()
             del work
         self._refuse_jobs()

@@ -232,7 +232,11 @@ class Cluster:
         try:
             store = address.open(self._open, create=create)
         except StoreUnavailable as error:
-            _log.warning("%s; it is looked for again when something that lives there is needed", error)
+            _log.warning(
+                "%s; it is looked for again when something that lives there is needed",
+                error,
+                extra={"event": "database_unavailable", "database": address.label},
+            )
             return
         member = self._member_of(store)
         if member is None:
@@ -321,7 +325,8 @@ class Cluster:
                 self._refuse_while_paused(database_id)
                 yield self.own(database_id)
             except (StoreUnavailable, MissingMember) as error:
-                _log.warning("left out: %s", error)
+                fields = {"event": "database_unavailable", "database": self.label_of(database_id)}
+                _log.warning("left out: %s", error, extra=fields)
 
     def read_all(
         self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None
@@ -336,7 +341,8 @@ class Cluster:
             try:
                 found.append((store, store.read(work, retry_timeout_ms=retry_timeout_ms)))
             except StoreUnavailable as error:
-                _log.warning("left out: %s", error)
+                fields = {"event": "database_unavailable", "database": self.label_of(store.database_id)}
+                _log.warning("left out: %s", error, extra=fields)
         return found
 
     def write_at(
@@ -571,12 +577,18 @@ class Cluster:
         try:
             catalogue = self.controller.read(read_catalogue)
         except TxnStoreError as error:
-            _log.warning("topics are not copied to the other databases yet: %s", error)
+            _log.warning(
+                "topics are not copied to the other databases yet: %s", error, extra={"event": "topics_not_copied"}
+            )
             return
         outcomes = self.each({database_id: partial(self._copy, database_id, catalogue) for database_id in others})
-        for outcome in outcomes.values():
+        for database_id, outcome in outcomes.items():
             if isinstance(outcome, TxnStoreError):
-                _log.warning("topics are not copied to one of the databases yet: %s", outcome)
+                _log.warning(
+                    "topics are not copied to one of the databases yet: %s",
+                    outcome,
+                    extra={"event": "topics_not_copied", "database": self.label_of(database_id)},
+                )
 
     def reconcile(self, database_id: int) -> bool:
         """Bring a member's copies to the controller's state; False if they were.

@@ -221,6 +221,12 @@ def _mark(store: Store, refused: _Refused, retry_timeout_ms: int | None) -> Sequ
         len(refused.refusals),
         number,
         why,
+        extra={
+            "event": "outbox_rows_refused",
+            "store": str(store.url),
+            "count": len(refused.refusals),
+            "outbox_id": number,
+        },
     )
     return Sequenced(refused_count=len(refused.refusals), has_more=True)
 
