@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from sqlalchemy import event, insert, text
+from sqlalchemy import event, insert, text, update
 
 from tests.observability.conftest import scraped
 from tests.transactions.bench import Producer
 from txnstore import Consumer
 from txnstore import Producer as Client
-from txnstore.db.schema import outbox
+from txnstore.db.schema import outbox, partition_heads
 from txnstore.groups.administration import alter_offsets
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
@@ -75,20 +75,22 @@ def test_who_holds_back_readers_and_for_how_long(collect, store, orders, started
     clock.advance(30_000)
     second.send(orders[0], b"d", b"e")
     clock.advance(12_500)
+    # It is as old as its beginning, whatever it has written since.
+    first.send(orders[1], b"f")
     told = collect()
     place = ("0", "orders")
     assert told["txnstore_partition_log_start_offset"][place] == 0
-    assert told["txnstore_partition_high_watermark"] == {("0", "orders"): 5, ("1", "orders"): 0}
-    assert told["txnstore_partition_lso_lag_offsets"] == {("0", "orders"): 3, ("1", "orders"): 0}
-    assert told["txnstore_partition_lso_age_seconds"] == {("0", "orders"): 42.5, ("1", "orders"): 0}
-    holder = (*place[:1], str(first.identity.producer_id), "orders", "first")
-    assert told["txnstore_partition_lso_holder_age_seconds"] == {holder: 42.5}
+    assert told["txnstore_partition_high_watermark"] == {("0", "orders"): 5, ("1", "orders"): 1}
+    assert told["txnstore_partition_lso_lag_offsets"] == {("0", "orders"): 3, ("1", "orders"): 1}
+    assert told["txnstore_partition_lso_age_seconds"] == {("0", "orders"): 42.5, ("1", "orders"): 42.5}
+    holders = {(number, str(first.identity.producer_id), "orders", "first"): 42.5 for number in ("0", "1")}
+    assert told["txnstore_partition_lso_holder_age_seconds"] == holders
     assert told["txnstore_open_transactions"] == {("Decided",): 0, ("Ongoing",): 2}
     assert told["txnstore_oldest_transaction_age_seconds"] == {("Decided",): 0, ("Ongoing",): 42.5}
 
     first.abort()
     told = collect()
-    assert told["txnstore_partition_lso_age_seconds"][place] == 12.5
+    assert told["txnstore_partition_lso_age_seconds"] == {("0", "orders"): 12.5, ("1", "orders"): 0}
     assert [labels[-1] for labels in told["txnstore_partition_lso_holder_age_seconds"]] == ["second"]
 
     second.decide(commit=True)
@@ -144,16 +146,31 @@ def test_the_lag_of_a_group_is_in_records_that_its_readers_get(collect, store, o
     assert told["txnstore_group_members"] == {("ahead",): 0, ("behind",): 0}
 
 
-def test_what_is_far_behind_is_told_in_offsets_from_some_batch_on(collect, store, orders):
-    for _ in range(10):
-        write(store, orders[0], b"a", b"b")
+def test_what_is_far_behind_is_told_in_offsets_from_some_batch_on(collect, store, orders, started):
+    producer = started("payments", 600_000)
+    for _ in range(5):
+        producer.send(orders[0], b"a")
+        producer.abort()
     for _ in range(3):
         write(store, orders[1], b"a")
     commit_offsets(store, "far", {orders[0]: 0})
     commit_offsets(store, "near", {orders[1]: 1})
+    # Who is nearer is counted first, by two of the six batches; of the other, four of ten are known to be nothing.
     told = collect(limits=FigureLimits(lag_batches=6))
-    assert told["txnstore_group_lag_records"] == {("far", "0", "orders"): 20, ("near", "1", "orders"): 2}
+    assert told["txnstore_group_lag_records"] == {("far", "0", "orders"): 6, ("near", "1", "orders"): 2}
     assert told["txnstore_group_lag_is_exact"] == {("far", "0", "orders"): 0, ("near", "1", "orders"): 1}
+    assert told["txnstore_group_lag_offsets"][("far", "0", "orders")] == 10
+
+
+def test_what_was_deleted_is_nothing_to_read(collect, store, orders):
+    for _ in range(5):
+        write(store, orders[0], b"a", b"b")
+    commit_offsets(store, "group", {orders[0]: 0})
+    cut = update(partition_heads).where(partition_heads.c.partition_id == orders[0]).values(log_start_offset=7)
+    store.write(lambda connection: connection.execute(cut))
+    told = collect()
+    assert told["txnstore_group_lag_records"] == told["txnstore_group_lag_offsets"] == {("group", "0", "orders"): 3}
+    assert told["txnstore_partition_log_start_offset"][("0", "orders")] == 7
 
 
 def test_an_upper_bound_of_the_lag_counts_what_was_aborted_only_behind_the_batches_looked_at(
