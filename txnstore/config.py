@@ -140,7 +140,7 @@ STORE_SETTINGS: Final = _table(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         10_000,
         _integer(1, _INT32_MAX),
-        "How often transactions that are open for too long are looked for.",
+        "How often unfinished transactions are looked for; timed-out ones at least once a second.",
     ),
     Setting(
         "transaction.remove.expired.transaction.cleanup.interval.ms",

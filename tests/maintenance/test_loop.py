@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -271,3 +272,18 @@ def test_an_observer_hears_of_every_portion_and_of_what_is_due(shared_store):
     ]
     # Before and after each portion; the first duty stays due until nothing of it is left.
     assert told.due_counts == [3, 3, 3, 2, 2, 1, 1, 0]
+
+
+def test_what_readers_wait_for_is_looked_for_every_second_however_long_the_interval_is(shared_store, settings):
+    settings(abort=3_600_000)
+    time = Time(5)
+    done: list[float] = []
+
+    def note(*_: object) -> int:
+        done.append(time.elapsed_seconds())
+        return 0
+
+    waited_for = [duty for duty in DUTIES if duty.name == "timed out transactions aborted"]
+    noted = [replace(duty, do=note) for duty in waited_for]
+    Maintenance(shared_store, duties=noted, monotonic_seconds=time.monotonic_seconds).run(time)
+    assert done == [0.0, 1.0, 2.0, 3.0, 4.0]

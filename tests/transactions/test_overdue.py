@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from txnstore.errors import StoreUnavailable
-from txnstore.transactions import recovery
+from txnstore.errors import StoreBusy, StoreUnavailable
+from txnstore.transactions import recovery, transaction
 from txnstore.transactions.protocol import FenceReason, TransactionState
 from txnstore.transactions.recovery import AGAIN_MS, abort_overdue
 from txnstore.transactions.rows import lock_row
@@ -102,11 +102,45 @@ def test_it_waits_for_nobody_who_is_at_work_on_one(own_bench) -> None:
     assert bench.row(locked.transactional_id).state is S.COMPLETE_ABORT
 
 
+@pytest.mark.parametrize("help_with", ["a client", "maintenance"])
+def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monkeypatch, help_with) -> None:
+    """However many of them have waited longest."""
+    bench = own_bench
+    monkeypatch.setattr(recovery, "ABORTED_MAX", 2)
+    monkeypatch.setattr(recovery, "FOUND_MAX", 2)
+    for name in ("_NEXT_DEADLINES", "_TIMED_OUT"):
+        monkeypatch.setattr(recovery, name, getattr(recovery, name).limit(3))
+    stuck = [begin(bench, 1_000).transactional_id for _ in range(7)]
+    bench.clock.advance(1)
+    free = [begin(bench, 1_000).transactional_id for _ in range(3)]
+    bench.clock.advance(1_001)
+    abort = transaction.abort_if_timed_out
+
+    def abort_if_free(store: Any, transactional_id: str, *arguments: Any, **options: Any) -> bool:
+        if transactional_id in stuck:
+            # Locked by somebody; who waits for that gives up in the end.
+            if options.get("waits", True):
+                raise StoreBusy
+            return False
+        return abort(store, transactional_id, *arguments, **options)
+
+    monkeypatch.setattr(recovery, "abort_if_timed_out", abort_if_free)
+    if help_with == "a client":
+        assert abort_overdue(bench.store) == 0
+        assert abort_overdue(bench.store) == AGAIN_MS
+    else:
+        assert len(recovery.abort_timed_out(bench.store)) == 2
+        with pytest.raises(StoreBusy):
+            recovery.abort_timed_out(bench.store)
+    assert {bench.row(name).state for name in free} == {S.COMPLETE_ABORT}
+    assert {bench.row(name).state for name in stuck} == {S.ONGOING}
+
+
 @pytest.mark.parametrize(
     ("statement", "parameters", "index", "condition"),
     [
-        (recovery._NEXT_DEADLINES, {}, "transactions_deadline", "deadline_ms>"),
-        (recovery._TIMED_OUT, {}, "transactions_deadline", "deadline_ms<"),
+        (recovery._NEXT_DEADLINES, recovery._FIRST_DEADLINE, "transactions_deadline", "deadline_ms"),
+        (recovery._TIMED_OUT, recovery._FIRST_DEADLINE, "transactions_deadline", "deadline_ms<"),
         (recovery._DECIDED, {"after_id": ""}, "transactions_decided", ""),
     ],
     ids=["the next", "timed out", "decided"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,9 @@ class MaintenanceDuty:
     do: Callable[[Store, Cluster | None], int]
     """Do a portion of it and return how much was done: FOUND_MAX or more, or all that there was."""
 
+    interval_max_seconds: float = math.inf
+    """It is done at least so often, whatever the setting says."""
+
 
 DUTIES: Final = (
     # First: what others wait for.
@@ -55,6 +59,8 @@ DUTIES: Final = (
         "timed out transactions aborted",
         ABORT_INTERVAL,
         lambda store, cluster: len(recovery.abort_timed_out(store, cluster)),
+        # It is one look at an index, and readers wait.
+        interval_max_seconds=1.0,
     ),
     MaintenanceDuty("branches ended in the databases of the cluster", ABORT_INTERVAL, recover_in_cluster),
     MaintenanceDuty(

@@ -101,7 +101,7 @@ class Maintenance:
         last = self._last_done.get(duty.name)
         if last is None or duty.name in self._unfinished:
             return 0.0
-        interval_seconds: float = self._settings[duty.interval_setting] / 1000
+        interval_seconds: float = min(self._settings[duty.interval_setting] / 1000, duty.interval_max_seconds)
         return last + interval_seconds - self._monotonic_seconds()
 
     def _do(self, duty: MaintenanceDuty) -> int | None:

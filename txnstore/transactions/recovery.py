@@ -13,13 +13,13 @@ does not know gets a marker of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, select, union_all
+from sqlalchemy import BindParameter, Connection, bindparam, delete, select, tuple_, union_all
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster, Locality, several
@@ -67,11 +67,18 @@ AGAIN_MS: Final = 1_000
 #: What the sink id of a job begins with; of a query it begins with something else.
 SINK_OF_JOB: Final = "job:"
 _IDS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
+_BY_DEADLINE: Final = (transactions.c.deadline_ms, transactions.c.transactional_id)
+_AFTER_DEADLINE: Final = tuple_(*_BY_DEADLINE) > tuple_(bindparam("after_deadline_ms"), bindparam("after_id"))
+_FIRST_DEADLINE: Final = {"after_deadline_ms": -1, "after_id": ""}
 # At least zero, as every deadline is: SQLite takes the partial index for that, though not for IS NOT NULL.
 _NEXT_DEADLINES: Final = (
-    select(transactions.c.transactional_id, (transactions.c.deadline_ms - server_now_ms()).label("left_ms"))
-    .where(transactions.c.deadline_ms >= 0)
-    .order_by(transactions.c.deadline_ms)
+    select(
+        transactions.c.transactional_id,
+        transactions.c.deadline_ms,
+        (transactions.c.deadline_ms - server_now_ms()).label("left_ms"),
+    )
+    .where(transactions.c.deadline_ms >= 0, _AFTER_DEADLINE)
+    .order_by(*_BY_DEADLINE)
     .limit(ABORTED_MAX + 1)
 )
 # Who has records of an open transaction in the partitions, the oldest first, or offsets for them.
@@ -103,10 +110,11 @@ _DECIDED: Final = (
     .limit(FOUND_MAX)
 )
 _TIMED_OUT: Final = (
-    select(transactions.c.transactional_id)
+    select(*_BY_DEADLINE)
     # The time as a subquery, which is asked once: the index then ends at what has timed out.
     .where(transactions.c.deadline_ms >= 0, transactions.c.deadline_ms < select(server_now_ms()).scalar_subquery())
-    .order_by(transactions.c.deadline_ms)
+    .where(_AFTER_DEADLINE)
+    .order_by(*_BY_DEADLINE)
     .limit(FOUND_MAX)
 )
 _EXPIRED: Final = (
@@ -161,22 +169,33 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
     Raises:
         TxnStoreError: the database cannot be read.
     """
-    found = store.read(lambda connection: connection.execute(_NEXT_DEADLINES).all(), retry_timeout_ms=0)
-    again_ms = None
-    for row in found[:ABORTED_MAX]:
-        if row.left_ms >= 0:
-            # A transaction has timed out once it is open for longer than its timeout.
-            left_ms = int(row.left_ms) + 1
-            return left_ms if again_ms is None else min(left_ms, again_ms)
-        try:
-            # Whoever has its lock, perhaps for long, is at work on it: the reader that is helped here does not wait.
-            if not abort_if_timed_out(store, row.transactional_id, cluster, waits=False, retry_timeout_ms=0):
-                again_ms = AGAIN_MS
-        except TxnStoreError as error:
-            # Others can, or the next look.
-            _log.debug("the transaction of %.80r could not be aborted for its age: %s", row.transactional_id, error)
-            return AGAIN_MS
-    return 0 if len(found) > ABORTED_MAX else again_ms
+    again_ms, aborted = None, 0
+    after = _FIRST_DEADLINE
+    while found := store.read(partial(_next_deadlines, after), retry_timeout_ms=0):
+        for row in found:
+            if row.left_ms >= 0:
+                # A transaction has timed out once it is open for longer than its timeout.
+                left_ms = int(row.left_ms) + 1
+                return left_ms if again_ms is None else min(left_ms, again_ms)
+            if aborted >= ABORTED_MAX:
+                return 0
+            try:
+                # Whoever has its lock, perhaps for long, is at work on it: the reader that is helped here does not
+                # wait, and those behind it have their turn.
+                if abort_if_timed_out(store, row.transactional_id, cluster, waits=False, retry_timeout_ms=0):
+                    aborted += 1
+                else:
+                    again_ms = AGAIN_MS
+            except TxnStoreError as error:
+                # Others can, or the next look.
+                _log.debug("the transaction of %.80r could not be aborted for its age: %s", row.transactional_id, error)
+                return AGAIN_MS
+        after = {"after_deadline_ms": found[-1].deadline_ms, "after_id": found[-1].transactional_id}
+    return again_ms
+
+
+def _next_deadlines(after: Mapping[str, Any], connection: Connection) -> Sequence[Any]:
+    return connection.execute(_NEXT_DEADLINES, after).all()
 
 
 def abort_overdue_in(store: Store, partition_ids: Collection[int], cluster: Cluster | None = None) -> int | None:
@@ -375,9 +394,14 @@ def complete_all_decided(store: Store, cluster: Cluster | None = None) -> tuple[
 
 
 def abort_timed_out(store: Store, cluster: Cluster | None = None) -> tuple[str, ...]:
-    """Abort every transaction that is open for longer than its timeout; return their transactional ids."""
-    found = store.read(lambda connection: connection.execute(_TIMED_OUT).scalars().all())
-    return _each(found, partial(abort_if_timed_out, store, cluster=cluster))
+    """Abort transactions that are open for longer than their timeout; return their transactional ids.
+
+    At least FOUND_MAX, or all that there are.
+
+    Raises:
+        TxnStoreError: some of them could not be aborted now; all others are.
+    """
+    return _each(_all_timed_out(store), partial(abort_if_timed_out, store, cluster=cluster), helped_max=FOUND_MAX)
 
 
 def abort_by_administrator(
@@ -465,14 +489,33 @@ def _all_decided(store: Store) -> Iterator[str]:
         yield from found
 
 
-def _each(transactional_ids: Iterable[str], help_with: Callable[[str], bool]) -> tuple[str, ...]:
-    """Return those that could be helped; one that cannot keeps no other one from it, and its error comes last."""
+def _all_timed_out(store: Store) -> Iterator[str]:
+    """Yield the ids of transactions whose time is up, page by page, those first that have waited longest."""
+    after: Mapping[str, Any] = _FIRST_DEADLINE
+    while found := store.read(partial(_timed_out, after)):
+        yield from (row.transactional_id for row in found)
+        after = {"after_deadline_ms": found[-1].deadline_ms, "after_id": found[-1].transactional_id}
+
+
+def _timed_out(after: Mapping[str, Any], connection: Connection) -> Sequence[Any]:
+    return connection.execute(_TIMED_OUT, after).all()
+
+
+def _each(
+    transactional_ids: Iterable[str], help_with: Callable[[str], bool], helped_max: int | None = None
+) -> tuple[str, ...]:
+    """Return those that could be helped; one that cannot keeps no other one from it, and its error comes last.
+
+    With `helped_max` no more than that: the rest, and what failed, comes with the next call.
+    """
     helped: list[str] = []
     failed: TxnStoreError | None = None
     for transactional_id in transactional_ids:
         try:
             if help_with(transactional_id):
                 helped.append(transactional_id)
+                if len(helped) == helped_max:
+                    return tuple(helped)
         except TxnStoreError as error:
             failed = failed or error
     if failed is not None:
