@@ -16,6 +16,7 @@ from scripts.draw_folders import draw_files, draw_imports
 from txnstore.clients.configuration.keys import KEYS
 from txnstore.clients.producer.state import ALLOWED_IN, RESUMABLE, TransactionCall, TransactionStage
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
+from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS
 from txnstore.db.schema import metadata
 from txnstore.errors import ERRORS
 from txnstore.observability.metric_table import CLIENT_METRICS, MAINTENANCE_METRICS, STORE_METRICS
@@ -44,6 +45,14 @@ def draw_tables() -> Iterator[str]:
             key = " (key)" if column.primary_key else ""
             yield f"| `{column.name}`{key} | {_cell(column.comment or '')} |"
         yield ""
+
+
+def draw_views() -> Iterator[str]:
+    """Draw the columns of the view of open transactions."""
+    yield "| column | holds |"
+    yield "| --- | --- |"
+    for name, holds in OPEN_TRANSACTIONS_COLUMNS.items():
+        yield f"| `{name}` | {_cell(holds)} |"
 
 
 def draw_states() -> Iterator[str]:
@@ -155,6 +164,7 @@ def _cell(text: str) -> str:
 PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
     "tables": draw_tables,
     "metrics": draw_metrics,
+    "views": draw_views,
     "states": draw_states,
     "end transaction": draw_end_transaction,
     "errors": draw_errors,

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from txnstore.clients.admin.transactions import (
         AbortTransactionSpec,
         HangingTransaction,
+        OpenTransactionListing,
         PartitionProducerState,
         ProducerIdAndEpoch,
         ProducerState,
@@ -109,6 +110,7 @@ __all__ = [
     "NewPartitions",
     "NewTopic",
     "OffsetSpec",
+    "OpenTransactionListing",
     "PartitionMetadata",
     "PartitionProducerState",
     "ProducerIdAndEpoch",
@@ -164,6 +166,7 @@ _NAMES: Final = {
     "txnstore.clients.admin.transactions": (
         "AbortTransactionSpec",
         "HangingTransaction",
+        "OpenTransactionListing",
         "PartitionProducerState",
         "ProducerIdAndEpoch",
         "ProducerState",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 #: What stands in the columns of a batch that no idempotent producer wrote.
 NO_PRODUCER_ID: Final = -1
@@ -23,6 +24,7 @@ OFFSET_MAX: Final = 2**63 - 1
 Header = tuple[str, bytes | None]
 #: Asks whether both databases store a text unchanged: one without NUL and without halves of surrogate pairs.
 is_storable_text: Final = re.compile("[^\0\ud800-\udfff]*").fullmatch
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
 
 class TimestampType(enum.IntEnum):
@@ -128,3 +130,26 @@ class GroupMembership:
     group_instance_id: str | None = None
     commits_unowned: bool = False
     """Whether the member wants to commit partitions that it does not own, too, as Kafka lets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientProcess:
+    """A process that uses a store, as it says of itself: for people who look for it."""
+
+    client_id: str
+    """Its `client.id`."""
+
+    host: str
+    process_id: int
+
+    @classmethod
+    def here(cls, client_id: str) -> Self:
+        """Return this very process."""
+        import socket  # for few programs anything else imports it
+
+        return cls(client_id, storable_text(socket.gethostname()), os.getpid())
+
+
+def storable_text(text: str) -> str:
+    """Return the text without what no database stores."""
+    return _UNSTORABLE.sub("?", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.copies import copy_file
 from tests.tools.readmes import TOP, block_of
+from txnstore import Producer
 from txnstore.db.identity import check_original
 from txnstore.db.opening import open_store
 
@@ -63,6 +65,38 @@ def test_the_session_prints_what_stands_there(terminal):
     commands = re.findall(r"^\$ (.*)$", session, re.MULTILINE)
     printed = run("\n".join(f"printf '%s\\n' {_quoted(f'$ {command}')}\n{command}" for command in commands))
     assert without_times_and_trailing_spaces(printed) == without_times_and_trailing_spaces(session)
+
+
+def test_the_operations_chapter_prints_what_stands_there(terminal):
+    folder, run = terminal
+    (folder / "import.py").write_text(block_of(__file__, "A session").text)
+    session = block_of(__file__, "When readers stand still", "console").text
+    commands = re.findall(r"^\$ (.*)$", session, re.MULTILINE)
+    printed = run("\n".join(f"printf '%s\\n' {_quoted(f'$ {command}')}\n{command}" for command in commands))
+    assert f"importer ({socket.gethostname()}, process " in printed
+    assert without_processes(printed) == without_processes(session)
+
+
+def without_processes(text):
+    """Return a text without ages, hosts and processes, and the widths of columns that they come to."""
+    text = re.sub(r"\(\S+, process \d+\)", "(HOST, process NUMBER)", re.sub(r"\b[\d.]+ (ms|s|min)\b", "AGE", text))
+    return re.sub(" +", " ", text)
+
+
+def test_the_view_of_the_operations_chapter_shows_what_the_command_does(url, answer, sql_program):
+    statement = block_of(__file__, "When readers stand still", "sql").text
+    if not url.startswith("sqlite"):
+        (of_postgresql,) = re.findall("PostgreSQL: (.*)", statement)
+        statement = re.sub("FROM .*", f"FROM {of_postgresql}", statement)
+    with Producer({"bootstrap.servers": url, "transactional.id": "import"}) as producer:
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce("orders", b"a")
+        assert producer.flush(60) == 0
+        (row,) = answer("transactions", "list-open")
+        printed = re.sub(r"^orders,0,\d+,", "", sql_program(url, statement)).strip()
+    wanted = (row["client_id"], row["client_host"], str(row["client_process_id"]), "NULL", "NULL", row["freed_by"])
+    assert printed.replace('"', "") == ",".join(wanted)
 
 
 def _quoted(text):

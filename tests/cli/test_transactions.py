@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 
 from txnstore.clients.model.errors import KafkaException
 from txnstore.clients.producer.producer import Producer
+from txnstore.db.opening import open_store
+from txnstore.db.schema import producer_states
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.log.partition_rows import allocate_producer_id
+from txnstore.log.topics import get_topic
+from txnstore.model import ProducerIdentity, Record
 
 
 @pytest.fixture
@@ -79,6 +89,37 @@ def test_a_transaction_is_aborted_by_where_it_holds_up(opened, run, done, answer
     assert "endTxnMarker: ABORT" in done("dump", "log", "orders", "-p", "1")
     with pytest.raises(KafkaException):
         opened.commit_transaction(30)
+
+
+def test_what_holds_readers_back_is_shown_with_who_it_is_and_what_ends_it(opened, run, done, answer):
+    (row,) = answer("transactions", "list-open")
+    assert (row["topic"], row["partition"], row["first_offset"], row["state"]) == ("orders", 1, 0, "Ongoing")
+    assert (row["client_id"], row["client_process_id"]) == ("rdkafka", os.getpid())
+    heading, line = done("transactions", "list-open", "orders").splitlines()
+    assert heading.split("  ")[0] == "TOPIC"
+    assert f"rdkafka ({socket.gethostname()}, process {os.getpid()})" in line
+    assert line.endswith("txnstore transactions abort load")
+    assert answer("transactions", "list-open", "orders", "-p", "0") == []
+    assert run("transactions", "list-open", "-p", "0").code == 2
+    assert run("transactions", "list-open", "unknown").code == 1
+
+
+def test_what_hangs_is_ended_in_one_go(url, done, run):
+    done("topics", "create", "orders", "-p", "2")
+    with open_store(url) as store:
+        for partition_id in store.read(lambda connection: get_topic(connection, "orders")).partition_ids:
+            producer = ProducerIdentity(store.write(allocate_producer_id), 0)
+            # Of no transaction that a coordinator knows, as only damage leaves it; and it is an hour old.
+            batch = encode([Record(b"x")], producer=producer, base_sequence=0, is_transactional=True)
+            items = [Append(partition_id, batch)]
+            store.write(lambda c, items=items: append(c, items, coordinated=True))
+        store.write(lambda c: c.execute(producer_states.update().values(last_timestamp_ms=1_000)))
+    assert run("transactions", "find-hanging", "--abort", stdin=b"n\n").code == 1
+    ended = run("transactions", "find-hanging", "--abort", "--yes")
+    assert (ended.code, ended.err) == (0, "2 transactions were aborted\n")
+    assert len(ended.out.splitlines()) == 3
+    assert len(done("transactions", "find-hanging").splitlines()) == 1
+    assert len(done("transactions", "list-open").splitlines()) == 1
 
 
 def test_nothing_hangs_that_a_coordinator_knows(opened, answer, done):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
@@ -152,6 +153,12 @@ def test_transactions_are_listed_described_and_aborted_wherever_they_are_coordin
         assert len(states) == 3
         assert all(state.current_transaction_start_offset is not None for state in states)
     assert admin.find_hanging_transactions().result(PATIENCE_SECONDS) == []
+    opened = admin.list_open_transactions().result(PATIENCE_SECONDS)
+    assert len(opened) == 3 * PARTITIONS
+    for each in opened:
+        assert each.coordinator_id == producers[each.transactional_id][0]
+        assert (each.client_process_id, each.is_hanging) == (os.getpid(), False)
+        assert each.freed_by == f"txnstore transactions abort {each.transactional_id}"
     # Any of its partitions will do to abort the whole.
     states = admin.describe_producers([partitions[1]])[partitions[1]].result(PATIENCE_SECONDS).active_producers
     for state in states:

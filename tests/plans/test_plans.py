@@ -47,6 +47,7 @@ from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, Offse
 from txnstore.observability.store_figures import FigureLimits, read_cluster_figures
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import describe_transaction, hanging_transactions
+from txnstore.transactions.open_transactions import each_open_in
 from txnstore.transactions.outcome import read_outcome, resolve_outcome
 from txnstore.transactions.recovery import (
     OpenInPartition,
@@ -340,6 +341,8 @@ CALLS = [
     Call("outcome for good", _resolved),
     Call("abort by an administrator", _aborted_by_administrator),
     Call("search for hanging transactions", _read(lambda _, connection: hanging_transactions(connection, 0))),
+    Call("what holds readers back", lambda big: lambda: list(each_open_in(big.store))),
+    Call("what holds readers of a partition back", lambda big: lambda: list(each_open_in(big.store, [big.plain]))),
     Call("describe a transaction", _read(lambda _, connection: describe_transaction(connection, "id 0"))),
     Call("describe a group", _read(lambda _, connection: find_group(connection, "group 7"))),
     Call("producer", _client_of_producer),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -26,6 +27,7 @@ from txnstore.cli.output import (
     Column,
     CommandFailed,
     duration_text,
+    hint,
     list_text,
     report,
     say,
@@ -38,6 +40,7 @@ from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
+from txnstore.errors import InvalidTransactionState
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
@@ -53,6 +56,7 @@ from txnstore.transactions.listing import (
     hanging_transactions,
     list_transactions,
 )
+from txnstore.transactions.open_transactions import OpenTransaction, each_open
 from txnstore.transactions.protocol import STORED, TransactionState
 from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction
 
@@ -101,6 +105,17 @@ _HANGING_COLUMNS: Final = (
     Column("start_offset", "START OFFSET"),
     Column("last_timestamp_ms", "LAST TIMESTAMP", time_text),
     Column("duration_ms", "OPEN FOR", duration_text),
+)
+
+_OPEN_COLUMNS: Final = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION"),
+    Column("first_offset", "SINCE OFFSET"),
+    Column("open_for_ms", "OPEN FOR", duration_text),
+    Column("transactional_id", "TRANSACTIONAL ID"),
+    Column("client", "CLIENT"),
+    Column("state", "STATE"),
+    Column("freed_by", "FREED BY"),
 )
 
 _BRANCH_COLUMNS: Final = (
@@ -288,7 +303,38 @@ def abort(
         say(f"the transaction of producer {target.producer} was aborted")
 
 
-@app.command(name="find-hanging", epilog=examples("txnstore transactions find-hanging", "... find-hanging --json"))
+@app.command(
+    name="list-open",
+    epilog=examples(
+        "txnstore transactions list-open orders",
+        "txnstore transactions list-open --json | jq -r '.[] | select(.open_for_ms > 3600000) | .freed_by'",
+    ),
+)
+def list_open(
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="[TOPIC]", autocompletion=complete_topic, help="Only in this topic."),
+    ] = None,
+    *,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only in this partition.")] = None,
+    as_json: Json = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Show what holds readers back: the open transactions of each partition, the oldest first, and what ends each.
+
+    CLIENT is what the process that writes says of itself. Readers of a partition wait for its first transaction.
+    """
+    ids_of = _partition_ids(topic, partition)
+    with opened(url, schema) as cluster:
+        found = [_open_row(each) for each in each_open(cluster, cluster.controller.read(ids_of))]
+    show_rows(found, _OPEN_COLUMNS, as_json=as_json)
+
+
+@app.command(
+    name="find-hanging",
+    epilog=examples("txnstore transactions find-hanging", "... find-hanging --json", "... find-hanging --abort --yes"),
+)
 def find_hanging(
     *,
     topic: Annotated[
@@ -305,19 +351,14 @@ def find_hanging(
             help="What has been open five minutes longer than this, unknown to its coordinator, hangs.",
         ),
     ] = 15,
+    abort: Annotated[bool, typer.Option("--abort", help="End what is found.")] = False,
+    yes: _Yes = False,
     as_json: Json = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Find transactions that hold up readers and that nobody will ever end; `abort` ends them."""
-    if topic is None and partition is not None:
-        raise typer.BadParameter("this needs --topic", param_hint="--partition")
-
-    def ids_of(connection: Connection) -> list[int] | None:
-        if topic is None:
-            return None
-        found = get_topic(connection, topic)
-        return list(found.partition_ids) if partition is None else [found.partition_id(partition)]
+    ids_of = _partition_ids(topic, partition)
 
     def rows(found: Iterable[HangingInPartition]) -> list[dict[str, Any]]:
         return [
@@ -343,6 +384,9 @@ def find_hanging(
         else:
             found = hanging_in_cluster(cluster, longest_ms, cluster.controller.read(ids_of))
         show_rows(rows(found), _HANGING_COLUMNS, as_json=as_json)
+        if abort and found:
+            _ask(f"the {len(found)} transactions above" if len(found) > 1 else "the transaction above", yes=yes)
+            _abort_hanging(cluster, found)
 
 
 @app.command(
@@ -440,6 +484,64 @@ def _abort_at(store: Store, cluster: Cluster, transactional_id: str, *, yes: boo
     _ask(f"the open transaction of {transactional_id}, in {list_text(found.partitions)}", yes=yes)
     TransactionCoordinator(store, cluster).init_producer_id(transactional_id, _FENCING_TIMEOUT_MS)
     say(f"the transaction of {transactional_id} was aborted, and its producer is fenced")
+
+
+def _abort_hanging(cluster: Cluster, found: Iterable[HangingInPartition]) -> None:
+    count = 0
+    for topic, those in itertools.groupby(found, key=lambda one: one.partition.topic):
+        partition_ids = cluster.controller.read(partial(get_topic, name=topic)).partition_ids
+        for one in those:
+            producer = ProducerIdentity(one.producer_id, one.producer_epoch)
+            partition_id = partition_ids[one.partition.partition]
+            target = OpenInPartition(partition_id, producer, max(0, one.coordinator_epoch))
+            try:
+                cluster.at_partition(partition_id, partial(abort_open_transaction, target=target, cluster=cluster))
+            except InvalidTransactionState:
+                # Somebody else has ended it.
+                continue
+            count += 1
+    hint(f"{count} {'transaction was' if count == 1 else 'transactions were'} aborted")
+
+
+def _partition_ids(topic: str | None, partition: int | None) -> Callable[[Connection], list[int] | None]:
+    """Return what finds the partitions that are asked about; None: all."""
+    if topic is None and partition is not None:
+        raise typer.BadParameter("this needs a topic", param_hint="--partition")
+
+    def find(connection: Connection) -> list[int] | None:
+        if topic is None:
+            return None
+        found = get_topic(connection, topic)
+        return list(found.partition_ids) if partition is None else [found.partition_id(partition)]
+
+    return find
+
+
+def _open_row(one: OpenTransaction) -> dict[str, Any]:
+    client = one.client
+    return {
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "first_offset": one.first_offset,
+        "is_oldest": one.is_oldest,
+        "transactional_id": one.transactional_id,
+        "state": "hanging" if one.is_hanging else None if one.state is None else one.state.kafka_name,
+        "client": None if client is None else f"{client.client_id} ({client.host}, process {client.process_id})",
+        "client_id": None if client is None else client.client_id,
+        "client_host": None if client is None else client.host,
+        "client_process_id": None if client is None else client.process_id,
+        "open_for_ms": one.age_ms,
+        "timeout_ms": one.timeout_ms,
+        "started_ms": one.started_ms,
+        "last_write_ms": one.last_write_ms,
+        "prepared_gids": list(one.prepared_gids),
+        "backend_pid": one.backend_pid,
+        "freed_by": one.freed_by,
+        "producer_id": one.producer_id,
+        "producer_epoch": one.producer_epoch,
+        "coordinator_epoch": one.coordinator_epoch,
+        "coordinator": broker_id_of(one.coordinator_database_id),
+    }
 
 
 def _open_at(states: Iterable[ProducerInPartition], partition_id: int, name: str, start_offset: int) -> OpenInPartition:

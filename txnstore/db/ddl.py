@@ -1,4 +1,4 @@
-"""What SQLAlchemy has no words for: types that both databases have, how columns are kept, the view, the function."""
+"""What SQLAlchemy has no words for: types that both databases have, how columns are kept, the views, the function."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
+from txnstore.db import open_transactions_view
 from txnstore.db.postgresql import commit_function
 from txnstore.db.postgresql import records_view as records_view_postgresql
 from txnstore.db.sqlite import records_view as records_view_sqlite
@@ -125,12 +126,14 @@ def _compile_on_sqlite(element: current_transaction_id, compiler: SQLCompiler, *
 def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
     """Return what completes the tables once they are made."""
     if kind == "sqlite":
-        return [Verbatim(records_view_sqlite.create_view())]
+        views = (records_view_sqlite.create_view(), *open_transactions_view.create_on_sqlite())
+        return [Verbatim(statement) for statement in views]
     assert schema is not None
     statements = (
         _KEEP_AS_THEY_ARE.replace("{schema}", schema),
         records_view_postgresql.create_view(schema),
         *records_view_postgresql.comment_on_view(schema),
+        *open_transactions_view.create_on_postgresql(schema),
         *commit_function.create_functions(schema),
     )
     return [Verbatim(statement) for statement in statements]
@@ -139,7 +142,12 @@ def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
 def before_tables_go(kind: str, schema: str | None) -> list[Verbatim]:
     """Return what has to go before the tables can."""
     if kind == "sqlite":
-        return [Verbatim(records_view_sqlite.drop_view())]
+        views = (open_transactions_view.drop_on_sqlite(), records_view_sqlite.drop_view())
+        return [Verbatim(statement) for statement in views]
     assert schema is not None
-    statements = (*commit_function.drop_functions(schema), records_view_postgresql.drop_view(schema))
+    statements = (
+        *commit_function.drop_functions(schema),
+        open_transactions_view.drop_on_postgresql(schema),
+        records_view_postgresql.drop_view(schema),
+    )
     return [Verbatim(statement) for statement in statements]

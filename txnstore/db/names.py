@@ -13,6 +13,7 @@ DEFAULT_SCHEMA: Final = "txnstore"
 SQLITE_PREFIX: Final = "txnstore_"
 VERSION_TABLE: Final = "alembic_version"
 RECORDS_VIEW: Final = "records"
+OPEN_TRANSACTIONS_VIEW: Final = "open_transactions"
 
 
 class StoreName(quoted_name):

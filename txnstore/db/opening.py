@@ -15,7 +15,7 @@ from txnstore.clock import Clock
 from txnstore.db import migrating
 from txnstore.db.backend import Backend, Limits
 from txnstore.db.identity import record_identity
-from txnstore.db.names import DEFAULT_SCHEMA, RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.names import DEFAULT_SCHEMA, OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, VERSION_TABLE
 from txnstore.db.schema import (
     OLDEST_WRITER_VERSION,
     SCHEMA_VERSION,
@@ -37,6 +37,7 @@ from txnstore.errors import (
 from txnstore.late_import import collecting_later
 
 _OUR_TABLES: Final = frozenset(str(table.name) for table in metadata.tables.values())
+_OUR_NAMES: Final = _OUR_TABLES | {VERSION_TABLE, RECORDS_VIEW, OPEN_TRANSACTIONS_VIEW}
 #: What PostgreSQL keeps of an identifier; it cuts a longer one silently.
 _IDENTIFIER_BYTES: Final = 63
 
@@ -212,7 +213,7 @@ def upgrade(store: Store) -> Finding:
 
 
 def _look(store: Store, connection: Connection) -> Finding:
-    names = store.backend.table_names(connection, store.schema) & (_OUR_TABLES | {VERSION_TABLE, RECORDS_VIEW})
+    names = store.backend.table_names(connection, store.schema) & _OUR_NAMES
     if not names:
         return Finding(Found.NOTHING)
     if not {"stores", VERSION_TABLE} <= names:

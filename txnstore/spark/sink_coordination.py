@@ -40,6 +40,7 @@ from txnstore.groups.commit_rules import check_group_id
 from txnstore.model import (
     NO_PRODUCER,
     OFFSET_MAX,
+    ClientProcess,
     GroupMembership,
     OffsetAndMetadata,
     ProducerIdentity,
@@ -60,6 +61,8 @@ from txnstore.transactions.writers import enter_writer
 #: So many runs of a transactional id are remembered.
 RUNS_REMEMBERED: Final = 100
 NAME_LENGTH_MAX: Final = 1000
+#: What people find who ask which client a transaction belongs to.
+_CLIENT_ID: Final = "txnstore-spark"
 _SUPERSEDED: Final = "is superseded by a newer run"
 _RUNS_OF_ID: Final = sink_runs.c.transactional_id == bindparam("of_transactional_id")
 _THIS_RUN: Final = _RUNS_OF_ID & (sink_runs.c.run_id == bindparam("of_run_id"))
@@ -269,7 +272,12 @@ def _was_aborted_from_outside(row: TransactionMetadata, expected: ProducerIdenti
 
 def _request(connection: Connection, run: SinkRun, timeout_ms: int | None = None) -> InitRequest:
     longest_ms: int = read_store_settings(connection)["transaction.max.timeout.ms"]
-    return InitRequest(run.transactional_id, longest_ms if timeout_ms is None else timeout_ms, longest_ms)
+    return InitRequest(
+        run.transactional_id,
+        longest_ms if timeout_ms is None else timeout_ms,
+        longest_ms,
+        client=ClientProcess.here(_CLIENT_ID),
+    )
 
 
 def _insert_run(connection: Connection, run: SinkRun, identity: ProducerIdentity) -> None:
@@ -534,7 +542,7 @@ def _open(run: SinkRun, batch_id: int, timeout_ms: int, connection: Connection) 
         return None
     transaction.begin(transaction.known.identity)
     transaction.save("sink writer")
-    return enter_writer(connection, run.transactional_id, transaction.known.identity)
+    return enter_writer(connection, run.transactional_id, transaction.known.identity, ClientProcess.here(_CLIENT_ID))
 
 
 def _decide(run: SinkRun, batch_id: int, writers: frozenset[int], timeout_ms: int, connection: Connection) -> bool:

@@ -20,7 +20,7 @@ from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
 from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.partition_rows import allocate_producer_id
-from txnstore.model import ProducerIdentity, is_storable_text
+from txnstore.model import ClientProcess, ProducerIdentity, is_storable_text
 from txnstore.transactions import initialization, rows
 from txnstore.transactions.distributed import RemoteTransaction
 from txnstore.transactions.initialization import InitAction, InitRequest
@@ -80,13 +80,15 @@ class TransactionCoordinator:
         expected: ProducerIdentity | None = None,
         enable_two_phase_commit: bool = False,
         keep_prepared: bool = False,
+        client: ClientProcess | None = None,
         retry_timeout_ms: int | None = None,
     ) -> Initialized:
         """Return who the producer is; nothing of an older epoch of its transactional id takes effect any more.
 
         An open transaction is aborted, a decided one completed.  Without a transactional id the answer is a new
         producer id with epoch 0.  `timeout_ms` is how long a transaction may stay open.  With `expected` a producer
-        asks for its next epoch (KIP-360); the answer is the same if it asks again.
+        asks for its next epoch (KIP-360); the answer is the same if it asks again.  `client` is told to who asks what
+        holds up readers.
 
         Raises:
             InvalidRequest, InvalidTransactionTimeout, TransactionalIdAuthorizationFailed: see
@@ -109,6 +111,7 @@ class TransactionCoordinator:
                     enable_two_phase_commit=enable_two_phase_commit,
                     keep_prepared=keep_prepared,
                     two_phase_commit_allowed=settings["transaction.two.phase.commit.enable"],
+                    client=client,
                 ),
                 Locality.of(self.store, self.cluster),
             )
@@ -518,6 +521,7 @@ def try_to_initialize(
         transaction.step(row)
         if action is InitAction.KEEP_ONGOING:
             ongoing = row.begin_identity
+    transaction.introduce(request.client)
     transaction.save("InitProducerId")
     return Initialized(transaction.known.identity, ongoing)
 

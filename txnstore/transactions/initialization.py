@@ -14,7 +14,7 @@ from txnstore.errors import (
     InvalidTransactionTimeout,
     TransactionalIdAuthorizationFailed,
 )
-from txnstore.model import NO_PRODUCER_EPOCH, ProducerIdentity
+from txnstore.model import NO_PRODUCER_EPOCH, ClientProcess, ProducerIdentity
 from txnstore.transactions.protocol import (
     AT_REST,
     DECIDED,
@@ -46,6 +46,8 @@ class InitRequest:
     enable_two_phase_commit: bool = False
     keep_prepared: bool = False
     two_phase_commit_allowed: bool = False
+    client: ClientProcess | None = None
+    """The process that starts, for people who look for it."""
 
 
 class InitAction(enum.Enum):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, exists, select, union_all
+from sqlalchemy import Connection, Row, bindparam, exists, select, tuple_, union_all
 
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.membership import coordinator_of_producer
@@ -81,7 +81,12 @@ _HANGING: Final = (
         .where(transactions.c.transactional_id == transaction_writers.c.transactional_id)
         .where(transactions.c.state.in_(_STATES))
     )
+    .where(
+        tuple_(producer_states.c.partition_id, producer_states.c.transaction_first_offset)
+        > tuple_(bindparam("after_partition_id"), bindparam("after_offset"))
+    )
     .order_by(producer_states.c.partition_id, producer_states.c.transaction_first_offset)
+    .limit(PAGE_ROWS)
 )
 _HANGING_IN: Final = _HANGING.where(producer_states.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
 
@@ -215,11 +220,21 @@ def hanging_transactions(
     the coordinator lists the partition.  Nothing of txnstore makes such transactions; damage does.
     """
     parameters: dict[str, object] = {"age_ms": max_timeout_ms + HANGING_MARGIN_MS}
-    if partition_ids is None:
-        found = connection.execute(_HANGING, parameters).all()
-    else:
-        found = connection.execute(_HANGING_IN, {**parameters, "partition_ids": list(partition_ids)}).all()
-    names = names_of_partitions(connection, (row.partition_id for row in found))
+    if partition_ids is not None:
+        parameters["partition_ids"] = list(partition_ids)
+    statement = _HANGING if partition_ids is None else _HANGING_IN
+    found: list[HangingInPartition] = []
+    after = {"after_partition_id": -1, "after_offset": -1}
+    while True:
+        page = connection.execute(statement, parameters | after).all()
+        found += _hanging(connection, page)
+        if len(page) < PAGE_ROWS:
+            return found
+        after = {"after_partition_id": page[-1].partition_id, "after_offset": page[-1].transaction_first_offset}
+
+
+def _hanging(connection: Connection, page: Sequence[Row[Any]]) -> list[HangingInPartition]:
+    names = names_of_partitions(connection, (row.partition_id for row in page))
     return [
         HangingInPartition(
             names[row.partition_id],
@@ -230,7 +245,7 @@ def hanging_transactions(
             row.last_timestamp_ms,
             row.now_ms - row.last_timestamp_ms,
         )
-        for row in found
+        for row in page
         if row.partition_id in names
     ]
 

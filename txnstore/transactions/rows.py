@@ -28,7 +28,7 @@ from txnstore.db.statements import HotStatement
 from txnstore.db.store import chunks, clock_of, must_hit, server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.log.append import Marker
-from txnstore.model import ControlType, ProducerIdentity
+from txnstore.model import ClientProcess, ControlType, ProducerIdentity
 from txnstore.transactions.protocol import (
     DECIDED,
     FenceReason,
@@ -39,12 +39,15 @@ from txnstore.transactions.protocol import (
 )
 
 _THIS: Final = transactions.c.transactional_id == bindparam("of_transactional_id")
+#: Who the producer is, for people: written when it starts, and read by nobody who works.
+CLIENT_COLUMNS: Final = ("client_id", "client_host", "client_process_id")
+_ROW: Final = [column for column in transactions.c if column.name not in CLIENT_COLUMNS]
 # Every request of a transactional id takes this lock first and holds it to the end of its database transaction. So
 # requests of one id follow each other, and one that comes late finds the row as the one before it left it: Kafka's
 # pending states have no place here. (SQLite: the whole database transaction holds the write lock.)
-_LOCK: Final = HotStatement(select(transactions, server_now_ms().label("now_ms")).where(_THIS).with_for_update())
+_LOCK: Final = HotStatement(select(*_ROW, server_now_ms().label("now_ms")).where(_THIS).with_for_update())
 _TRY_LOCK: Final = HotStatement(select(transactions.c.transactional_id).where(_THIS).with_for_update(skip_locked=True))
-_READ: Final = HotStatement(select(transactions, server_now_ms().label("now_ms")).where(_THIS))
+_READ: Final = HotStatement(select(*_ROW, server_now_ms().label("now_ms")).where(_THIS))
 _NOW: Final = HotStatement(select(server_now_ms()))
 # DO NOTHING: of two producers that use a new id at once, the second waits for the first and then locks its row.
 _INSERT: Final = upsert(transactions).on_conflict_do_nothing(index_elements=[transactions.c.transactional_id])
@@ -71,6 +74,9 @@ _UPDATE: Final = HotStatement(
     .where(transactions.c.producer_epoch == bindparam("before_epoch"))
     .where(transactions.c.state == bindparam("before_state"))
     .values({name: bindparam(f"new_{name}") for name in _CHANGED})
+)
+_UPDATE_AT_START: Final = HotStatement(
+    _UPDATE.statement.values({name: bindparam(f"new_{name}") for name in CLIENT_COLUMNS})
 )
 _DELETE: Final = delete(transactions).where(_THIS)
 _JOURNAL: Final = HotStatement(insert(transaction_log))
@@ -213,10 +219,23 @@ def insert_row(connection: Connection, row: TransactionMetadata) -> None:
     connection.execute(_INSERT, {"transactional_id": row.transactional_id, **_values(row)})
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a producer: with it, the row says which process that is."""
+
+    client: ClientProcess | None
+    """None: it does not say."""
+
+
 def save_row(
-    connection: Connection, steps: Sequence[TransactionMetadata], *, before: TransactionMetadata, reason: str
+    connection: Connection,
+    steps: Sequence[TransactionMetadata],
+    *,
+    before: TransactionMetadata,
+    reason: str,
+    start: Start | None = None,
 ) -> None:
-    """Write the last of `steps` over `before`, and each step into the journal.
+    """Write the last of `steps` over `before`, and each step into the journal; with a `start`, also who starts.
 
     Steps that follow each other within one database transaction become visible together, so only the last one is
     stored; but each must be a move that the table of states has, and the journal tells of them all.
@@ -225,17 +244,33 @@ def save_row(
     for step in steps:
         check_change(previous, step)
         previous = step
+    changed = _values(steps[-1])
+    if start is not None:
+        changed |= client_values(start.client)
     must_hit(
         connection,
-        _UPDATE,
+        _UPDATE if start is None else _UPDATE_AT_START,
         {
             "of_transactional_id": before.transactional_id,
             "before_epoch": before.producer_epoch,
             "before_state": int(before.state),
-            **{f"new_{name}": value for name, value in _values(steps[-1]).items()},
+            **{f"new_{name}": value for name, value in changed.items()},
         },
     )
     journal(connection, steps, reason=reason)
+
+
+def client_values(client: ClientProcess | None) -> dict[str, Any]:
+    """Return what stands in the columns for who a producer is."""
+    values = (None, None, None) if client is None else (client.client_id, client.host, client.process_id)
+    return dict(zip(CLIENT_COLUMNS, values, strict=True))
+
+
+def client_from_row(row: Row[Any]) -> ClientProcess | None:
+    """Return who the producer says that it is; None: it does not."""
+    if row.client_id is None or row.client_host is None or row.client_process_id is None:
+        return None
+    return ClientProcess(row.client_id, row.client_host, row.client_process_id)
 
 
 def delete_row(connection: Connection, row: TransactionMetadata) -> None:
@@ -340,7 +375,9 @@ class Participants:
 NO_PARTICIPANTS: Final = Participants((), {}, {})
 
 
-def insert_writer(connection: Connection, transactional_id: str, identity: ProducerIdentity) -> None:
+def insert_writer(
+    connection: Connection, transactional_id: str, identity: ProducerIdentity, client: ClientProcess | None = None
+) -> None:
     """Enter a new writer."""
     connection.execute(
         _INSERT_WRITER,
@@ -349,6 +386,7 @@ def insert_writer(connection: Connection, transactional_id: str, identity: Produ
             "writer_producer_id": identity.producer_id,
             "producer_epoch": identity.epoch,
             "reported": False,
+            **client_values(client),
         },
     )
 

@@ -57,7 +57,7 @@ from txnstore.log.append import (
     write_markers,
 )
 from txnstore.log.partition_rows import allocate_producer_id
-from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.model import ClientProcess, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import branch_rows, protocol, rows
 from txnstore.transactions.protocol import (
     DECIDED,
@@ -121,6 +121,8 @@ class LockedTransaction:
     #: What was added without anything being written here.
     _added_partitions: set[int] = field(default_factory=set)
     _added_groups: set[str] = field(default_factory=set)
+    #: The start of a producer that `save` writes down.
+    _start: rows.Start | None = None
 
     @classmethod
     def lock(cls, connection: Connection, transactional_id: str, locality: Locality | None = None) -> Self:
@@ -254,6 +256,10 @@ class LockedTransaction:
         if row is not self.row:
             self._steps.append(row)
 
+    def introduce(self, client: ClientProcess | None) -> None:
+        """Let the row say which process the producer is that starts here; None: it does not tell."""
+        self._start = rows.Start(client)
+
     def save(self, reason: str) -> list[Appended]:
         """Write what the steps have changed, and return where the batches stand; `reason` goes into the journal.
 
@@ -355,7 +361,7 @@ class LockedTransaction:
         else:
             self._save_participants(appended)
         if self._steps:
-            rows.save_row(self.connection, self._steps, before=self.before, reason=reason)
+            rows.save_row(self.connection, self._steps, before=self.before, reason=reason, start=self._start)
 
     def _decide_branches(self, transactional_id: str) -> None:
         """Let the branches end as the transaction does, if this database transaction decides it, whoever asked."""

@@ -20,7 +20,7 @@ from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.store import Store
 from txnstore.log.append import Append, Appended, LockedPartitions, check_sizes, place_all, producers_of
 from txnstore.log.partition_rows import allocate_producer_id
-from txnstore.model import ProducerIdentity
+from txnstore.model import ClientProcess, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.distributed import RemoteWriter
 from txnstore.transactions.protocol import TransactionWriter, check_open, check_unreported
@@ -66,9 +66,10 @@ def join_transaction(
     transaction: ProducerIdentity,
     cluster: Cluster | None = None,
     *,
+    client: ClientProcess | None = None,
     retry_timeout_ms: int | None = None,
 ) -> TransactionWriter:
-    """Join the open transaction of the producer `transaction` as one more writer.
+    """Join the open transaction of the producer `transaction` as one more writer, from the process `client`.
 
     After `OutcomeUnknown` join again: a writer that nobody knows of has written nothing, and is never counted.
 
@@ -79,15 +80,17 @@ def join_transaction(
     def work(connection: Connection) -> TransactionWriter:
         locked = rows.lock_row(connection, transactional_id)
         check_open(locked.row, transactional_id, transaction, now_ms=locked.now_ms)
-        return enter_writer(connection, transactional_id, transaction)
+        return enter_writer(connection, transactional_id, transaction, client)
 
     return write_in_time(store, cluster, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
 
 
-def enter_writer(connection: Connection, transactional_id: str, transaction: ProducerIdentity) -> TransactionWriter:
+def enter_writer(
+    connection: Connection, transactional_id: str, transaction: ProducerIdentity, client: ClientProcess | None = None
+) -> TransactionWriter:
     """Enter a new writer into an open transaction, whose row is locked."""
     identity = ProducerIdentity(allocate_producer_id(connection), transaction.epoch)
-    rows.insert_writer(connection, transactional_id, identity)
+    rows.insert_writer(connection, transactional_id, identity, client)
     return TransactionWriter(transactional_id, transaction, identity)
 
 

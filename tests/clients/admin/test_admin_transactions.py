@@ -307,6 +307,14 @@ def test_a_hanging_transaction_is_found_and_ended_in_its_partition(admin, log, c
     assert (found.start_offset, found.last_timestamp, found.coordinator_epoch) == (0, began_ms, None)
     assert found.duration_ms == FIFTEEN_MINUTES_MS + FIVE_MINUTES_MS + 1
     assert result(admin.find_hanging_transactions([T0])) == [found]
+    (opened,) = result(admin.list_open_transactions([T0]))
+    assert (opened.topic_partition, opened.first_offset, opened.is_oldest, opened.is_hanging) == (T0, 0, True, True)
+    assert (opened.transactional_id, opened.state, opened.client_id, opened.backend_pid) == (None, None, None, None)
+    assert opened.open_for_ms == found.duration_ms
+    assert opened.abort_spec == found.abort_spec
+    assert opened.freed_by == "txnstore transactions abort --topic t --partition 0 --start-offset 0"
+    assert [each.is_hanging for each in result(admin.list_open_transactions())] == [True, False]
+    assert error_of(admin.list_open_transactions([TopicPartition("t", 9)])) == KafkaError.UNKNOWN_TOPIC_OR_PART
     assert result(admin.find_hanging_transactions([T1])) == []
     assert result(admin.find_hanging_transactions(max_transaction_timeout_ms=FIFTEEN_MINUTES_MS + 1)) == []
     error = error_of(admin.find_hanging_transactions([TopicPartition("t", 9)]))

@@ -37,6 +37,7 @@ from txnstore.clients.admin.transactions import (
     NO_DURATION_MS,
     AbortTransactionSpec,
     HangingTransaction,
+    OpenTransactionListing,
     PartitionProducerState,
     ProducerIdAndEpoch,
     TransactionDescription,
@@ -605,6 +606,18 @@ class AdminClient:
             admin_transactions.find_hanging, partitions=wanted, max_timeout_ms=max_transaction_timeout_ms
         )
         return self._calls.once(self, "find_hanging_transactions", work, request_timeout)
+
+    def list_open_transactions(
+        self, partitions: list[TopicPartition] | None = None, *, request_timeout: float | None = None
+    ) -> Future[list[OpenTransactionListing]]:
+        """Return what is open in these partitions, or in any, and so holds their readers back: the oldest first.
+
+        Each names the process that writes and the command that ends it.  The future fails with UNKNOWN_TOPIC_OR_PART.
+        """
+        self._check_call(request_timeout)
+        wanted = None if partitions is None else check_partitions(partitions)
+        work = functools.partial(admin_transactions.find_open, partitions=wanted)
+        return self._calls.once(self, "list_open_transactions", work, request_timeout)
 
     # --- what is not supported: every future fails with `_UNSUPPORTED_FEATURE` ----------------------------------------
 

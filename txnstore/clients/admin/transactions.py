@@ -127,6 +127,61 @@ class HangingTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTransactionListing:
+    """A transaction that is open in a partition and holds its readers back, from `list_open_transactions()`.
+
+    Give `abort_spec` to `abort_transaction()`.
+    """
+
+    topic_partition: TopicPartition
+    first_offset: int
+    """Where it begins there."""
+
+    is_oldest: bool
+    """Whether the readers of the partition wait for this one: the last stable offset is `first_offset`."""
+
+    transactional_id: str | None
+    """None: no coordinator lists it there, as far as one could be asked."""
+
+    state: TransactionState | None
+    client_id: str | None
+    """The `client.id` of the process that writes, as it says itself; None, as the next two: not told."""
+
+    client_host: str | None
+    client_process_id: int | None
+    open_for_ms: int
+    """By the store's clock; if no coordinator lists it, for how long its producer has been silent."""
+
+    transaction_timeout_ms: int | None
+    transaction_start_time_ms: int | None
+    last_timestamp: int
+    """When its producer last wrote to the partition."""
+
+    prepared_gids: tuple[str, ...]
+    """What it has prepared in other databases, by the names in their pg_prepared_xacts."""
+
+    backend_pid: int | None
+    """PostgreSQL's session that works on it now and keeps its lock; None: no session does, as far as it is known."""
+
+    coordinator_id: int
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int | None
+    is_hanging: bool
+    """Whether no timeout will end it: its coordinator was asked, and lists no such transaction."""
+
+    freed_by: str
+    """The command that ends it."""
+
+    @property
+    def abort_spec(self) -> AbortTransactionSpec:
+        """What `abort_transaction()` takes to end it."""
+        return AbortTransactionSpec(
+            self.topic_partition, self.producer_id, self.producer_epoch, self.coordinator_epoch or 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class AbortTransactionSpec:
     """Which open transaction `abort_transaction()` is to abort: the numbers that `describe_producers()` shows.
 
@@ -344,6 +399,45 @@ def find_hanging(
             found.age_ms,
         )
         for found in hanging
+    ]
+
+
+def find_open(
+    cluster: Cluster, call: Call[str, list[OpenTransactionListing]], *, partitions: list[TopicPartition] | None
+) -> list[OpenTransactionListing]:
+    """Return the transactions that are open."""
+    from txnstore.transactions.open_transactions import each_open
+
+    ids = None
+    if partitions is not None:
+        ids = cluster.controller.read(
+            lambda connection: [partition_id_of(connection, partition) for partition in partitions],
+            retry_timeout_ms=call.retry_ms(cluster.controller),
+        )
+    return [
+        OpenTransactionListing(
+            public_partition(found.partition),
+            found.first_offset,
+            found.is_oldest,
+            found.transactional_id,
+            found.state,
+            None if found.client is None else found.client.client_id,
+            None if found.client is None else found.client.host,
+            None if found.client is None else found.client.process_id,
+            found.age_ms,
+            found.timeout_ms,
+            found.started_ms,
+            found.last_write_ms,
+            tuple(found.prepared_gids),
+            found.backend_pid,
+            broker_id_of(found.coordinator_database_id),
+            found.producer_id,
+            found.producer_epoch,
+            _epoch_or_none(found.coordinator_epoch),
+            found.is_hanging,
+            found.freed_by,
+        )
+        for found in each_open(cluster, ids)
     ]
 
 

@@ -31,7 +31,7 @@ from txnstore.log.codec import PackedColumns, encode_packed
 from txnstore.log.columns import Codec, codec_for_topic, join_headers, pack_bytes, require_codec
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic
-from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ProducerIdentity
+from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ClientProcess, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.tokens import TransactionToken
 from txnstore.transactions.writers import TransactionWriter, append_as_writer, join_transaction
@@ -85,10 +85,12 @@ class ProducerSession:
         transactional_id: str | None,
         codec: Codec,
         token: TransactionToken | None = None,
+        client_id: str = "",
     ) -> None:
         """Begin without an identity: it is asked for with the first request, or by `init_transactions`.
 
-        With a `token` it is that of a further writer in the transaction of another producer.
+        With a `token` it is that of a further writer in the transaction of another producer.  The `client_id` is for
+        people.
         """
         self.connection = connection
         self.writer: TransactionWriter | None = None
@@ -97,6 +99,7 @@ class ProducerSession:
         self.transactional_id = transactional_id
         self.identity = NO_PRODUCER
         self._codec = codec
+        self._client_id = client_id
         self._sequences: dict[int, int] = {}
         self._added = AddedPartitions()
         self.transaction_timeout_seconds = math.inf
@@ -107,6 +110,11 @@ class ProducerSession:
         """The number of the database that coordinates the producer's transactions."""
         name = self.transactional_id if self._token is None else self._token.transactional_id
         return self.connection.cluster().coordinator_id_of(name)
+
+    @property
+    def client(self) -> ClientProcess:
+        """Who the producer is, for people who look for it."""
+        return ClientProcess.here(self._client_id)
 
     @property
     def has_begun(self) -> bool:
@@ -227,7 +235,12 @@ class ProducerSession:
         store = cluster.coordinator_of(token.transactional_id)
         token.check_store(store)
         return join_transaction(
-            store, token.transactional_id, token.transaction, cluster, retry_timeout_ms=TRY_TIMEOUT_MS
+            store,
+            token.transactional_id,
+            token.transaction,
+            cluster,
+            client=self.client,
+            retry_timeout_ms=TRY_TIMEOUT_MS,
         )
 
     def _prepare(self, batch: Batch, topic: Topic, sequences: dict[int, int]) -> Append:
@@ -261,6 +274,7 @@ def make_session(configuration: Configuration, connection: StoreConnection) -> P
         transactional_id=configuration["transactional.id"] or None,
         codec=_usable_codec(configuration),
         token=configuration["txnstore.transaction.token"],
+        client_id=configuration["client.id"],
     )
 
 

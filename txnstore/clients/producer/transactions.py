@@ -500,6 +500,7 @@ class ProducerTransactions:
                     self._progress.timeout_ms,
                     enable_two_phase_commit=self._two_phase_commit,
                     keep_prepared=keep_prepared,
+                    client=self._sender.session.client,
                     retry_timeout_ms=TRY_TIMEOUT_MS,
                 ),
             )
@@ -708,6 +709,7 @@ class ProducerTransactions:
                 self._progress.timeout_ms,
                 expected=expected,
                 enable_two_phase_commit=self._two_phase_commit,
+                client=session.client,
                 retry_timeout_ms=TRY_TIMEOUT_MS,
             )
             session.become(initialized.identity)

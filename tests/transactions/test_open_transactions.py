@@ -1,0 +1,323 @@
+"""What holds readers back: the view, the listing and the commands that they name, on a store and its shell."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from contextlib import closing
+
+import psycopg
+import pytest
+from sqlalchemy import insert, select, text
+
+from tests.tools.elsewhere import Elsewhere
+from txnstore import Producer
+from txnstore.cli.program import program_with
+from txnstore.db.cluster.cluster import open_cluster
+from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS
+from txnstore.db.opening import open_store
+from txnstore.db.schema import (
+    partition_heads,
+    producer_states,
+    transaction_branches,
+    transaction_partitions,
+    transactions,
+)
+from txnstore.errors import TransactionAbortable
+from txnstore.log.append import Append, append
+from txnstore.log.bounds import read_bounds
+from txnstore.log.codec import encode
+from txnstore.log.partition_rows import allocate_producer_id
+from txnstore.log.topics import create_topic, get_topic
+from txnstore.model import ClientProcess, ProducerIdentity, Record
+from txnstore.testing.invariants import assert_sound
+from txnstore.testing.postgres_server import connection_string
+from txnstore.transactions import listing, open_transactions
+from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.listing import hanging_transactions
+from txnstore.transactions.open_transactions import each_open, each_open_in
+from txnstore.transactions.protocol import TransactionState
+from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction, abort_overdue
+from txnstore.transactions.writers import append_as_writer, join_transaction
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def partition_id(store):
+    return store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+
+
+def batch_of(identity, value=b"x"):
+    return encode([Record(value)], producer=identity, base_sequence=0, is_transactional=True)
+
+
+def begin(store, partition_id, transactional_id, client=None, **options):
+    """Begin a transaction with one record and return its coordinator and producer."""
+    coordinator = TransactionCoordinator(store)
+    producer = coordinator.init_producer_id(transactional_id, client=client, **options).identity
+    coordinator.append(transactional_id, producer, [Append(partition_id, batch_of(producer))])
+    return coordinator, producer
+
+
+def hang(store, partition_id, epoch=0):
+    """Write a record of a transaction that no coordinator knows, as only damage does."""
+    producer = ProducerIdentity(store.write(allocate_producer_id), epoch)
+    item = Append(partition_id, batch_of(producer))
+    store.write(lambda connection: append(connection, [item], coordinated=True))
+    return producer
+
+
+def stable_offset(store, partition_id):
+    return store.read(lambda connection: read_bounds(connection, [partition_id]))[partition_id].last_stable_offset
+
+
+def rows_of_view(store):
+    name = "txnstore.open_transactions" if store.backend.name == "postgresql" else "txnstore_open_transactions"
+    statement = text(f"SELECT * FROM {name} ORDER BY partition_id, first_offset")
+    return store.read(lambda connection: connection.execute(statement).mappings().all())
+
+
+def command(url, line):
+    """Run a command as it stands in a listing."""
+    program, *arguments = shlex.split(line)
+    assert program == "txnstore"
+    if "abort" in arguments:
+        arguments.append("--yes")
+    names = frozenset(arguments[:1])
+    with pytest.raises(SystemExit) as ended:
+        program_with(names)(args=["--url", url, *arguments], prog_name=program)
+    assert ended.value.code == 0
+
+
+def test_a_producer_is_named_with_its_process_and_what_frees_its_readers(url):
+    options = {"bootstrap.servers": url, "transactional.id": "load-day", "client.id": "loader"}
+    with Producer(options) as producer, open_cluster(url) as cluster:
+        producer.init_transactions(PATIENCE_SECONDS)
+        assert list(each_open(cluster)) == []
+        producer.begin_transaction()
+        producer.produce("orders", b"a")
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        store = cluster.controller
+        (one,) = each_open(cluster)
+        (row,) = rows_of_view(store)
+        assert tuple(row) == tuple(OPEN_TRANSACTIONS_COLUMNS)
+        assert one.client == ClientProcess("loader", socket.gethostname(), os.getpid())
+        assert (row["client_id"], row["client_host"], row["client_process_id"]) == (
+            "loader",
+            socket.gethostname(),
+            os.getpid(),
+        )
+        assert (str(one.partition), one.first_offset, one.is_oldest) == ("orders-0", 0, True)
+        assert (row["transactional_id"], row["state"], row["timeout_ms"]) == ("load-day", "Ongoing", 60_000)
+        assert one.freed_by == row["freed_by"] == "txnstore transactions abort load-day"
+        assert 0 <= one.age_ms <= row["open_for_ms"] < PATIENCE_SECONDS * 1000
+        assert row["started_ms"] == one.started_ms <= row["last_write_ms"] == one.last_write_ms
+        command(url, one.freed_by)
+        assert list(each_open(cluster)) == []
+
+
+def test_a_further_writer_is_named_by_its_own_process(store, partition_id):
+    coordinator, producer = begin(store, partition_id, "load", ClientProcess("one", "here", 1))
+    writer = join_transaction(store, "load", producer, client=ClientProcess("two", "there", 2))
+    append_as_writer(store, writer, [Append(partition_id, batch_of(writer.identity))])
+    found = list(each_open_in(store))
+    assert [(one.first_offset, one.client, one.is_oldest) for one in found] == [
+        (0, ClientProcess("one", "here", 1), True),
+        (1, ClientProcess("two", "there", 2), False),
+    ]
+    assert {one.transactional_id for one in found} == {"load"}
+    assert [row["client_host"] for row in rows_of_view(store)] == ["here", "there"]
+    # Whoever starts next is named; who does not say who he is, is not taken for somebody else.
+    coordinator.init_producer_id("load")
+    coordinator, producer = begin(store, partition_id, "load")
+    assert [one.client for one in each_open_in(store)] == [None]
+
+
+@pytest.mark.parametrize("transactional_id", ["-rf", "it's; rm *", "a\nb", "ä", ".x", "nightly:7.load_a-b"])
+def test_the_command_that_is_named_frees_readers_whatever_the_transactional_id(url, transactional_id):
+    with open_store(url) as store:
+        partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+        begin(store, partition_id, transactional_id)
+        (one,), (row,) = each_open_in(store), rows_of_view(store)
+        assert one.freed_by == row["freed_by"]
+        assert ("--start-offset 0" in one.freed_by) == (transactional_id != "nightly:7.load_a-b")
+        command(url, one.freed_by)
+        assert stable_offset(store, partition_id) == 2
+        assert_sound(store, at_rest=True)
+
+
+def test_one_that_hangs_and_one_that_is_decided_are_freed_by_what_is_named_too(url, monkeypatch):
+    with open_store(url) as store:
+        partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+        hang(store, partition_id, epoch=3)
+        _, producer = begin(store, partition_id, "decided")
+        separate = TransactionCoordinator(store, Elsewhere(store))
+        # It goes away before the markers are written.
+        monkeypatch.setattr(separate, "_complete", lambda *_: None)
+        separate.end_transaction("decided", producer, commit=True)
+        hanging, decided = each_open_in(store)
+        assert (hanging.is_hanging, hanging.transactional_id, hanging.producer_epoch) == (True, None, 3)
+        assert (decided.is_hanging, decided.state) == (False, TransactionState.PREPARE_COMMIT)
+        rows = rows_of_view(store)
+        assert [row["state"] for row in rows] == [None, "PrepareCommit"]
+        assert [row["freed_by"] for row in rows] == [hanging.freed_by, decided.freed_by]
+        monkeypatch.undo()
+        for one in (hanging, decided):
+            command(url, one.freed_by)
+        assert stable_offset(store, partition_id) == 4
+        assert_sound(store, at_rest=True)
+
+
+def test_only_what_its_coordinator_lists_in_the_partition_is_its_transaction(store, partition_id):
+    """A transactional id whose own transaction runs elsewhere is not taken for the owner of what hangs here."""
+    other = store.write(lambda connection: create_topic(connection, "others")).partition_ids[0]
+    _, producer = begin(store, other, "load")
+    item = Append(partition_id, batch_of(producer))
+    store.write(lambda connection: append(connection, [item], coordinated=True))
+    found = {str(one.partition): one.transactional_id for one in each_open_in(store)}
+    assert found == {"others-0": "load", "orders-0": None}
+    assert [str(one.partition) for one in each_open_in(store, [partition_id])] == ["orders-0"]
+
+
+def test_its_shares_in_other_databases_are_named(store, partition_id):
+    _, producer = begin(store, partition_id, "load")
+    shares = [
+        {
+            "gid": gid,
+            "transactional_id": "load",
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.epoch,
+            "database_label": "db2:5432/bank",
+            "database_identity": "1:1",
+            "registered_ms": 1,
+        }
+        for gid in ("txnstore_a", "txnstore_b")
+    ]
+    store.write(lambda connection: connection.execute(insert(transaction_branches), shares))
+    (one,), (row,) = each_open_in(store), rows_of_view(store)
+    assert tuple(one.prepared_gids) == ("txnstore_a", "txnstore_b")
+    assert set(row["prepared_gids"].split(", ")) == {"txnstore_a", "txnstore_b"}
+
+
+def test_the_session_that_keeps_its_lock_is_named(txnstore_postgresql_url):
+    with open_store(txnstore_postgresql_url) as store:
+        partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+        begin(store, partition_id, "load")
+        assert [one.backend_pid for one in each_open_in(store)] == [None]
+        with closing(psycopg.connect(connection_string(txnstore_postgresql_url))) as stuck:
+            stuck.execute("SELECT * FROM txnstore.transactions FOR UPDATE")
+            assert [one.backend_pid for one in each_open_in(store)] == [stuck.info.backend_pid]
+            stuck.rollback()
+            assert [one.backend_pid for one in each_open_in(store)] == [None]
+
+
+def plant(store, count, *, known):
+    """Leave so many open transactions in two partitions: abandoned ones, or such as no coordinator knows."""
+    topic = store.write(lambda connection: create_topic(connection, "planted", partition_count=2))
+    begin(store, topic.partition_ids[0], "pattern")
+    pattern_state = store.read(lambda c: c.execute(select(producer_states)).mappings().one())
+    pattern_row = store.read(lambda c: c.execute(select(transactions)).mappings().one())
+    computed = ("last_minute", "last_update_minute")
+    states = [
+        {name: value for name, value in pattern_state.items() if name not in computed}
+        | {
+            "partition_id": topic.partition_ids[number % 2],
+            "producer_id": 1_000 + number,
+            "transaction_first_offset": 1 + number,
+        }
+        for number in range(count)
+    ]
+    rows = [
+        {name: value for name, value in pattern_row.items() if name not in computed}
+        | {"transactional_id": f"planted {number}", "producer_id": 1_000 + number}
+        for number in range(count)
+    ]
+    listed = [
+        {"transactional_id": f"planted {number}", "partition_id": topic.partition_ids[number % 2]}
+        for number in range(count)
+    ]
+
+    def work(connection):
+        connection.execute(insert(producer_states), states)
+        if known:
+            connection.execute(insert(transactions), rows)
+            connection.execute(insert(transaction_partitions), listed)
+        connection.execute(partition_heads.update().values(next_offset=count + 1))
+
+    store.write(work)
+    return topic
+
+
+def check_found_in_pages(store, count, page_rows, clock):
+    """Find everything by pages of so many rows, know what hangs from what is known, and end all of it."""
+    topic = plant(store, count, known=False)
+    longest = 0
+    original = store.read
+
+    def read(work, **options):
+        nonlocal longest
+        found = original(work, **options)
+        longest = max(longest, len(found))
+        return found
+
+    store.read = read
+    found = list(each_open_in(store))
+    assert 0 < longest <= page_rows
+    assert len(found) == count + 1
+    assert len({(one.partition, one.first_offset) for one in found}) == count + 1
+    assert sum(one.is_hanging for one in found) == count
+    assert sum(one.is_oldest for one in found) == 2
+    assert len(list(each_open_in(store, topic.partition_ids[:1]))) == (count + 1) // 2 + 1
+    del store.read
+    clock.advance(3_600_000)
+    hanging = store.read(lambda connection: hanging_transactions(connection, 0))
+    assert {(one.partition, one.start_offset) for one in hanging} == {
+        (one.partition, one.first_offset) for one in found if one.is_hanging
+    }
+    partition_ids = store.read(lambda connection: get_topic(connection, "planted")).partition_ids
+    for one in hanging:
+        target = OpenInPartition(
+            partition_ids[one.partition.partition], ProducerIdentity(one.producer_id, one.producer_epoch)
+        )
+        abort_open_transaction(store, target)
+    while (left_ms := abort_overdue(store)) == 0:
+        pass
+    assert left_ms is None
+    assert list(each_open_in(store)) == []
+
+
+def test_pages_leave_nothing_out(store, clock, monkeypatch):
+    monkeypatch.setattr(open_transactions, "PAGE_ROWS", 3)
+    for name in ("_NEXT", "_NEXT_IN"):
+        monkeypatch.setattr(open_transactions, name, getattr(open_transactions, name).limit(3))
+    monkeypatch.setattr(listing, "PAGE_ROWS", 3)
+    monkeypatch.setattr(listing, "_HANGING", listing._HANGING.limit(3))
+    check_found_in_pages(store, 9, 3, clock)
+
+
+@pytest.mark.slow
+def test_ten_thousand_are_found_in_pages_and_ended(store, clock):
+    # A database transaction each: PostgreSQL takes minutes for all of them on a machine that is busy.
+    count = 10_000 if store.backend.name == "sqlite" else 2_500
+    check_found_in_pages(store, count, listing.PAGE_ROWS, clock)
+
+
+def test_a_producer_that_was_aborted_by_its_command_learns_of_it(url):
+    with Producer({"bootstrap.servers": url, "transactional.id": "load"}) as producer, open_store(url) as store:
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+        producer.produce("orders", b"a")
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        (one,) = each_open_in(store)
+        coordinator = TransactionCoordinator(store)
+        target = OpenInPartition(
+            store.read(lambda connection: get_topic(connection, "orders")).partition_ids[0],
+            ProducerIdentity(one.producer_id, one.producer_epoch),
+        )
+        abort_open_transaction(store, target)
+        with pytest.raises(TransactionAbortable):
+            coordinator.end_transaction("load", ProducerIdentity(one.producer_id, one.producer_epoch), commit=True)
+        producer.abort_transaction(PATIENCE_SECONDS)
+        assert [each.client for each in each_open_in(store)] == []

@@ -1,0 +1,261 @@
+"""What holds readers back: every transaction that is open in a partition, who writes it, and what ends it.
+
+The rows are those of the view `open_transactions`, read in pages, so that memory is bounded however many there are;
+where another database of the cluster coordinates a transaction, that one is asked for the rest.  Nothing is locked.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Select, bindparam, select, tuple_, union_all
+
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.open_transactions_view import is_plain_name, open_transactions
+from txnstore.db.schema import (
+    transaction_branches,
+    transaction_partitions,
+    transaction_writer_partitions,
+    transaction_writers,
+    transactions,
+)
+from txnstore.db.store import Store, server_now_ms
+from txnstore.errors import MissingMember, StoreUnavailable
+from txnstore.log.topics import names_of_partitions
+from txnstore.model import ClientProcess, PartitionName
+from txnstore.transactions.listing import PAGE_ROWS, RUNNING
+from txnstore.transactions.protocol import DECIDED, TransactionState
+from txnstore.transactions.rows import CLIENT_COLUMNS, client_from_row
+
+_STATES: Final = sorted(int(state) for state in RUNNING)
+_OPENED: Final = select(open_transactions, server_now_ms().label("now_ms")).limit(PAGE_ROWS)
+_ORDER: Final = (open_transactions.c.partition_id, open_transactions.c.first_offset)
+_NEXT: Final = _OPENED.where(
+    tuple_(*_ORDER) > tuple_(bindparam("after_partition_id"), bindparam("after_offset"))
+).order_by(*_ORDER)
+_NEXT_IN: Final = (
+    _OPENED.where(open_transactions.c.partition_id == bindparam("after_partition_id"))
+    .where(open_transactions.c.first_offset > bindparam("after_offset"))
+    .order_by(open_transactions.c.first_offset)
+)
+_OWNER: Final = (
+    transactions.c.transactional_id,
+    transactions.c.state,
+    transactions.c.timeout_ms,
+    transactions.c.start_ms,
+)
+_OWNERS: Final = union_all(
+    select(
+        transactions.c.producer_id,
+        transaction_partitions.c.partition_id,
+        *_OWNER,
+        *(transactions.c[name] for name in CLIENT_COLUMNS),
+        server_now_ms().label("now_ms"),
+    )
+    .join(transaction_partitions, transaction_partitions.c.transactional_id == transactions.c.transactional_id)
+    .where(transactions.c.state.in_(_STATES))
+    .where(transactions.c.producer_id.in_(bindparam("producer_ids", expanding=True))),
+    select(
+        transaction_writers.c.writer_producer_id,
+        transaction_writer_partitions.c.partition_id,
+        *_OWNER,
+        *(transaction_writers.c[name] for name in CLIENT_COLUMNS),
+        server_now_ms(),
+    )
+    .join(transaction_writers, transaction_writers.c.transactional_id == transactions.c.transactional_id)
+    .join(
+        transaction_writer_partitions,
+        (transaction_writer_partitions.c.transactional_id == transaction_writers.c.transactional_id)
+        & (transaction_writer_partitions.c.writer_producer_id == transaction_writers.c.writer_producer_id),
+    )
+    .where(transactions.c.state.in_(_STATES))
+    .where(transaction_writers.c.writer_producer_id.in_(bindparam("producer_ids", expanding=True))),
+)
+_GIDS: Final = (
+    select(transaction_branches.c.transactional_id, transaction_branches.c.gid)
+    .where(transaction_branches.c.transactional_id.in_(bindparam("transactional_ids", expanding=True)))
+    .order_by(transaction_branches.c.gid)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is open in a partition."""
+
+    partition: PartitionName
+    first_offset: int
+    """Where it begins there."""
+
+    is_oldest: bool
+    """Whether the readers of the partition wait for this one: the last stable offset is `first_offset`."""
+
+    producer_id: int
+    producer_epoch: int
+    """The epoch of its records."""
+
+    coordinator_epoch: int
+    """Of the last marker; -1 without one."""
+
+    coordinator_database_id: int
+    """The database that coordinates it."""
+
+    last_write_ms: int
+    """When its producer last wrote there, by the clock of that database."""
+
+    age_ms: int
+    """For how long it has been open; if no coordinator lists it, for how long its producer has been silent."""
+
+    transactional_id: str | None = None
+    """None: no coordinator lists it here, as far as one could be asked."""
+
+    state: TransactionState | None = None
+    client: ClientProcess | None = None
+    """The process that writes here, as it says itself; None: it does not."""
+
+    timeout_ms: int | None = None
+    started_ms: int | None = None
+    prepared_gids: Sequence[str] = ()
+    """What it has prepared in other databases, by the names in their pg_prepared_xacts."""
+
+    backend_pid: int | None = None
+    """PostgreSQL's session that works on it now, if this database coordinates it."""
+
+    coordinator_is_away: bool = False
+    """Whether its coordinator could not be asked."""
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether nobody will ever end it but an administrator."""
+        return self.transactional_id is None and not self.coordinator_is_away
+
+    @property
+    def freed_by(self) -> str:
+        """The command that ends it, with `--url` or TXNSTORE_URL for the database."""
+        if self.state in DECIDED:
+            return "txnstore maintain --once"
+        if self.transactional_id is not None and is_plain_name(self.transactional_id):
+            return f"txnstore transactions abort {self.transactional_id}"
+        return (
+            f"txnstore transactions abort --topic {self.partition.topic} --partition {self.partition.partition}"
+            f" --start-offset {self.first_offset}"
+        )
+
+
+def each_open(cluster: Cluster, partition_ids: Collection[int] | None = None) -> Iterator[OpenTransaction]:
+    """Yield what is open in these partitions, or in all, by partition and offset; each page is a snapshot of its own.
+
+    Of a database that cannot be reached nothing is said, unless it is the only one.
+
+    Raises:
+        TxnStoreError: the database cannot be read.
+    """
+    if cluster.is_alone:
+        yield from each_open_in(cluster.controller, partition_ids)
+        return
+    for store in cluster.stores():
+        for page in _pages(store, partition_ids):
+            yield from _explained(cluster, store, page)
+
+
+def each_open_in(store: Store, partition_ids: Collection[int] | None = None) -> Iterator[OpenTransaction]:
+    """Yield the same as one database knows it.
+
+    Raises:
+        TxnStoreError: the database cannot be read.
+    """
+    for page in _pages(store, partition_ids):
+        yield from page
+
+
+def _pages(store: Store, partition_ids: Collection[int] | None) -> Iterator[list[OpenTransaction]]:
+    if partition_ids is None:
+        yield from _pages_of(store, _NEXT, -1)
+        return
+    for partition_id in sorted(partition_ids):
+        yield from _pages_of(store, _NEXT_IN, partition_id)
+
+
+def _pages_of(store: Store, statement: Select[Any], partition_id: int) -> Iterator[list[OpenTransaction]]:
+    after = {"after_partition_id": partition_id, "after_offset": -1}
+    while True:
+        found = store.read(lambda connection, after=after: connection.execute(statement, after).all())  # type: ignore[misc]
+        if found:
+            yield [_from_view(row) for row in found]
+        if len(found) < PAGE_ROWS:
+            return
+        after = {"after_partition_id": found[-1].partition_id, "after_offset": found[-1].first_offset}
+
+
+def _from_view(row: Row[Any]) -> OpenTransaction:
+    return OpenTransaction(
+        partition=PartitionName(row.topic, row.partition),
+        first_offset=row.first_offset,
+        is_oldest=bool(row.is_oldest),
+        producer_id=row.producer_id,
+        producer_epoch=row.producer_epoch,
+        coordinator_epoch=row.coordinator_epoch,
+        coordinator_database_id=row.coordinator_database_id,
+        last_write_ms=row.last_write_ms,
+        # Not the view's own: the store may have another clock.
+        age_ms=row.now_ms - (row.last_write_ms if row.started_ms is None else row.started_ms),
+        transactional_id=row.transactional_id,
+        state=None if row.state is None else _STATE_OF[row.state],
+        client=client_from_row(row),
+        timeout_ms=row.timeout_ms,
+        started_ms=row.started_ms,
+        prepared_gids=tuple(row.prepared_gids.split(", ")) if row.prepared_gids else (),
+        backend_pid=row.backend_pid,
+    )
+
+
+_STATE_OF: Final = {state.kafka_name: state for state in RUNNING}
+
+
+def _explained(cluster: Cluster, store: Store, page: list[OpenTransaction]) -> Iterator[OpenTransaction]:
+    """Yield the page with what the coordinators know that live in other databases."""
+    elsewhere: dict[int, set[int]] = defaultdict(set)
+    for one in page:
+        if one.transactional_id is None and one.coordinator_database_id != store.database_id:
+            elsewhere[one.coordinator_database_id].add(one.producer_id)
+    known: dict[tuple[int, PartitionName], dict[str, Any]] = {}
+    away: set[int] = set()
+    for database_id, producer_ids in elsewhere.items():
+        try:
+            known |= cluster.own(database_id).read(
+                lambda connection, producer_ids=producer_ids: _owners(connection, producer_ids)  # type: ignore[misc]
+            )
+        except (StoreUnavailable, MissingMember):
+            away.add(database_id)
+    for one in page:
+        of_owner = known.get((one.producer_id, one.partition))
+        if of_owner is not None:
+            yield replace(one, **of_owner)
+        else:
+            is_away = one.transactional_id is None and one.coordinator_database_id in away
+            yield replace(one, coordinator_is_away=is_away)
+
+
+def _owners(connection: Connection, producer_ids: Collection[int]) -> dict[tuple[int, PartitionName], dict[str, Any]]:
+    """Return what the coordinator knows of transactions, by producer and partition."""
+    found = connection.execute(_OWNERS, {"producer_ids": sorted(producer_ids)}).all()
+    names = names_of_partitions(connection, {row.partition_id for row in found})
+    gids: dict[str, list[str]] = defaultdict(list)
+    transactional_ids = sorted({row.transactional_id for row in found})
+    for row in connection.execute(_GIDS, {"transactional_ids": transactional_ids}):
+        gids[row.transactional_id].append(row.gid)
+    return {
+        (row.producer_id, names[row.partition_id]): {
+            "transactional_id": row.transactional_id,
+            "state": TransactionState(row.state),
+            "client": client_from_row(row),
+            "timeout_ms": row.timeout_ms,
+            "started_ms": row.start_ms,
+            "age_ms": row.now_ms - row.start_ms,
+            "prepared_gids": tuple(gids[row.transactional_id]),
+        }
+        for row in found
+        if row.partition_id in names
+    }
