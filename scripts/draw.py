@@ -18,6 +18,8 @@ from txnstore.clients.producer.state import ALLOWED_IN, RESUMABLE, TransactionCa
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
 from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS
 from txnstore.db.schema import metadata
+from txnstore.doctor.postgresql import POSTGRESQL_CHECKS
+from txnstore.doctor.sqlite import SQLITE_CHECKS
 from txnstore.errors import ERRORS
 from txnstore.observability.metric_table import CLIENT_METRICS, MAINTENANCE_METRICS, STORE_METRICS
 from txnstore.transactions.protocol import (
@@ -53,6 +55,17 @@ def draw_views() -> Iterator[str]:
     yield "| --- | --- |"
     for name, holds in OPEN_TRANSACTIONS_COLUMNS.items():
         yield f"| `{name}` | {_cell(holds)} |"
+
+
+def draw_checks() -> Iterator[str]:
+    """Draw the checks of the doctor, for each kind of database."""
+    for kind, checks in (("SQLite", SQLITE_CHECKS), ("PostgreSQL", POSTGRESQL_CHECKS)):
+        yield f"| {kind} | grade | looks at | what comes of it | remedy |"
+        yield "| --- | --- | --- | --- | --- |"
+        for check in checks:
+            cells = (check.looks_at, check.consequence, check.remedy)
+            yield f"| `{check.name}` | {check.grade.value} | {' | '.join(map(_cell, cells))} |"
+        yield ""
 
 
 def draw_states() -> Iterator[str]:
@@ -165,6 +178,7 @@ PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
     "tables": draw_tables,
     "metrics": draw_metrics,
     "views": draw_views,
+    "checks": draw_checks,
     "states": draw_states,
     "end transaction": draw_end_transaction,
     "errors": draw_errors,

@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from txnstore.db.opening import open_store
+from txnstore.doctor.examination import examine
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
@@ -177,3 +178,8 @@ def test_nothing_of_ours_stays_behind_in_a_server_connection(through, client_pat
             assert stranger.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
             assert stranger.execute("SELECT count(*) FROM pg_cursors").fetchone() == (0,)
             assert stranger.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+def test_the_doctor_sees_that_sessions_are_shared(through, txnstore_postgresql_url):
+    assert "pooler" in {each.check for each in examine(through).findings}
+    assert "pooler" not in {each.check for each in examine(txnstore_postgresql_url).findings}

@@ -341,8 +341,13 @@ CALLS = [
     Call("outcome for good", _resolved),
     Call("abort by an administrator", _aborted_by_administrator),
     Call("search for hanging transactions", _read(lambda _, connection: hanging_transactions(connection, 0))),
-    Call("what holds readers back", lambda big: lambda: list(each_open_in(big.store))),
-    Call("what holds readers of a partition back", lambda big: lambda: list(each_open_in(big.store, [big.plain]))),
+    # A row joins seven tables, and there is one.
+    Call("what holds readers back", lambda big: lambda: list(each_open_in(big.store)), rows=60),
+    Call(
+        "what holds readers of a partition back",
+        lambda big: lambda: list(each_open_in(big.store, [big.held_back])),
+        rows=60,
+    ),
     Call("describe a transaction", _read(lambda _, connection: describe_transaction(connection, "id 0"))),
     Call("describe a group", _read(lambda _, connection: find_group(connection, "group 7"))),
     Call("producer", _client_of_producer),

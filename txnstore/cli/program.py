@@ -71,6 +71,11 @@ _COMMANDS: Final = (
         "Read the whole store, and say what is wrong with it: where, what was seen, and what to do.",
         "verify",
     ),
+    _Command(
+        "doctor",
+        "Say what would bite in a database, before it bites: what was seen, what comes of it, and what to do.",
+        "doctor",
+    ),
     _Command("produce", "Write records: one for each line, as it is, or with a key, or as JSON.", "produce"),
     _Command("consume", "Read records from the first one up to the end, or as the options say.", "consume"),
     _Command(

@@ -239,7 +239,11 @@ class SQLiteBackend:
         a network make it of the device's number, which may be another one after a start: the store seems moved then.
         """
         files = run_on_driver(connection, "PRAGMA database_list").rows
-        path = next(path for _, name, path in files if name == "main")
+        return self.identity_of(next(path for _, name, path in files if name == "main"))
+
+    @staticmethod
+    def identity_of(path: str) -> str:
+        """Return the same of a file that is not open."""
         file = os.stat(path)  # noqa: PTH116 - as everywhere here
         file_system = os.statvfs(path).f_fsid if hasattr(os, "statvfs") else file.st_dev
         return f"{file_system or file.st_dev:x}:{file.st_ino}"

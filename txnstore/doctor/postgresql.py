@@ -1,0 +1,490 @@
+"""The checks of a PostgreSQL database, its server, the role that clients use, and the way there."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from txnstore.db.backend import Limits
+from txnstore.db.names import OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.postgresql.backend import OLDEST_SERVER_VERSION
+from txnstore.db.postgresql.facts import PostgreSQLFacts
+from txnstore.db.schema import metadata
+from txnstore.doctor.checks import (
+    COPY_CONSEQUENCE,
+    COPY_REMEDY,
+    VERSION_CONSEQUENCE,
+    VERSION_REMEDY,
+    Check,
+    Grade,
+    other_place,
+    seconds_text,
+    size_text,
+    wrong_version,
+)
+
+#: What is older may be forgotten; nothing of ours takes a minute.
+LONG_SECONDS: Final = 300
+DEAD_ROWS_MAX: Final = 10_000
+KEPT_WAL_BYTES_MAX: Final = 1 << 30
+FREE_CONNECTIONS_MIN: Final = 10
+#: PostgreSQL refuses new transactions at about 2,100 million.
+XID_AGE_MAX: Final = 1_000_000_000
+CLOCK_AHEAD_MS_MAX: Final = 5_000
+#: What a producer's transaction may take by default, as long as an enlisted connection may be idle.
+_TRANSACTION_MS: Final = 60_000
+_OURS: Final = frozenset(str(table.name) for table in metadata.tables.values())
+_RIGHTS_OF: Final = _OURS | {VERSION_TABLE, RECORDS_VIEW, OPEN_TRANSACTIONS_VIEW}
+
+
+def _version(facts: PostgreSQLFacts) -> Iterator[str]:
+    if facts.server_version < OLDEST_SERVER_VERSION:
+        oldest = OLDEST_SERVER_VERSION // 10_000
+        yield f"the server is PostgreSQL {facts.server_version // 10_000}, txnstore needs {oldest}"
+
+
+def _index_defect(facts: PostgreSQLFacts) -> Iterator[str]:
+    if 140_000 <= facts.server_version < 140_004:  # noqa: PLR2004 - the versions with the defect
+        yield f"the server is PostgreSQL 14.{facts.server_version % 10_000}"
+
+
+def _encoding(facts: PostgreSQLFacts) -> Iterator[str]:
+    if facts.encoding != "UTF8":
+        yield f"the database has the encoding {facts.encoding}"
+
+
+def _replica(facts: PostgreSQLFacts) -> Iterator[str]:
+    if facts.is_replica:
+        yield "the server is in recovery: a standby"
+
+
+def _is_on(facts: PostgreSQLFacts, name: str) -> bool:
+    return _settings(facts).get(name, "on") != "off"
+
+
+def _settings(facts: PostgreSQLFacts) -> Mapping[str, str]:
+    assert facts.settings is not None
+    return facts.settings
+
+
+def _number(facts: PostgreSQLFacts, name: str) -> int:
+    return int(_settings(facts).get(name, "0"))
+
+
+def _read_only(facts: PostgreSQLFacts) -> Iterator[str]:
+    if _settings(facts).get("default_transaction_read_only") == "on":
+        yield "default_transaction_read_only is on for this role in this database"
+
+
+def _fsync(facts: PostgreSQLFacts) -> Iterator[str]:
+    for name in ("fsync", "full_page_writes"):
+        if not _is_on(facts, name):
+            yield f"{name} is off"
+
+
+def _synchronous_commit(facts: PostgreSQLFacts) -> Iterator[str]:
+    if not _is_on(facts, "synchronous_commit"):
+        yield "synchronous_commit is off for this role in this database"
+
+
+def _limits(facts: PostgreSQLFacts) -> Iterator[str]:
+    ours = Limits()
+    enough = {
+        "statement_timeout": ours.lock_timeout_ms,
+        "lock_timeout": ours.idle_timeout_ms,
+        "idle_in_transaction_session_timeout": _TRANSACTION_MS,
+        "transaction_timeout": _TRANSACTION_MS,
+    }
+    for name, enough_ms in enough.items():
+        if 0 < _number(facts, name) < enough_ms:
+            yield f"{name} is {_number(facts, name)} ms for this role in this database"
+
+
+def _idle_limit(facts: PostgreSQLFacts) -> Iterator[str]:
+    if _number(facts, "idle_session_timeout"):
+        yield f"idle_session_timeout is {_number(facts, 'idle_session_timeout')} ms for this role in this database"
+
+
+def _isolation(facts: PostgreSQLFacts) -> Iterator[str]:
+    isolation = _settings(facts).get("default_transaction_isolation", "read committed")
+    if isolation != "read committed":
+        yield f"default_transaction_isolation is {isolation!r} for this role in this database"
+
+
+def _no_votes(facts: PostgreSQLFacts) -> Iterator[str]:
+    if _number(facts, "max_prepared_transactions") == 0:
+        yield "max_prepared_transactions is 0"
+
+
+def _few_votes(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.prepared is not None
+    allowed = _number(facts, "max_prepared_transactions")
+    if allowed and len(facts.prepared) >= allowed:
+        yield f"all {allowed} of max_prepared_transactions are in use"
+
+
+def _autovacuum(facts: PostgreSQLFacts) -> Iterator[str]:
+    for name in ("autovacuum", "track_counts"):
+        if not _is_on(facts, name):
+            yield f"{name} is off"
+    for relation in facts.relations or ():
+        if relation.is_not_vacuumed and relation.name in _OURS:
+            yield f"autovacuum is switched off for {relation.name}"
+
+
+def _pooler(facts: PostgreSQLFacts) -> Iterator[str]:
+    if facts.sessions_are_shared:
+        yield "two clients were given the same session of the server, one after the other"
+
+
+def _connections(facts: PostgreSQLFacts) -> Iterator[str]:
+    reserved = 0 if facts.is_superuser else _number(facts, "superuser_reserved_connections")
+    reserved += 0 if facts.is_superuser else _number(facts, "reserved_connections")
+    limits = (
+        ("the server", _number(facts, "max_connections") - reserved, facts.connections),
+        ("the database", facts.connection_limit, facts.database_connections),
+        ("the role", facts.role_connection_limit, facts.role_connections),
+    )
+    for whose, limit, used in limits:
+        if limit is not None and used is not None and limit >= 0 and limit - used < FREE_CONNECTIONS_MIN:
+            yield f"{max(0, limit - used)} of {limit} connections of {whose} are free"
+
+
+def _wraparound(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.oldest_xid_age is not None
+    if facts.oldest_xid_age > XID_AGE_MAX:
+        yield f"the oldest transaction id of the database is {facts.oldest_xid_age:,} transactions old"
+
+
+def _clock(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.clock_ahead_ms is not None
+    if abs(facts.clock_ahead_ms) > CLOCK_AHEAD_MS_MAX:
+        way = "ahead of" if facts.clock_ahead_ms > 0 else "behind"
+        yield f"the server's clock is {seconds_text(abs(facts.clock_ahead_ms) // 1000)} {way} this machine's"
+
+
+def _tls(facts: PostgreSQLFacts) -> Iterator[str]:
+    if is_remote(facts.host) and facts.sslmode != "verify-full":
+        yield f"the server is on another machine, and sslmode is {facts.sslmode}"
+
+
+def is_remote(host: str) -> bool:
+    """Return whether a host, as libpq knows it, is another machine than this one."""
+    if not host or host.startswith(("/", "@")) or host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
+
+
+def _snapshots(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.long_sessions is not None
+    for session in facts.long_sessions:
+        if session.age_seconds > LONG_SECONDS:
+            yield (
+                f"session {session.pid} of {session.role or 'the server'} ({session.application or 'no name'},"
+                f" {session.state}) keeps a snapshot for {seconds_text(session.age_seconds)}"
+            )
+
+
+def _prepared(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.prepared is not None
+    for one in facts.prepared:
+        if one.age_seconds > LONG_SECONDS:
+            yield (
+                f"{one.gid!r} of {one.owner}, in the database {one.database}, is prepared for"
+                f" {seconds_text(one.age_seconds)}"
+            )
+
+
+def _slots(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.slots is not None
+    for slot in facts.slots:
+        kept = slot.kept_wal_bytes or 0
+        if not slot.is_active and (slot.keeps_rows or kept > KEPT_WAL_BYTES_MAX):
+            what = "dead rows and " if slot.keeps_rows else ""
+            yield f"the replication slot {slot.name} is used by nobody and keeps {what}{size_text(kept)} of the log"
+
+
+def _bloat(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.relations is not None
+    for relation in facts.relations:
+        if relation.dead_rows > DEAD_ROWS_MAX and relation.dead_rows > relation.live_rows:
+            yield f"{relation.name} has {relation.dead_rows:,} dead rows, and {relation.live_rows:,} that live"
+
+
+def _may_make(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.relations is not None
+    if not facts.may_create and not (facts.relations or facts.may_use_schema):
+        yield f"there is no schema {facts.schema}, and this role may make none in the database"
+
+
+def _rights(facts: PostgreSQLFacts) -> Iterator[str]:
+    if facts.may_use_schema is False:
+        yield f"this role may not use the schema {facts.schema}"
+        return
+    refused: dict[str, list[str]] = {}
+    for relation in facts.relations or ():
+        if relation.name in _RIGHTS_OF and relation.missing_rights:
+            refused.setdefault(", ".join(relation.missing_rights), []).append(relation.name)
+    for rights, names in refused.items():
+        yield f"this role has no right to {rights} on {', '.join(names)}"
+    if facts.refused_functions:
+        yield f"this role may not call {', '.join(facts.refused_functions)}"
+
+
+def _tables(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.relations is not None
+    names = [relation.name for relation in facts.relations]
+    yield from wrong_version(names, _OURS, facts.table_version, VERSION_TABLE in names)
+
+
+def _copy(facts: PostgreSQLFacts) -> Iterator[str]:
+    yield from other_place(facts.recorded_identity, facts.identity)
+
+
+_ROLE_SETTING: Final = "ALTER ROLE ... IN DATABASE ..., or ALTER DATABASE"
+
+POSTGRESQL_CHECKS: Final = (
+    Check(
+        "old-postgresql",
+        Grade.PROBLEM,
+        "the server's version",
+        "The store refuses to open there.",
+        "Upgrade the server.",
+        (),
+        _version,
+    ),
+    Check(
+        "index-defect",
+        Grade.ADVICE,
+        "the server's version: 14.0 to 14.3",
+        "CREATE INDEX CONCURRENTLY and REINDEX CONCURRENTLY may leave an index that lacks rows.",
+        "Upgrade to 14.4 or newer, and REINDEX what was made so.",
+        (),
+        _index_defect,
+    ),
+    Check(
+        "encoding",
+        Grade.PROBLEM,
+        "server_encoding",
+        "It does not hold all text, and the store refuses to open there.",
+        "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0.",
+        (),
+        _encoding,
+    ),
+    Check(
+        "replica",
+        Grade.PROBLEM,
+        "pg_is_in_recovery()",
+        "Nothing can be written; readers see commits later, and their groups cannot be kept.",
+        "Name the primary in the URL; of several hosts libpq finds it by target_session_attrs=read-write.",
+        ("is_replica",),
+        _replica,
+    ),
+    Check(
+        "read-only",
+        Grade.PROBLEM,
+        "default_transaction_read_only",
+        "Every write is refused (StoreReadOnly).",
+        f"Take the setting back: {_ROLE_SETTING}.",
+        ("settings",),
+        _read_only,
+    ),
+    Check(
+        "fsync",
+        Grade.PROBLEM,
+        "fsync, full_page_writes",
+        "A crash of the machine may damage the database, whatever was acknowledged.",
+        "Switch it on in postgresql.conf.",
+        ("settings",),
+        _fsync,
+    ),
+    Check(
+        "synchronous-commit",
+        Grade.PROBLEM,
+        "synchronous_commit",
+        "txnstore's own commits wait for the disk all the same. What an application commits itself does not: rows of"
+        " the outbox, offsets that are committed with its rows. A crash may lose them after they were acknowledged.",
+        f"Leave it on for what writes to the store: {_ROLE_SETTING}.",
+        ("settings",),
+        _synchronous_commit,
+    ),
+    Check(
+        "limits",
+        Grade.PROBLEM,
+        "statement_timeout, lock_timeout, idle_in_transaction_session_timeout, transaction_timeout",
+        "txnstore sets limits of its own, but for a transaction that is one statement, and on connections of the"
+        " application's (enlist, outbox): these are ended in the middle, and the transaction is aborted.",
+        f"Let it be longer, at least 10 s for statements and locks and 60 s for transactions: {_ROLE_SETTING}.",
+        ("settings",),
+        _limits,
+    ),
+    Check(
+        "idle-sessions",
+        Grade.ADVICE,
+        "idle_session_timeout",
+        "Connections that wait for work or for news are ended, and made again: readers hear of commits later then.",
+        f"Switch it off for this role: {_ROLE_SETTING}.",
+        ("settings",),
+        _idle_limit,
+    ),
+    Check(
+        "isolation",
+        Grade.ADVICE,
+        "default_transaction_isolation",
+        "txnstore says what it needs. Transactions of an application that write to the outbox, or are enlisted, fail"
+        " with 40001 where others write at the same time.",
+        f"Leave it at read committed for them: {_ROLE_SETTING}.",
+        ("settings",),
+        _isolation,
+    ),
+    Check(
+        "no-prepared-transactions",
+        Grade.ADVICE,
+        "max_prepared_transactions: 0, as PostgreSQL comes",
+        "The database cannot take part in transactions of a store elsewhere: enlist() refuses its connections.",
+        "Where it is to: set it to the number of connections that are enlisted at once, and restart the server.",
+        ("settings",),
+        _no_votes,
+    ),
+    Check(
+        "prepared-transactions-used-up",
+        Grade.PROBLEM,
+        "max_prepared_transactions, and pg_prepared_xacts",
+        "The next transaction with a share in this database is aborted.",
+        "End those that were left behind (`txnstore maintain --participant URL`); set it higher.",
+        ("settings", "prepared"),
+        _few_votes,
+    ),
+    Check(
+        "autovacuum",
+        Grade.PROBLEM,
+        "autovacuum, track_counts, and the options of the store's tables",
+        "Dead rows stay: tables grow with every commit, and each one becomes slower.",
+        "Switch it on.",
+        ("settings",),
+        _autovacuum,
+    ),
+    Check(
+        "pooler",
+        Grade.ADVICE,
+        "which process of the server answers, on two connections in turn",
+        "A pooler gives sessions out for a transaction. Everything works, but nobody is woken by commits: readers look"
+        " by themselves, up to 200 ms later.",
+        "Give consumers a URL without the pooler, or one in session mode.",
+        ("sessions_are_shared",),
+        _pooler,
+    ),
+    Check(
+        "connections",
+        Grade.PROBLEM,
+        f"max_connections, CONNECTION LIMIT of database and role: less than {FREE_CONNECTIONS_MIN} left",
+        "Clients cannot connect (StoreUnavailable): each has up to three connections at work, and one that listens.",
+        "Set the limit higher, or put a pooler before the server.",
+        ("settings", "connections"),
+        _connections,
+    ),
+    Check(
+        "wraparound",
+        Grade.PROBLEM,
+        f"age(datfrozenxid): more than {XID_AGE_MAX:,}",
+        "PostgreSQL takes no more writes at about 2,100 million.",
+        "End what keeps old rows (see snapshots, prepared-transactions, replication-slots), and VACUUM FREEZE.",
+        ("oldest_xid_age",),
+        _wraparound,
+    ),
+    Check(
+        "clock",
+        Grade.ADVICE,
+        f"clock_timestamp(), beside this machine's clock: more than {CLOCK_AHEAD_MS_MAX // 1000} s apart",
+        "Timeouts and retention go by the server's clock, timestamps of records by their producer's. Records may go too"
+        " early or too late, and those that are an hour ahead are refused.",
+        "Let both keep time by NTP.",
+        ("clock_ahead_ms",),
+        _clock,
+    ),
+    Check(
+        "tls",
+        Grade.PROBLEM,
+        "the host, and sslmode",
+        "Whoever is on the way can read and change what is sent, and pose as the server.",
+        "Add ?sslmode=verify-full&sslrootcert=FILE to the URL.",
+        (),
+        _tls,
+    ),
+    Check(
+        "snapshots",
+        Grade.ADVICE,
+        f"pg_stat_activity: a snapshot for more than {seconds_text(LONG_SECONDS)}",
+        "Rows that were replaced since stay in the tables, and commits that change them become slower and slower.",
+        "SELECT pg_terminate_backend(PID); idle_in_transaction_session_timeout ends those that idle.",
+        ("long_sessions",),
+        _snapshots,
+    ),
+    Check(
+        "prepared-transactions",
+        Grade.PROBLEM,
+        f"pg_prepared_xacts: for more than {seconds_text(LONG_SECONDS)}",
+        "It keeps its locks, and dead rows, until somebody ends it, also after a restart of the server.",
+        "Of txnstore (txnstore_...): `txnstore maintain --participant URL`, never by hand; others: ask their owner.",
+        ("prepared",),
+        _prepared,
+    ),
+    Check(
+        "replication-slots",
+        Grade.ADVICE,
+        f"pg_replication_slots that nobody uses, with dead rows or more than {size_text(KEPT_WAL_BYTES_MAX)}",
+        "The disk fills with what is kept for a reader that does not come.",
+        "pg_drop_replication_slot(NAME), if it will not come again.",
+        ("slots",),
+        _slots,
+    ),
+    Check(
+        "dead-rows",
+        Grade.ADVICE,
+        f"pg_stat_all_tables: more than {DEAD_ROWS_MAX:,}, and more than that live",
+        "Statements pass over them: commits and reads become slower.",
+        "VACUUM the table; see that nothing keeps them (snapshots, prepared-transactions, replication-slots).",
+        ("relations",),
+        _bloat,
+    ),
+    Check(
+        "no-schema",
+        Grade.PROBLEM,
+        "CREATE on the database, where there is no store yet",
+        "No store can be made there by this role.",
+        "Run `txnstore migrate` as a role that may, or CREATE SCHEMA ... AUTHORIZATION for this one.",
+        ("relations", "may_create"),
+        _may_make,
+    ),
+    Check(
+        "rights",
+        Grade.PROBLEM,
+        "USAGE on the schema, rights on tables and views, EXECUTE on functions",
+        "What needs them is refused (PermissionDenied).",
+        "GRANT them to the role, if its programs are to do more than it may.",
+        ("relations",),
+        _rights,
+    ),
+    Check(
+        "tables",
+        Grade.PROBLEM,
+        "the version table and the names of tables",
+        VERSION_CONSEQUENCE,
+        VERSION_REMEDY,
+        ("relations",),
+        _tables,
+    ),
+    Check(
+        "copy",
+        Grade.ADVICE,
+        "where the tables were made, and where they are: system identifier and database",
+        COPY_CONSEQUENCE,
+        COPY_REMEDY,
+        (),
+        _copy,
+    ),
+)
