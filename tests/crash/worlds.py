@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, Table, select
+from sqlalchemy import Connection, Select, Table, bindparam, or_, select
 
 from tests.tools.crashes import CrashPoint, When, is_commit
 from txnstore.db.opening import open_store
@@ -264,7 +264,9 @@ def state_of(store: Store, world: World) -> Hashable:
 
 
 def _state_of(world: World, connection: Connection) -> Hashable:
-    found = [(table.name, connection.execute(_of_world(table, world)).mappings().all()) for table in _TABLES_OF_WORLD]
+    first, second = world.partition_ids
+    whose = {"first": first, "second": second, "transactional_id": world.transactional_id}
+    found = [(name, connection.execute(statement, whose).mappings().all()) for name, statement in _OF_WORLD.items()]
     producer_ids = sorted(
         {row[name] for _, rows in found for row in rows for name in _PRODUCER_IDS & row.keys()} - {NO_PRODUCER_ID}
     )
@@ -310,7 +312,7 @@ _TABLES_OF_WORLD: Final = (
 )
 
 
-def _of_world(table: Table, world: World) -> Select[Any]:
+def _of_world(table: Table) -> Select[Any]:
     columns = [
         column
         for column in table.c
@@ -318,8 +320,11 @@ def _of_world(table: Table, world: World) -> Select[Any]:
     ]
     found = select(*columns)
     if "partition_id" in table.c:
-        return found.where(table.c.partition_id.in_(world.partition_ids))
-    return found.where(table.c.transactional_id == world.transactional_id)
+        return found.where(or_(*(table.c.partition_id == bindparam(name) for name in ("first", "second"))))
+    return found.where(table.c.transactional_id == bindparam("transactional_id"))
+
+
+_OF_WORLD: Final = {table.name: _of_world(table) for table in _TABLES_OF_WORLD}
 
 
 def written(*flushes: str) -> tuple[tuple[bytes, ...], ...]:
