@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
@@ -75,6 +77,23 @@ def test_settings_of_the_role_change_nothing(new_database, new_role, granted, tx
         client_path(store)
         # Longer than the role's own limit.
         store.read(lambda connection: connection.exec_driver_sql("SELECT pg_sleep(0.2)"))
+
+
+@pytest.mark.parametrize("strings", ["on", "off"])
+def test_what_sqlalchemy_would_ask_a_new_connection_it_has_been_told_already(
+    strings, new_database, txnstore_postgres_server
+):
+    name = new_database(standard_conforming_strings=strings)
+    with open_store(txnstore_postgres_server.url(name)) as store:
+        dialect: Any = store.engine.dialect
+        known = dialect.server_version_info, dialect._backslash_escapes
+        asked = store.read(
+            lambda connection: (
+                PGDialect_psycopg._get_server_version_info(dialect, connection),
+                PGDialect_psycopg._set_backslash_escapes(dialect, connection) or dialect._backslash_escapes,
+            )
+        )
+        assert known == asked == (divmod(txnstore_postgres_server.version, 10_000), strings == "off")
 
 
 def test_what_the_url_sets_changes_nothing(txnstore_postgresql_url, client_path):

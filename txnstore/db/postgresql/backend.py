@@ -148,6 +148,10 @@ class _StorePreparer(PGIdentifierPreparer_psycopg):
         return schema
 
 
+#: 180004 is version 18.4.
+_VERSION_OF_MAJOR: Final = 10_000
+
+
 class _StoreCompiler(PGCompiler_psycopg):
     """Renders the upserts of SQLite's dialect, of which ours are made: nobody on SQLite imports PostgreSQL's for them.
 
@@ -175,6 +179,19 @@ class StorePostgreSQLDialect(PGDialect_psycopg):
     supports_statement_cache = True
     store_schema = DEFAULT_SCHEMA
     clock: Clock | None = None
+
+    def _get_server_version_info(self, connection: Connection) -> tuple[int, int]:
+        """Return what the server has said of itself when the connection was made; SQLAlchemy would ask it again."""
+        return divmod(_driver_connection(connection).info.server_version, _VERSION_OF_MAJOR)
+
+    def get_default_isolation_level(self, dbapi_conn: Any) -> Any:
+        """Return one without asking: nobody goes back to it, each transaction names its own."""
+        return "READ COMMITTED"
+
+    def _set_backslash_escapes(self, connection: Connection) -> None:
+        """Go by what the server has said as well; a later SET is none of ours."""
+        said = _driver_connection(connection).info.parameter_status("standard_conforming_strings")
+        self._backslash_escapes = said == "off"
 
     def _get_default_schema_name(self, connection: Connection) -> Any:
         """Ask as SQLAlchemy does, but not a stranger's function that the role's search path may find first."""
