@@ -10,6 +10,9 @@ from prometheus_client import CollectorRegistry
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.observability.metrics import StoreCollector
 
+#: However busy the machine is: what a test does not ask about is not to be a matter of time.
+PATIENCE_SECONDS = 60.0
+
 
 def scraped(registry):
     """Return what a scrape tells: by name, a value for the labels but the database's, as they are ordered by name."""
@@ -29,7 +32,7 @@ def collect(url, clock, monkeypatch):
 
     def collect(**arguments):
         if not collectors or collectors[-1][0] != arguments:
-            collector = StoreCollector(url, **arguments)
+            collector = StoreCollector(url, timeout_seconds=PATIENCE_SECONDS, **arguments)
             registry = CollectorRegistry()
             registry.register(collector)
             collectors.append((arguments, collector, registry))

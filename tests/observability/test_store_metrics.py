@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import event, insert, text, update
 
-from tests.observability.conftest import scraped
+from tests.observability.conftest import PATIENCE_SECONDS, scraped
 from tests.transactions.bench import Producer
 from txnstore import Consumer
 from txnstore import Producer as Client
@@ -231,7 +231,7 @@ def test_members_of_a_group_are_counted(url):
         consumer.subscribe(["orders"])
         assert consumer.poll(20) is not None
         consumer.commit(asynchronous=False)
-        collector = StoreCollector(url)
+        collector = StoreCollector(url, timeout_seconds=PATIENCE_SECONDS)
         registry = CollectorRegistry()
         registry.register(collector)
         # Beside the client, and by the server's own clock.
@@ -262,7 +262,7 @@ def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_pa
             assert told.pop("txnstore_scrape_seconds")
             assert told == {"txnstore_up": {(): 0}}
     assert [record.event for record in caplog.records] == ["metrics_unavailable"]
-    collector._url = url
+    collector._url, collector._timeout_seconds = url, PATIENCE_SECONDS
     assert scraped(registry)["txnstore_up"] == {(): 1}
     collector.close()
     assert scraped(registry)["txnstore_up"] == {(): 0}
@@ -270,10 +270,11 @@ def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_pa
 
 def test_a_scrape_does_not_wait_for_a_database_that_does_not_answer(url, monkeypatch):
     """The reading stands still until the test lets it go on; the scrapes do not."""
-    goes_on, began = threading.Event(), []
+    goes_on, has_begun, began = threading.Event(), threading.Event(), []
 
     def stand_still(*arguments):
         began.append(threading.current_thread())
+        has_begun.set()
         assert goes_on.wait(60)
         return read_cluster_figures(*arguments)
 
@@ -281,13 +282,14 @@ def test_a_scrape_does_not_wait_for_a_database_that_does_not_answer(url, monkeyp
     collector = StoreCollector(url, timeout_seconds=0.2)
     registry = CollectorRegistry()
     registry.register(collector)
-    for _ in range(2):
-        assert scraped(registry)["txnstore_up"] == {(): 0}
+    assert scraped(registry)["txnstore_up"] == {(): 0}
+    assert has_begun.wait(PATIENCE_SECONDS)
+    assert scraped(registry)["txnstore_up"] == {(): 0}
     # The second scrape has begun nothing beside the first.
     assert len(began) == 1
     goes_on.set()
     began[0].join(60)
-    collector._timeout_seconds = 30
+    collector._timeout_seconds = PATIENCE_SECONDS
     assert scraped(registry)["txnstore_up"] == {(): 1}
     collector.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import time
 
 import pytest
 from opentelemetry import trace
@@ -17,6 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from txnstore import Consumer, DeserializingConsumer, KafkaException, Producer, SerializingProducer
 from txnstore.aio import AIOConsumer, AIOProducer
 from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.observability import tracing
 from txnstore.observability.tracing import LINKS_MAX, TxnStoreInstrumentor, process
 from txnstore.serialization import StringDeserializer, StringSerializer
 
@@ -163,10 +165,11 @@ def test_the_applications_headers_stay_as_they_are_and_come_first(spans, make):
 
 def test_a_context_that_the_application_gives_a_record_is_the_only_one(spans, make):
     producer, consumer = make(Producer), make(Consumer)
-    given = f"00-{7:032x}-{8:016x}-01"
-    sent_by(spans, producer, b"v", headers=[("traceparent", given.encode())])
+    # Of several it is the last one, as everywhere in Kafka.
+    given = [("traceparent", f"00-{number:032x}-{8:016x}-01".encode()) for number in (6, 7)]
+    sent_by(spans, producer, b"v", headers=given)
     message = polled(consumer)
-    assert message.headers() == [("traceparent", given.encode())]
+    assert message.headers() == given
     assert contexts_of(spans.one("send orders").links) == [(7, 8)] == contexts_of(spans.one("poll orders").links)
 
 
@@ -202,6 +205,20 @@ def test_a_send_ends_with_its_report_or_at_once_where_nobody_hears_of_it(spans, 
     only_errors = make(Producer, **{"delivery.report.only.error": True}, on_delivery=told.append)
     only_errors.produce("orders", b"d")
     assert len(spans.named("send orders")) == 4
+
+
+def test_a_poll_begins_with_its_call_and_one_that_brings_no_record_has_no_span(spans, make):
+    producer, consumer = make(Producer), make(Consumer, enable_partition_eof=True)
+    sent_by(spans, producer, b"a")
+    assigned_ns = []
+    consumer.subscribe(["orders"], on_assign=lambda *_: assigned_ns.append(time.time_ns()))
+    message = consumer.poll(PATIENCE_SECONDS)
+    assert message.error() is None
+    poll = spans.one("poll orders")
+    assert poll.start_time <= assigned_ns[0] <= poll.end_time
+    assert consumer.poll(PATIENCE_SECONDS).error().name() == "_PARTITION_EOF"
+    assert consumer.poll(0) is None
+    assert spans.names == ["send orders", "poll orders"]
 
 
 def test_a_batch_links_to_each_of_its_records(spans, make):
@@ -288,6 +305,9 @@ def test_links_of_a_transaction_are_bounded(spans, make):
     with producer.transaction():
         for _ in range(LINKS_MAX + 5):
             producer.produce("orders", b"a")
+        # The SDK would keep no more, but they need not be remembered either.
+        assert len(tracing._clients._sent[producer]) == LINKS_MAX
+    assert producer not in tracing._clients._sent
     assert len(spans.one("commit").links) == LINKS_MAX
 
 
