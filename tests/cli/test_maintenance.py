@@ -116,6 +116,12 @@ def test_a_port_that_is_in_use_is_an_error_in_one_line(txnstore, txnstore_sqlite
     assert "Traceback" not in ended.err
 
 
+def test_metrics_of_a_process_that_does_not_stay_are_refused(txnstore, txnstore_sqlite_url):
+    ended = txnstore("maintain", txnstore_sqlite_url, "--once", "--metrics", "0")
+    assert ended.code == 2
+    assert "leave out --once" in ended.err
+
+
 def test_metrics_without_their_package_are_refused_with_its_extra(start, txnstore_sqlite_url):
     process = start(
         "maintain",

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import event, insert, text, update
 
 from tests.observability.conftest import PATIENCE_SECONDS, scraped
+from tests.tools.proxy import Proxy, upstream_of
 from tests.transactions.bench import Producer
 from txnstore import Consumer
 from txnstore import Producer as Client
@@ -266,6 +267,31 @@ def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_pa
     assert scraped(registry)["txnstore_up"] == {(): 1}
     collector.close()
     assert scraped(registry)["txnstore_up"] == {(): 0}
+
+
+def test_a_server_that_goes_away_is_not_up_until_it_is_back(txnstore_postgresql_url):
+    """First it refuses connections, then it answers nothing at all, which no socket notices."""
+    with Proxy(upstream_of(txnstore_postgresql_url)) as proxy:
+        collector = StoreCollector(proxy.url(txnstore_postgresql_url), timeout_seconds=1)
+        registry = CollectorRegistry()
+        registry.register(collector)
+
+        def is_up():
+            return scraped(registry)["txnstore_up"] == {(): 1}
+
+        # However busy the machine is, one of them has its answer in time.
+        assert any(is_up() for _ in range(60))
+        proxy.refuse_connections()
+        proxy.cut_connections()
+        assert not is_up()
+        proxy.accept_connections()
+        assert any(is_up() for _ in range(60))
+        proxy.swallow_everything()
+        assert not is_up()
+        assert not is_up()
+        proxy.heal()
+        assert any(is_up() for _ in range(60))
+        collector.close()
 
 
 def test_a_scrape_does_not_wait_for_a_database_that_does_not_answer(url, monkeypatch):

@@ -53,6 +53,8 @@ def maintain(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Complete decided transactions, abort timed-out ones and delete what has expired, until stopped by Ctrl-C."""
+    if once and metrics is not None:
+        raise typer.BadParameter("leave out --once: metrics are of a process that stays", param_hint="--metrics")
     url = one_url(context, url, url_option)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     duties = (*DUTIES, *branch_duties(participants or ()))
