@@ -3,7 +3,8 @@
 Beside each other, each in a process of its own: a producer of batches at a given rate, one that commits transactions of
 one record, a group that reads both topics, a reader that goes back to the first record again and again, and `txnstore
 maintain`.  A third of the time is as usual; in the second somebody holds a snapshot open, as a backup or a forgotten
-session does; in the last it is gone.
+session does; in the last it is gone.  The journal of transactions is kept for a minute, so that all that grows is
+trimmed as well.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from scripts.bench_support import number, print_table, write_files
 from scripts.comparison.figures import circumstances
 from scripts.comparison.opening import NAMES, opened_sides
 from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, Side, checked, new_name, processes, running
-from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.names import DEFAULT_SCHEMA, SQLITE_PREFIX
 from txnstore.db.url import parse_url
 from txnstore.testing.postgres_server import connection_string
 
@@ -40,6 +42,10 @@ VALUE_BYTES: Final = 1_000
 PHASES: Final = ("as usual", "a snapshot is held", "it is gone")
 #: How often workers say what they have seen.
 REPORT_SECONDS: Final = 1.0
+#: Of each curve that is drawn.
+POINTS: Final = 150
+#: Tables and indexes that are smaller are not listed.
+LISTED_MIB: Final = 0.5
 #: How often batches are paced.
 TURN_SECONDS: Final = 0.05
 
@@ -48,8 +54,14 @@ SMALL: Final = "one record a transaction, transactions/s"
 DELAY: Final = "from produce() to the group, p50, ms"
 FIRST: Final = "first record of all, ms"
 SIZE: Final = "tables and indexes, MiB"
+STORE_SETTINGS: Final = {
+    "log.retention.check.interval.ms": "1000",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "1000",
+    "txnstore.transaction.log.retention.ms": "60000",
+}
 REUSED: Final = "of it free or dead, MiB"
 LOG: Final = "write-ahead log of SQLite, MiB"
+RELATION: Final = "at the end of a phase, MiB: "
 SKIPPED: Final = "records gone before the group came, /s"
 
 
@@ -166,6 +178,20 @@ class _PostgresView:
         assert dead is not None
         return {SIZE: float(taken[0]) / MIB, REUSED: float(dead[0] or 0) / MIB}
 
+    def relations(self) -> Mapping[str, float]:
+        """Return what each table takes, what it keeps beside its rows (TOAST), and each index."""
+        found = self._connection.execute(
+            "WITH ours AS (SELECT oid, relname, reltoastrelid FROM pg_class"
+            " WHERE relkind = 'r' AND relnamespace = %s::regnamespace)"
+            " SELECT relname, pg_relation_size(oid) FROM ours"
+            " UNION ALL SELECT relname || ', TOAST', pg_total_relation_size(reltoastrelid) FROM ours"
+            " WHERE reltoastrelid <> 0"
+            " UNION ALL SELECT index.relname, pg_relation_size(index.oid) FROM ours"
+            " JOIN pg_index ON indrelid = ours.oid JOIN pg_class index ON index.oid = indexrelid",
+            (DEFAULT_SCHEMA,),
+        )
+        return {name: float(size) / MIB for name, size in found}
+
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         with psycopg.connect(self._url) as connection:
@@ -190,6 +216,14 @@ class _SqliteView:
         (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         log_bytes = Path(f"{self._path}-wal").stat().st_size
         return {SIZE: pages * page_bytes / MIB, REUSED: free * page_bytes / MIB, LOG: log_bytes / MIB}
+
+    def relations(self) -> Mapping[str, float]:
+        """Return what each table and each index takes; nothing where SQLite was built without dbstat."""
+        try:
+            found = self._connection.execute("SELECT name, pgsize FROM dbstat WHERE aggregate = TRUE").fetchall()
+        except sqlite3.OperationalError:
+            return {}
+        return {name.removeprefix(SQLITE_PREFIX): size / MIB for name, size in found}
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -232,9 +266,8 @@ def _topics(side: Side, retained_bytes: int) -> tuple[str, str]:
         "broker",
         "0",
         incremental_configs=[
-            admin.ConfigEntry(
-                "log.retention.check.interval.ms", "1000", incremental_operation=admin.AlterConfigOpType.SET
-            )
+            admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
+            for name, value in STORE_SETTINGS.items()
         ],
     )
     for each in client.incremental_alter_configs([store]).values():
@@ -261,11 +294,10 @@ def soak(side: Side, options: argparse.Namespace) -> list[Sample]:
             for number_of_phase in range(len(PHASES)):
                 ends = begun + options.seconds * (number_of_phase + 1) / len(PHASES)
                 watch = partial(_watch, side, view, reports, begun, ends)
-                if number_of_phase == 1:
-                    with view.snapshot():
-                        found.extend(watch())
-                else:
+                with view.snapshot() if number_of_phase == 1 else nullcontext():
                     found.extend(watch())
+                for name, size in view.relations().items():
+                    found.append(Sample(side.name, RELATION + name, time.monotonic() - begun, size))
                 assert all(worker.is_alive() for worker in workers), "a worker has ended by itself"
         finally:
             stop.set()
@@ -318,11 +350,23 @@ def show(samples: Sequence[Sample], options: argparse.Namespace) -> None:
         numbers=PHASES,
     )
     for side in dict.fromkeys(each.side for each in samples):
+        _show_relations(samples, side)
         rates = [each.value for each in samples if (each.side, each.what) == (side, BULK)]
         written = statistics.fmean(rates) * options.seconds * VALUE_BYTES / MIB if rates else 0.0
         print(
             f"{side}: about {written:,.0f} MiB of batches written, {written / options.retained_mib:.1f} x what is kept"
         )
+
+
+def _show_relations(samples: Sequence[Sample], side: str) -> None:
+    """Print what the larger tables and indexes took at the end of each phase."""
+    sizes: dict[str, list[float]] = {}
+    for each in samples:
+        if each.side == side and each.what.startswith(RELATION):
+            sizes.setdefault(each.what.removeprefix(RELATION), []).append(each.value)
+    rows = [(name, *map(number, of)) for name, of in sizes.items() if max(of) >= LISTED_MIB]
+    rows.sort(key=lambda row: -max(sizes[row[0]]))
+    print_table(f"{side}: at the end of each phase, MiB", ("what", *PHASES), rows, numbers=PHASES)
 
 
 def draw(samples: Sequence[Sample], options: argparse.Namespace, folder: Path) -> None:
@@ -332,14 +376,21 @@ def draw(samples: Sequence[Sample], options: argparse.Namespace, folder: Path) -
 
     sides = dict.fromkeys(each.side for each in samples)
     panels = {
-        what: [
-            Curve(side, [(each.seconds, each.value) for each in samples if (each.side, each.what) == (side, what)])
-            for side in sides
-        ]
-        for what in (SIZE, SMALL, FIRST)
+        what: [Curve(side, points) for side in sides if (points := _points(samples, side, what, options.seconds))]
+        for what in (SIZE, LOG, SMALL, FIRST)
     }
     length = options.seconds / len(PHASES)
     draw_curves("seconds", panels, folder / "retention.svg", by_tens=False, marks=(length, 2 * length))
+
+
+def _points(samples: Sequence[Sample], side: str, what: str, seconds: float) -> list[tuple[float, float]]:
+    """Return the medians of short stretches of the time, with the middle of each."""
+    stretch_seconds = seconds / POINTS
+    values: dict[int, list[float]] = {}
+    for each in samples:
+        if (each.side, each.what) == (side, what):
+            values.setdefault(int(each.seconds / stretch_seconds), []).append(each.value)
+    return [((number + 0.5) * stretch_seconds, statistics.median(of)) for number, of in sorted(values.items())]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -347,6 +398,9 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/soak-retention", description=__doc__)
     parser.add_argument("seconds", type=float, help="how long on each database")
     parser.add_argument("--database", choices=list(NAMES), action="append", help="only this one")
+    parser.add_argument(
+        "--at-once", action="store_true", help="all databases at the same time, not one after the other"
+    )
     parser.add_argument("--retained-mib", type=int, default=64, help="what the topic of batches keeps (64 MiB)")
     parser.add_argument("--rate", type=int, default=2_000, help="records of 1,000 bytes in batches, a second (2,000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was seen to this file")
@@ -360,9 +414,12 @@ def main() -> None:
     options = parser.parse_args()
     about = circumstances(parser.prog)
     samples: list[Sample] = []
-    with opened_sides(options.database, with_kafka=False) as sides:
-        for side in sides:
-            samples.extend(soak(side, options))
+    with (
+        opened_sides(options.database, with_kafka=False) as sides,
+        ThreadPoolExecutor(len(sides) if options.at_once else 1) as soaks,
+    ):
+        for found in soaks.map(partial(soak, options=options), sides):
+            samples.extend(found)
     show(samples, options)
     write_files(options, {**about, "samples": samples}, draw=partial(draw, samples, options))
 

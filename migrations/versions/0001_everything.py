@@ -66,6 +66,12 @@ _TABLES: Final = (
     "sink_positions",
 )
 _HOT: Final = {"fillfactor": 50}
+_PASSED_THROUGH: Final = {
+    "autovacuum_vacuum_scale_factor": 0.05,
+    "autovacuum_vacuum_threshold": 500,
+    "toast.autovacuum_vacuum_scale_factor": 0.05,
+    "toast.autovacuum_vacuum_threshold": 500,
+}
 
 
 def upgrade() -> None:
@@ -264,6 +270,7 @@ def _make_log() -> None:
         _check("record_batches_control", "control_type BETWEEN 0 AND 1"),
         _check("record_batches_timestamp_type", "timestamp_type BETWEEN 0 AND 1"),
         comment="The log: one row per record batch; only compaction changes it. The view records shows one row per record.",
+        postgresql_with=_PASSED_THROUGH,
     )
     _index("record_batches", "record_batches_time", "partition_id", "running_max_timestamp_ms", "last_offset")
     _table(
@@ -310,6 +317,7 @@ def _make_log() -> None:
         _check("finished_transactions_order", "first_offset < marker_offset"),
         comment="Which transactions ended in each partition, and how: Kafka's index of aborted transactions, and more.",
         sqlite_with_rowid=False,
+        postgresql_with=_PASSED_THROUGH,
     )
     _table(
         "partition_storage",
@@ -454,6 +462,7 @@ def _make_transactions() -> None:
         _column("reason", String, "What made the change: a request, or a task such as recovery or expiry."),
         comment="The journal: every change of every transaction's state, in order; those made at once are one entry.",
         sqlite_autoincrement=True,
+        postgresql_with=_PASSED_THROUGH,
     )
     _index("transaction_log", "transaction_log_producer", "producer_id", "producer_epoch")
     _table(
@@ -585,6 +594,7 @@ def _make_participants() -> None:
         _column("refusal", String, "Why the row cannot become a record; NULL while it waits to become one.", null=True),
         comment="Records that applications inserted in their own database transactions, and that are in no partition yet.",
         sqlite_autoincrement=True,
+        postgresql_with=_PASSED_THROUGH,
     )
     _index("outbox", "outbox_waiting", "outbox_id", where="refusal IS NULL")
     _index("outbox", "outbox_refused", "outbox_id", where="refusal IS NOT NULL")

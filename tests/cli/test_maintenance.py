@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import threading
 from urllib.request import urlopen
 
 import pytest
 
+from txnstore.cli import maintenance as command
+from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.opening import open_store
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
-from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, LONG_DUTIES, MaintenanceDuty
 from txnstore.model import Record
 from txnstore.transactions.coordinator import TransactionCoordinator
 
@@ -37,7 +40,7 @@ def abandon(url):
 def test_once_does_everything_and_says_how_much(txnstore, abandoned):
     ended = txnstore("maintain", abandoned, "--once")
     assert ended.code == 0
-    assert [line.split(" ", 1)[1] for line in ended.out.splitlines()] == [duty.name for duty in DUTIES]
+    assert [line.split(" ", 1)[1] for line in ended.out.splitlines()] == [duty.name for duty in (*DUTIES, *LONG_DUTIES)]
     assert "1 timed out transactions aborted" in ended.out
     assert "1 timed out transactions aborted" not in txnstore("maintain", abandoned, "--once").out
 
@@ -49,7 +52,7 @@ def test_once_says_by_its_code_that_something_was_not_done(txnstore, url, monkey
     monkeypatch.setattr("txnstore.transactions.recovery.complete_all_decided", fail)
     ended = txnstore("maintain", url, "--once")
     assert ended.code == 75
-    assert len(ended.out.splitlines()) == len(DUTIES) - 1
+    assert len(ended.out.splitlines()) == len(DUTIES) + len(LONG_DUTIES) - 1
 
 
 @pytest.mark.parametrize(("database", "number"), [("sqlite", signal.SIGINT), ("postgresql", signal.SIGTERM)])
@@ -134,3 +137,24 @@ def test_metrics_without_their_package_are_refused_with_its_extra(start, txnstor
     assert process.returncode == 1
     assert "pip install 'txnstore[metrics]'" in err
     assert "Traceback" not in err
+
+
+def test_what_takes_long_keeps_nobody_waiting(url, monkeypatch):
+    stop, begun, done_meanwhile = threading.Event(), threading.Event(), threading.Event()
+
+    def take_long(*_):
+        begun.set()
+        done_meanwhile.wait(30)
+        stop.set()
+        return 0
+
+    def do(*_):
+        if begun.is_set():
+            done_meanwhile.set()
+        return 0
+
+    monkeypatch.setattr(command, "LONG_DUTIES", (MaintenanceDuty("long", ABORT_INTERVAL, take_long),))
+    short = MaintenanceDuty("short", ABORT_INTERVAL, do, interval_max_seconds=0.01)
+    with open_cluster(url) as cluster:
+        command._run_all(cluster, (short,), stop)
+    assert done_meanwhile.is_set()

@@ -17,6 +17,7 @@ SCHEMA = "(SELECT oid FROM pg_namespace WHERE nspname = :schema)"
 POSTGRESQL_QUERIES = {
     "relations": """
         SELECT c.relname, c.relkind, c.relpersistence, c.reloptions, c.relrowsecurity, c.relreplident,
+               (SELECT t.reloptions FROM pg_class t WHERE t.oid = c.reltoastrelid),
                obj_description(c.oid, 'pg_class')
         FROM pg_class c WHERE c.relnamespace = {schema} AND c.relkind IN ('r', 'p', 'v', 'm', 'S')""",
     "columns": """

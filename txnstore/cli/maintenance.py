@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Annotated, Final
 
 import typer
@@ -16,7 +17,7 @@ from txnstore.cli.output import TRY_AGAIN_LATER, CommandFailed, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
-from txnstore.maintenance.duties import DUTIES, MaintenanceDuty, branch_duties
+from txnstore.maintenance.duties import DUTIES, LONG_DUTIES, MaintenanceDuty, branch_duties
 from txnstore.maintenance.loop import Maintenance, MaintenanceObserver
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def maintain(
     duties = (*DUTIES, *branch_duties(participants or ()))
     with open_cluster(url, schema=schema, create=False) as cluster:
         if once:
-            raise typer.Exit(0 if _run_once(cluster, duties) else TRY_AGAIN_LATER)
+            raise typer.Exit(0 if _run_once(cluster, (*duties, *LONG_DUTIES)) else TRY_AGAIN_LATER)
         stop = threading.Event()
         stop_at_signals(stop)
         if metrics is None:
@@ -109,15 +110,25 @@ def _run_all(
     stop: threading.Event,
     observer_of: _ObserverOf = lambda *_: None,
 ) -> None:
-    """Look after every database in a thread of its own, including those that join meanwhile."""
-    threads: dict[int, threading.Thread] = {}
+    """Look after every database in threads of its own, including those that join meanwhile.
+
+    What takes long has one to itself: readers do not wait for it.
+    """
+    threads: dict[int, list[threading.Thread]] = {}
     while not stop.is_set():
         for member in cluster.databases:
             if member.database_id not in threads:
-                arguments = (cluster, member.database_id, duties, stop, observer_of(cluster, member.database_id))
-                thread = threading.Thread(target=_run_one, args=arguments, name=f"maintenance-{member.label}")
-                threads[member.database_id] = thread
-                thread.start()
+                observer = observer_of(cluster, member.database_id)
+                threads[member.database_id] = [
+                    threading.Thread(
+                        target=_run_one,
+                        args=(cluster, member.database_id, some, stop, told),
+                        name=f"{name}-{member.label}",
+                    )
+                    for name, some, told in (("maintenance", duties, observer), ("long-maintenance", LONG_DUTIES, None))
+                ]
+                for thread in threads[member.database_id]:
+                    thread.start()
         stop.wait(_LOOK_AGAIN_SECONDS)
         try:
             cluster.refresh()
@@ -125,7 +136,7 @@ def _run_all(
             _log.warning(
                 "the list of databases cannot be read at the moment: %s", error, extra={"event": "database_unavailable"}
             )
-    for thread in threads.values():
+    for thread in chain.from_iterable(threads.values()):
         thread.join()
 
 

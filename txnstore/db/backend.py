@@ -329,6 +329,16 @@ class Backend(Protocol):
         """Do what the database needs after a commit and what must not be part of it."""
         ...
 
+    def reclaim(self, engine: Engine, url: DatabaseUrl, *, schema: str) -> int:
+        """Free the room of deleted rows for new ones where much of it waits for that; return of how many tables.
+
+        It may take a minute, and keeps nobody from reading or writing meanwhile.
+
+        Raises:
+            TxnStoreError: the database refused or cannot be reached.
+        """
+        ...
+
     def waiter(self, engine: Engine, url: DatabaseUrl, subjects: Subjects, *, channel: str) -> Waiter:
         """Return what a reader waits on until somebody has committed something about these."""
         ...

@@ -44,17 +44,33 @@ TEN_SECONDS_MS: Final = 10_000
 
 #: Rows that are updated all the time stay on their page (heap-only tuples) and leave no index entries behind.
 _HOT: Final = {"fillfactor": 50}
+#: As many rows go as come, from the old end on: autovacuum comes when a twentieth of the table is dead, not a fifth.
+_PASSED_THROUGH: Final = {
+    "autovacuum_vacuum_scale_factor": 0.05,
+    "autovacuum_vacuum_threshold": 500,
+    "toast.autovacuum_vacuum_scale_factor": 0.05,
+    "toast.autovacuum_vacuum_threshold": 500,
+}
 #: What PostgreSQL alone is told when tables and indexes are made, see `enter_options_of_postgresql`.
 _OPTIONS_OF_POSTGRESQL: Final[list[tuple[Table | Index, str, Any]]] = []
 
 
-def _table(name: str, *items: SchemaItem, comment: str, is_hot: bool = False, **options: Any) -> Table:
+def _table(
+    name: str,
+    *items: SchemaItem,
+    comment: str,
+    is_hot: bool = False,
+    is_passed_through: bool = False,
+    **options: Any,
+) -> Table:
     """Return a table whose columns keep to their types, on SQLite too."""
     # A plain `str` for the type checker: StoreName is one at run time.
     store_name: Any = StoreName(name)
     table = Table(store_name, metadata, *items, comment=comment, sqlite_strict=True, **options)
     if is_hot:
         _OPTIONS_OF_POSTGRESQL.append((table, "with", _HOT))
+    if is_passed_through:
+        _OPTIONS_OF_POSTGRESQL.append((table, "with", _PASSED_THROUGH))
     return table
 
 
@@ -257,6 +273,7 @@ record_batches: Final = _table(
     _check("record_batches_control", "control_type BETWEEN 0 AND 1"),
     _check("record_batches_timestamp_type", "timestamp_type BETWEEN 0 AND 1"),
     comment="The log: one row per record batch; only compaction changes it. The view records shows one row per record.",
+    is_passed_through=True,
 )
 
 producer_states: Final = _table(
@@ -301,6 +318,7 @@ finished_transactions: Final = _table(
     _check("finished_transactions_order", "first_offset < marker_offset"),
     comment="Which transactions ended in each partition, and how: Kafka's index of aborted transactions, and more.",
     sqlite_with_rowid=False,
+    is_passed_through=True,
 )
 
 partition_storage: Final = _table(
@@ -454,6 +472,7 @@ transaction_log: Final = _table(
     Index(StoreName("transaction_log_producer"), "producer_id", "producer_epoch"),
     comment="The journal: every change of every transaction's state, in order; those made at once are one entry.",
     sqlite_autoincrement=True,
+    is_passed_through=True,
 )
 
 pending_markers: Final = _table(
@@ -573,6 +592,7 @@ outbox: Final = _table(
     _column("refusal", String, "Why the row cannot become a record; NULL while it waits to become one.", null=True),
     comment="Records that applications inserted in their own database transactions, and that are in no partition yet.",
     sqlite_autoincrement=True,
+    is_passed_through=True,
 )
 _partial_index(
     "outbox_waiting",

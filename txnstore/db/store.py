@@ -237,6 +237,20 @@ class Store:
         """
         return self._attempt(partial(self._run_once, work, Access.READ), retry_timeout_ms)
 
+    def reclaim(self) -> int:
+        """Free the room of deleted rows for new ones where much of it waits for that; return of how many tables.
+
+        It may take a minute, and keeps nobody from reading or writing meanwhile.
+
+        Raises:
+            TxnStoreError: the database refused or cannot be reached.
+        """
+        self._refuse_if_closed()
+        try:
+            return self.backend.reclaim(self.engine, self.url, schema=self.schema)
+        except TxnStoreError as error:
+            raise self._named(error) from None
+
     def waiter(self, subjects: Subjects = EVERYTHING) -> Waiter:
         """Return what one reader waits on until somebody has committed something about these; close it after use."""
         self._refuse_if_closed()

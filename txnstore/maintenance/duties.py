@@ -99,6 +99,12 @@ DUTIES: Final = (
     MaintenanceDuty("databases given the newest topics", ABORT_INTERVAL, bring_up_to_date),
 )
 
+#: What takes longer than a client has for it: for a process, or a thread, of its own.
+LONG_DUTIES: Final = (
+    # Behind what deletes.
+    MaintenanceDuty("tables freed of deleted rows", LOG_INTERVAL, lambda store, _: store.reclaim()),
+)
+
 
 def branch_duties(participants: Sequence[str]) -> tuple[MaintenanceDuty, ...]:
     """Return a duty for each participating database, at its URL; nothing is connected to yet.

@@ -28,6 +28,7 @@ from txnstore.db.backend import Access, Durability, Holder, Limits, NoWholeCommi
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
 from txnstore.db.postgresql import commit_function
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
+from txnstore.db.postgresql.vacuuming import vacuum_due_tables
 from txnstore.db.statements import heard, run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
@@ -379,6 +380,16 @@ class PostgreSQLBackend:
 
     def after_commit(self, engine: Engine) -> None:
         """Nothing: the server looks after itself."""
+
+    def reclaim(self, engine: Engine, url: DatabaseUrl, *, schema: str) -> int:
+        """Vacuum the tables that are due, on a connection of its own."""
+        try:
+            with connect_driver(url) as connection:
+                # Statistics and vacuuming take longer than a notification.
+                connection.expect_answers_within(Limits(statement_timeout_ms=0))
+                return vacuum_due_tables(connection, engine, schema)
+        except psycopg.Error as error:
+            raise self.translate_driver_error(error, Stage.STATEMENT) from None
 
     def waiter(self, engine: Engine, url: DatabaseUrl, subjects: Subjects, *, channel: str) -> ListenWaiter:
         """Return what listens for the writers' notifications."""

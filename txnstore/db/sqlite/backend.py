@@ -218,6 +218,11 @@ class SQLiteBackend:
         """Move the WAL into the file once it is long."""
         engine.checkpointer.run_if_due()  # type: ignore[attr-defined]  # set above
 
+    def reclaim(self, engine: Engine, url: DatabaseUrl, *, schema: str) -> int:
+        """Do nothing: the pages of deleted rows take the next ones."""
+        del engine, url, schema
+        return 0
+
     def waiter(self, engine: Engine, url: DatabaseUrl, subjects: Subjects, *, channel: str) -> FileWaiter:
         """Return what notices commits of other connections by the file's data version."""
         del channel
