@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, insert, select, update
 
 from tests.cluster.conftest import Bench, Site
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
 from txnstore.db.cluster.catalogue import apply_catalogue, read_catalogue
 from txnstore.db.cluster.cluster import Cluster, repaired
-from txnstore.db.cluster.membership import Database, read_databases
-from txnstore.db.schema import partition_heads, partitions, store_configs, topics
+from txnstore.db.cluster.membership import Database, coordinator_of_name, read_databases
+from txnstore.db.schema import groups, partition_heads, partitions, store_configs, topics, transactions
 from txnstore.errors import (
     InvalidConfiguration,
     StoreUnavailable,
@@ -32,6 +33,7 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import find_topics, leaders_by_hash, leaders_in_turn
 from txnstore.model import Record
 from txnstore.testing.invariants import Invariant, Violation, assert_cluster_sound, cluster_violations
+from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.verification import verify as verify_module
 from txnstore.verification.verify import verify
 
@@ -226,7 +228,7 @@ def test_what_only_the_first_of_two_looks_sees_is_not_wrong(sqlite_bench: Bench,
     bench.cluster.own(2).write(lambda connection: connection.execute(head))
     looks: list[int] = []
 
-    def mended_behind_the_first(cluster: Cluster, **options: bool) -> list[Violation]:
+    def mended_behind_the_first(cluster: Cluster, **options: Any) -> list[Violation]:
         found = cluster_violations(cluster, **options)
         looks.append(len(found))
         with bench.site.open() as other:
@@ -258,3 +260,25 @@ def test_the_checker_sees_copies_that_are_wrong(sqlite_bench: Bench, damage: str
     assert bool(remaining) is (damage == "a setting")
     change_topic_configs(bench.cluster, "orders", {"retention.ms": "5"})
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_the_checker_sees_what_is_not_in_the_database_that_its_name_selects(sqlite_bench: Bench):
+    bench = sqlite_bench
+    homes = {coordinator_of_name(f"id-{number}", bench.cluster.databases): f"id-{number}" for number in range(50)}
+    for number, name in homes.items():
+        TransactionCoordinator(bench.cluster.own(number)).init_producer_id(name, 60_000)
+    assert_cluster_sound(bench.cluster, at_rest=True)
+    # As a client that believes in no other database would do.
+    (name, other) = homes[1], bench.cluster.own(2)
+    row = bench.cluster.own(1).read(
+        lambda c: c.execute(select(transactions).where(transactions.c.transactional_id == name)).one()
+    )
+    values = {column: value for column, value in row._mapping.items() if column != "last_update_minute"}
+    other.write(lambda c: c.execute(insert(transactions).values(**values)))
+    other.write(
+        lambda c: c.execute(insert(groups).values(group_id=name, generation=0, commit_number=0, last_update_ms=1))
+    )
+    found = [each for each in cluster_violations(bench.cluster) if each.invariant is Invariant.AT_HOME]
+    assert [(each.place.transactional_id, each.place.group_id) for each in found] == [(name, None), (None, name)]
+    assert {each.place.database for each in found} == {bench.cluster.databases[1].label}
+    assert {each.seen for each in found} == {f"its name selects {bench.cluster.databases[0].label!r}"}

@@ -15,6 +15,8 @@ from txnstore.errors import FencedInstance, IllegalGeneration, UnknownMember
 from txnstore.groups.group import GroupState, Report
 from txnstore.groups.rebalance_rules import state_of
 from txnstore.model import PartitionName
+from txnstore.verification.membership import group_violations
+from txnstore.verification.reading import Snapshot
 
 TIMEOUT_MS = 10_000
 NAMES = st.sampled_from(["anna", "bert", "carl", "dora"])
@@ -301,5 +303,9 @@ def test_over_rows(shared_store, shared_clock):
     class OverRows(GroupHistory):
         def make_server(self, group_id):
             return StoreServer(shared_store, shared_clock, group_id)
+
+        @invariant()
+        def a_verification_finds_nothing(self):
+            assert shared_store.read(lambda connection: list(group_violations(Snapshot((connection,))))) == []
 
     run(OverRows, 40, 30)

@@ -342,10 +342,18 @@ def test_damage_is_reported_by_name(busy: Busy, name: str):
 
 def test_every_invariant_can_be_broken():
     broken = {invariant for invariant, _ in DAMAGES.values()}
-    # Of several databases: tests/cluster breaks it.
-    assert broken | AT_REST | {Invariant.COPIES_CURRENT} == set(Invariant)
+    assert broken | AT_REST | BROKEN_ELSEWHERE == set(Invariant)
 
 
+#: Of several databases in tests/cluster and tests/participants, the others in the files beside this one.
+BROKEN_ELSEWHERE = {
+    Invariant.COPIES_CURRENT,
+    Invariant.AT_HOME,
+    Invariant.BRANCHES_KNOWN,
+    Invariant.ONE_OF_EACH_KEY,
+    Invariant.GROUPS_SOUND,
+    Invariant.OUTBOX_MOVES,
+}
 AT_REST = {Invariant.NOTHING_OPEN, Invariant.NOTHING_QUEUED, Invariant.ALL_STABLE}
 
 

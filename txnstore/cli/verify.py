@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,13 +15,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from txnstore.cli.maintenance import stop_at_signals
-from txnstore.cli.options import Json, Schema, UrlArgument, UrlBesideArgument, examples, one_url, opened, patient_limits
+from txnstore.cli.options import (
+    Json,
+    Participants,
+    Schema,
+    UrlArgument,
+    UrlBesideArgument,
+    examples,
+    one_url,
+    opened,
+    patient_limits,
+)
 from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, error_text, exit_code, hint, json_text, say, show_json
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.errors import TxnStoreError
 from txnstore.verification import verify as verification
 from txnstore.verification.invariants import Invariant, Place, Violation
+from txnstore.verification.verify import Watch
 
 #: Of several databases the snapshots of the others wait while one is read.
 _WAITING_SNAPSHOT_MS: Final = 3_600_000
@@ -44,20 +57,22 @@ def verify(
         float,
         typer.Option("--interval", metavar="SECONDS", min=0.1, help="With --watch: how long to wait between looks."),
     ] = 60.0,
+    participants: Participants = None,
     as_json: Json = False,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Read the whole store, and say what is wrong with it: where, what was seen, and what to do.
 
     Clients may be at work meanwhile. It changes nothing and exits with 1 if anything is wrong. With --watch, JSON is a
-    line for each finding.
+    line for each finding, and records that were read and found right are read again once a day.
     """
+    urls = [parse_url(participant) for participant in participants or ()]
     limits = replace(patient_limits(), idle_timeout_ms=_WAITING_SNAPSHOT_MS)
     with opened(one_url(context, url, url_option), schema, limits=limits) as cluster:
         if watch:
-            was_sound = _watch(cluster, interval_seconds, as_json=as_json)
+            was_sound = _watch(partial(_look, cluster, urls, Watch()), cluster, interval_seconds, as_json=as_json)
         else:
-            found = _look(cluster)
+            found = _look(cluster, urls, Watch())
             was_sound = not found
             if as_json:
                 show_json([_facts(violation) for violation in found])
@@ -68,7 +83,7 @@ def verify(
     raise typer.Exit(0 if was_sound else FAILED)
 
 
-def _watch(cluster: Cluster, interval_seconds: float, *, as_json: bool) -> bool:
+def _watch(look: Callable[[], list[Violation]], cluster: Cluster, interval_seconds: float, *, as_json: bool) -> bool:
     """Look until a signal comes; return whether nothing was ever wrong."""
     stop = threading.Event()
     stop_at_signals(stop)
@@ -77,7 +92,7 @@ def _watch(cluster: Cluster, interval_seconds: float, *, as_json: bool) -> bool:
     is_first = True
     while not stop.is_set():
         try:
-            found = _look(cluster)
+            found = look()
         except TxnStoreError as error:
             if exit_code(error) != TRY_AGAIN_LATER:
                 raise
@@ -97,9 +112,9 @@ def _watch(cluster: Cluster, interval_seconds: float, *, as_json: bool) -> bool:
     return was_sound
 
 
-def _look(cluster: Cluster) -> list[Violation]:
+def _look(cluster: Cluster, participants: Sequence[DatabaseUrl], watch: Watch) -> list[Violation]:
     with _progress() as told:
-        return verification.verify(cluster, told=told)
+        return verification.verify(cluster, participants=participants, watch=watch, told=told)
 
 
 def _show(violation: Violation) -> None:
@@ -129,6 +144,7 @@ def _facts(violation: Violation) -> dict[str, Any]:
         "offset": place.offset,
         "transactional_id": place.transactional_id,
         "group": place.group_id,
+        "gid": place.gid,
         "seen": violation.seen,
         "remedy": invariant.remedy,
     }

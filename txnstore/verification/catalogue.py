@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, select, union
 
 from txnstore.db.cluster.catalogue import read_catalogue
-from txnstore.db.schema import partition_heads, partitions, topics
+from txnstore.db.cluster.membership import coordinator_of_name, read_databases
+from txnstore.db.schema import groups, partition_heads, partitions, topics, transactions
 from txnstore.db.store import ROWS_AT_ONCE, chunks
 from txnstore.verification.invariants import Invariant, Place, Violation
+from txnstore.verification.reading import in_pages
 
 #: Of a store alone: a partition without a head is found missing.
 PARTITION_IDS: Final = union(select(partitions.c.partition_id), select(partition_heads.c.partition_id))
@@ -21,6 +24,8 @@ _OF_PARTITION: Final = union(
 )
 HEAD_IDS: Final = select(partition_heads.c.partition_id)
 _LEADERS: Final = select(partitions.c.partition_id, partitions.c.leader_database_id)
+_IDS: Final = select(transactions.c.transactional_id)
+_GROUPS: Final = select(groups.c.group_id)
 _NAMES: Final = (
     select(partitions.c.partition_id, topics.c.name, partitions.c.partition_number)
     .join(topics, topics.c.topic_id == partitions.c.topic_id)
@@ -44,6 +49,19 @@ def copy_violations(controller: Connection, member: Connection, database_id: int
     if own != heads:
         seen = f"it lacks the heads {sorted(own - heads)}, and has {sorted(heads - own)}, which live elsewhere"
         yield Violation(Invariant.COPIES_CURRENT, Place(), seen)
+
+
+def home_violations(member: Connection) -> Iterator[Violation]:
+    """Return which transactional ids and groups are in this database and belong in another: none is in two, then."""
+    databases = read_databases(member)
+    own_id = next(database.database_id for database in databases if database.is_own)
+    labels = {database.database_id: database.label for database in databases}
+    ids = (Place(transactional_id=row[0]) for row in in_pages(member, _IDS, transactions.c.transactional_id))
+    of_groups = (Place(group_id=row[0]) for row in in_pages(member, _GROUPS, groups.c.group_id))
+    for place in chain(ids, of_groups):
+        home_id = coordinator_of_name(place.transactional_id or place.group_id or "", databases)
+        if home_id != own_id:
+            yield Violation(Invariant.AT_HOME, place, f"its name selects {labels[home_id]!r}")
 
 
 def with_topics(connection: Connection, violations: Iterable[Violation]) -> list[Violation]:

@@ -51,6 +51,11 @@ class Invariant(enum.Enum):
         "retention by size and compaction of this partition come too early or too late; keep a copy for a bug report",
     )
 
+    ONE_OF_EACH_KEY = (
+        "below where a partition is compacted there is one committed record of each key, and none that is to be gone",
+        "who builds a table of this topic may keep old values: write the keys anew, and keep a copy for a bug report",
+    )
+
     MOVES_LEGAL = ("each entry of the journal may follow the one before it", _JOURNAL)
     JOURNAL_CURRENT = ("the last entry of the journal is what the coordinator's row says", _JOURNAL)
     IDENTITIES_UNIQUE = (
@@ -73,9 +78,27 @@ class Invariant(enum.Enum):
         _FREE,
     )
 
+    BRANCHES_KNOWN = (
+        "a branch in another database belongs to a transaction that is open, or ends as that was decided",
+        "`txnstore transactions branches` shows them, `txnstore transactions recover --participant URL` ends them",
+    )
+    GROUPS_SOUND = (
+        "no partition belongs to two members of a group, and members and offsets are of the group that they name",
+        "delete the group's members and let them join anew: close its consumers; keep a copy for a bug report",
+    )
+    OUTBOX_MOVES = (
+        "what applications put into the outbox becomes records soon, and nothing is refused",
+        "create the topic, or correct the rows, then set their refusal to NULL; `txnstore maintain` moves what waits",
+    )
+
     COPIES_CURRENT = (
         "the databases of a cluster have the controller's topics, and the logs of what lives in them",
         "`txnstore maintain --once` with the URLs of all databases copies them again",
+    )
+
+    AT_HOME = (
+        "a transactional id and a group are in the one database of a cluster that their name selects",
+        "stop its clients, find out who wrote to the tables beside txnstore, and delete the rows that are elsewhere",
     )
 
     NOTHING_OPEN = ("at rest no transaction is open or decided", _FREE)
@@ -95,11 +118,14 @@ class Place:
     partition_id: int | None = None
     offset: int | None = None
     topic: str | None = None
-    """With `partition`, once it is known what the partition is called."""
+    """With `partition`, once it is known what the partition is called; alone, for all of the topic."""
 
     partition: int | None = None
     transactional_id: str | None = None
     group_id: str | None = None
+    gid: str | None = None
+    """Of a branch."""
+
     database: str | None = None
     """Of a cluster: the label of the database."""
 
@@ -109,10 +135,11 @@ class Place:
             "database": self.database,
             "transactional id": self.transactional_id,
             "group": self.group_id,
+            "branch": self.gid,
         }
         parts = [f"{kind} {name!r}" for kind, name in named.items() if name is not None]
         if self.topic is not None:
-            parts.append(f"{self.topic}-{self.partition}")
+            parts.append(self.topic if self.partition is None else f"{self.topic}-{self.partition}")
         elif self.partition_id is not None:
             parts.append(f"partition {self.partition_id}")
         if self.offset is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -10,12 +11,14 @@ from sqlalchemy import Connection, Row, bindparam, select
 
 from txnstore.db.schema import finished_transactions, partition_heads
 from txnstore.errors import CorruptBatch
+from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import RecordBatch, decode
 from txnstore.log.compaction import may_have_gaps
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.partition_storage import PartitionStorage, batch_bytes, read_storage
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
+from txnstore.verification.compacted import CompactedCheck
 from txnstore.verification.invariants import Invariant, Place, Violation
 from txnstore.verification.reading import PAGE_ROWS, batch_pages, some_of
 from txnstore.verification.replay import Finished, Replay
@@ -35,62 +38,129 @@ _FINISHED: Final = select(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What a look has proven of a partition: the next one reads on from there."""
+
+    head: Row[Any]
+    storage: PartitionStorage
+    next_offset: int
+    largest_ms: int
+    last_stable_offset: int
+    replay: Replay | None
+    """What follows from the batches below `next_offset`; None: they are read again once anything has changed."""
+
+
 def partition_violations(
-    connection: Connection, partition_id: int, *, producers_expire: bool = False
+    connection: Connection,
+    partition_id: int,
+    *,
+    producers_expire: bool = False,
+    proven: dict[int, Proven] | None = None,
 ) -> list[Violation]:
     """Return what is wrong with one partition.
 
     What was deleted from its beginning cannot be replayed: of the rest, only what does not depend on it is asked.  Of
-    a compacted partition nothing can: its batches are whole, do not overlap and end before the head.
+    a compacted partition less can be proven: `compacted` says what.
     With `producers_expire` the partition may have forgotten a producer that came back later.
+    What `proven` has of the partition is not read again, and what is proven now goes there; nothing, if anything is
+    wrong.
     """
+    before = None if proven is None else proven.pop(partition_id, None)
     head = connection.execute(_HEAD, {"of_partition_id": partition_id}).one_or_none()
     if head is None:
         return [Violation(Invariant.OFFSETS_FOLLOW, Place(partition_id), "the partition has no head")]
-    has_gaps = may_have_gaps(connection, partition_id)
     storage = read_storage(connection, partition_id)
-    return some_of(_PartitionCheck(connection, head, storage, producers_expire, has_gaps).violations())
+    if before is not None and head.next_offset < before.next_offset:
+        seen = f"the head is at {head.next_offset}, and was at {before.next_offset}"
+        return [Violation(Invariant.OFFSETS_FOLLOW, Place(partition_id), seen)]
+    if before is not None and before.replay is None:
+        if (before.head, before.storage) == (head, storage):
+            assert proven is not None
+            proven[partition_id] = before
+            return []
+        before = None
+    if before is not None and storage.first_stored_offset > before.next_offset:
+        # What came since then has gone in part.
+        before = None
+    has_gaps = may_have_gaps(connection, partition_id)
+    check = _PartitionCheck(connection, head, storage, producers_expire, has_gaps, None if has_gaps else before)
+    found = some_of(check.violations())
+    if proven is not None and not found:
+        proven[partition_id] = check.proven()
+    return found
 
 
 @dataclass
 class _PartitionCheck:
-    """One partition, read once from its first stored batch to its head."""
+    """One partition, read once from its first stored batch, or from what is proven, to its head."""
 
     connection: Connection
     head: Row[Any]
     storage: PartitionStorage
     producers_expire: bool
     has_gaps: bool
+    before: Proven | None = None
     replay: Replay = field(init=False)
     next_offset: int = field(init=False)
+    last_stable_offset: int = field(init=False)
     largest_ms: int = -1
     counted_bytes: int = 0
     #: What is damaged, or lacks records, cannot be replayed: the rest would be noise.
     is_replayed: bool = field(init=False)
+    is_damaged: bool = False
 
     def violations(self) -> Iterator[Violation]:
         """Read the log, a page of batches at a time, then what must follow from all of it."""
-        partition_id, indexed_through = self.head.partition_id, -1
+        partition_id = self.head.partition_id
         self.is_replayed = not self.has_gaps
-        self._begin_at(self.head.log_start_offset, self.head.next_offset)
-        pages = batch_pages(self.connection, partition_id)
-        for number, page in enumerate(pages):
-            if number == 0:
-                # Batches below the log start may be there still; but nothing is missing at it.
-                self._begin_at(min(self.head.log_start_offset, page[0].base_offset), page[0].base_offset)
-                # The largest timestamp may be that of a deleted record.
-                self.largest_ms = page[0].running_max_timestamp_ms if page[0].base_offset > 0 else -1
-            for row in page:
-                yield from self._batch_violations(row)
-            if self.is_replayed:
-                yield from self._index_violations(indexed_through + 1, page[-1].last_offset)
-            indexed_through = page[-1].last_offset
-        yield from self._head_violations(is_empty=indexed_through < 0)
-        yield from self._storage_violations()
+        self.last_stable_offset = read_bounds(self.connection, [partition_id])[partition_id].last_stable_offset
+        yield from self._log_violations()
+        if self.before is None:
+            yield from self._size_violations()
         if self.is_replayed:
-            yield from self._index_violations(indexed_through + 1, OFFSET_MAX)
             yield from self._producer_violations()
-            yield from visibility_violations(self.connection, partition_id)
+        if not self.is_damaged:
+            from_offset = 0 if self.before is None else self.before.last_stable_offset
+            yield from visibility_violations(self.connection, partition_id, from_offset=from_offset)
+
+    def proven(self) -> Proven:
+        """Return what is proven, once `violations` has found none."""
+        replay = self.replay if self.is_replayed else None
+        return Proven(self.head, self.storage, self.next_offset, self.largest_ms, self.last_stable_offset, replay)
+
+    def _log_violations(self) -> Iterator[Violation]:
+        indexed_through = -1
+        if self.before is None:
+            self._begin_at(self.head.log_start_offset, self.head.next_offset)
+        else:
+            assert self.before.replay is not None
+            self.replay, self.next_offset = self.before.replay, self.before.next_offset
+            self.largest_ms, indexed_through = self.before.largest_ms, self.before.next_offset - 1
+        with closing(CompactedCheck(self.connection, self.storage, self.last_stable_offset)) as compacted:
+            for page in batch_pages(self.connection, self.head.partition_id, indexed_through + 1):
+                if indexed_through < 0:
+                    # Batches below the log start may be there still; but nothing is missing at it.
+                    self._begin_at(min(self.head.log_start_offset, page[0].base_offset), page[0].base_offset)
+                    # The largest timestamp may be that of a deleted record.
+                    self.largest_ms = page[0].running_max_timestamp_ms if page[0].base_offset > 0 else -1
+                batches: list[RecordBatch] = []
+                for row in page:
+                    yield from self._batch_violations(row, batches)
+                yield from self._page_violations(compacted, batches, indexed_through + 1, page[-1].last_offset)
+                indexed_through = page[-1].last_offset
+            yield from self._head_violations(is_empty=indexed_through < 0)
+            yield from self._page_violations(compacted, [], indexed_through + 1, OFFSET_MAX)
+
+    def _page_violations(
+        self, compacted: CompactedCheck, batches: Sequence[RecordBatch], from_offset: int, through_offset: int
+    ) -> Iterator[Violation]:
+        """Return what does not follow from the batches that were read since the last call."""
+        if self.has_gaps:
+            yield from compacted.page_violations(batches)
+            yield from compacted.index_violations(from_offset, through_offset)
+        elif self.is_replayed:
+            yield from self._index_violations(from_offset, through_offset)
 
     def _begin_at(self, next_offset: int, first_offset: int) -> None:
         self.next_offset, self.replay = next_offset, Replay(self.head.partition_id, first_offset)
@@ -100,7 +170,8 @@ class _PartitionCheck:
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def _batch_violations(self, row: Row[Any]) -> Iterator[Violation]:
+    def _batch_violations(self, row: Row[Any], batches: list[RecordBatch]) -> Iterator[Violation]:
+        """Return what is wrong with a batch, and add it to `batches` if it can be read."""
         if row.base_offset < self.next_offset or (row.base_offset > self.next_offset and not self.has_gaps):
             seen = f"a batch begins here where {self.next_offset} is next"
             yield self._violation(Invariant.OFFSETS_FOLLOW, row.base_offset, seen)
@@ -116,8 +187,11 @@ class _PartitionCheck:
             yield self._violation(Invariant.TIMES_RUN, row.base_offset, seen)
         batch = self._decoded(row)
         if isinstance(batch, Violation):
-            self.is_replayed = False
+            self.is_replayed, self.is_damaged = False, True
             yield batch
+            return
+        if self.has_gaps:
+            batches.append(batch)
         elif self.is_replayed:
             yield from self.replay.take(batch)
 
@@ -140,15 +214,17 @@ class _PartitionCheck:
         if found_ms != self.largest_ms and not self.has_gaps and (not is_empty or self.head.next_offset == 0):
             yield self._violation(Invariant.TIMES_RUN, None, f"{found_ms} in the head, {self.largest_ms} in the log")
 
-    def _storage_violations(self) -> Iterator[Violation]:
+        storage = self.storage
+        if max(storage.first_stored_offset, storage.counted_offset, storage.compacted_offset) > self.head.next_offset:
+            yield self._violation(Invariant.STORAGE_KNOWN, None, f"{storage} is ahead of {self.head.next_offset}")
+
+    def _size_violations(self) -> Iterator[Violation]:
         storage = self.storage
         if storage.size_bytes != self.counted_bytes:
             seen = (
                 f"{storage.size_bytes} bytes are counted up to {storage.counted_offset}, there are {self.counted_bytes}"
             )
             yield self._violation(Invariant.STORAGE_KNOWN, None, seen)
-        if max(storage.first_stored_offset, storage.counted_offset, storage.compacted_offset) > self.head.next_offset:
-            yield self._violation(Invariant.STORAGE_KNOWN, None, f"{storage} is ahead of {self.head.next_offset}")
 
     # --- the index of finished transactions ---------------------------------------------------------------------------
 
@@ -170,7 +246,7 @@ class _PartitionCheck:
     # --- producers ----------------------------------------------------------------------------------------------------
 
     def _producer_violations(self) -> Iterator[Violation]:
-        expected = self.replay.producers
+        expected = dict(self.replay.producers)
         for state in self._stored_producers():
             seen = self._unlike_the_log(state, expected.pop(state.producer_id, None))
             if seen is not None:
@@ -180,6 +256,8 @@ class _PartitionCheck:
             if state.transaction_first_offset is not None:
                 seen = f"producer {producer_id} is forgotten, but its transaction is open"
                 yield self._violation(Invariant.PRODUCERS_KNOWN, state.transaction_first_offset, seen)
+            # Nor is it remembered here: it begins anew if it comes back.
+            del self.replay.producers[producer_id]
 
     def _stored_producers(self) -> Iterator[ProducerInPartition]:
         after_id = NO_PRODUCER_ID

@@ -76,9 +76,9 @@ def in_pages(connection: Connection, statement: Select[Any], *keys: ColumnElemen
         rows = connection.execute(page.where(place > tuple_(*last))).all()
 
 
-def batch_pages(connection: Connection, partition_id: int) -> Iterator[Sequence[Row[Any]]]:
-    """Return all batches of a partition in order, a page at a time; a page holds one large batch, or many small."""
-    of_range = {"of_partition_id": partition_id, "from_offset": 0}
+def batch_pages(connection: Connection, partition_id: int, from_offset: int = 0) -> Iterator[Sequence[Row[Any]]]:
+    """Return the batches of a partition in order, a page at a time; a page holds one large batch, or many small."""
+    of_range = {"of_partition_id": partition_id, "from_offset": from_offset}
     while sizes := connection.execute(_SIZES, of_range).all():
         through_offset, size_bytes = sizes[0]
         for row in sizes[1:]:

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
-from txnstore.verification.catalogue import HEAD_IDS, PARTITION_IDS, copy_violations, exists, with_topics
+from txnstore.db.url import DatabaseUrl
+from txnstore.verification.branches import branch_violations
+from txnstore.verification.catalogue import (
+    HEAD_IDS,
+    PARTITION_IDS,
+    copy_violations,
+    exists,
+    home_violations,
+    with_topics,
+)
 from txnstore.verification.invariants import Violation
 from txnstore.verification.journal import decision_violations
+from txnstore.verification.membership import group_violations
 from txnstore.verification.open_transactions import open_violations, rest_violations
-from txnstore.verification.partitions import partition_violations
+from txnstore.verification.outbox import Waiting, outbox_violations
+from txnstore.verification.partitions import Proven, partition_violations
 from txnstore.verification.reading import Snapshot, in_snapshots, some_of
+
+#: How often a watch reads again what it has proven.
+READ_AGAIN_SECONDS: Final = 86_400.0
 
 
 def coordinator_violations(snapshot: Snapshot) -> Iterator[Violation]:
     """Return what is wrong with the coordinator's tables, and with what must agree with them."""
     yield from decision_violations(snapshot)
     yield from open_violations(snapshot)
+    yield from group_violations(snapshot)
 
 
 def violations_on(
@@ -68,7 +86,12 @@ def find_violations(
 
 
 def cluster_violations(
-    cluster: Cluster, *, at_rest: bool = False, copies: bool = True, producers_expire: bool = False
+    cluster: Cluster,
+    *,
+    at_rest: bool = False,
+    copies: bool = True,
+    producers_expire: bool = False,
+    proven: dict[int, Proven] | None = None,
 ) -> list[Violation]:
     """Return each violation; with `at_rest` nothing may be open or half done, with `copies` they are up to date.
 
@@ -84,11 +107,12 @@ def cluster_violations(
         for member, connection in zip(members, connections, strict=True):
             of_member: list[Violation] = []
             for number in sorted(connection.execute(HEAD_IDS).scalars()):
-                of_member += partition_violations(connection, number, producers_expire=producers_expire)
+                of_member += partition_violations(connection, number, producers_expire=producers_expire, proven=proven)
             if at_rest:
                 of_member += some_of(rest_violations(Snapshot((connection,))))
             if copies:
                 of_member += copy_violations(connections[0], connection, member.database_id)
+                of_member += some_of(home_violations(connection))
             found += [violation.in_database(member.label) for violation in of_member]
         found += some_of(coordinator_violations(Snapshot(connections, of_several=True)))
         return with_topics(connections[0], found)
@@ -96,36 +120,78 @@ def cluster_violations(
     return in_snapshots([cluster.own(member.database_id) for member in members], work)
 
 
-def verify(cluster: Cluster, *, told: Callable[[int, int], None] | None = None) -> list[Violation]:
+@dataclass
+class Watch:
+    """What is known from one look to the next."""
+
+    proven: dict[int, Proven] = field(default_factory=dict)
+    """Of partitions, by their ids: what lies below is not read again."""
+
+    waiting: dict[int, Waiting] = field(default_factory=dict)
+    """Of the outboxes, by the numbers of their databases."""
+
+    since_seconds: float = field(default_factory=time.monotonic)
+    """When the first of these looks began."""
+
+    def forget_proofs_if_old(self, now_seconds: float) -> None:
+        """Let everything be read again once a day: what was written well may not have stayed so."""
+        if now_seconds - self.since_seconds >= READ_AGAIN_SECONDS:
+            self.proven.clear()
+            self.since_seconds = now_seconds
+
+
+def verify(
+    cluster: Cluster,
+    *,
+    participants: Sequence[DatabaseUrl] = (),
+    watch: Watch | None = None,
+    told: Callable[[int, int], None] | None = None,
+) -> list[Violation]:
     """Return each violation of a store, or of a cluster, beside clients that may be at work.
 
     Of a store alone each partition is read in a snapshot of its own, so that none is held open for as long as all of
     them take; `told` hears how many were read, and of how many.  The databases of a cluster have no moment in common:
     what only one of two looks in a row has found, clients have done between two databases.
+    The databases at `participants` are asked for branches.  With `watch`, which is kept from one look to the next, only
+    what is new in partitions is read.
 
     Raises:
         TxnStoreError: one of the databases refused or cannot be reached.
     """
+    watch = watch or Watch()
+    now_seconds = time.monotonic()
+    watch.forget_proofs_if_old(now_seconds)
     if cluster.is_alone:
-        return _verify_alone(cluster.controller, told)
-    found = cluster_violations(cluster, producers_expire=True)
-    again = found and cluster_violations(cluster, producers_expire=True)
-    lasting = {(violation.invariant, violation.place) for violation in again}
-    return [violation for violation in found if (violation.invariant, violation.place) in lasting]
+        found = _verify_alone(cluster.controller, watch, told)
+    else:
+        found = cluster_violations(cluster, producers_expire=True, proven=watch.proven)
+        again = found and cluster_violations(cluster, producers_expire=True)
+        lasting = {(violation.invariant, violation.place) for violation in again}
+        found = [violation for violation in found if (violation.invariant, violation.place) in lasting]
+    for member in cluster.databases:
+        store = cluster.own(member.database_id)
+        waiting = watch.waiting.setdefault(member.database_id, Waiting())
+        of_member = branch_violations(store, participants)
+        of_member += store.read(lambda connection: list(outbox_violations(connection, waiting, now_seconds)))  # noqa: B023 - it runs at once
+        found += of_member if cluster.is_alone else [each.in_database(member.label) for each in of_member]
+    return found
 
 
-def _verify_alone(store: Store, told: Callable[[int, int], None] | None) -> list[Violation]:
+def _verify_alone(store: Store, watch: Watch, told: Callable[[int, int], None] | None) -> list[Violation]:
     partition_ids = store.read(lambda connection: connection.execute(PARTITION_IDS).scalars().all())
+    for gone in watch.proven.keys() - set(partition_ids):
+        del watch.proven[gone]
     found: list[Violation] = []
     for number, partition_id in enumerate(sorted(partition_ids)):
-        found += store.read(partial(_verify_partition, partition_id))
+        found += store.read(partial(_verify_partition, partition_id, watch.proven))
         if told is not None:
             told(number + 1, len(partition_ids))
     return found + store.read(partial(violations_on, partition_ids=()))
 
 
-def _verify_partition(partition_id: int, connection: Connection) -> list[Violation]:
+def _verify_partition(partition_id: int, proven: dict[int, Proven], connection: Connection) -> list[Violation]:
     if not exists(connection, partition_id):
         # Its topic was deleted meanwhile.
         return []
-    return with_topics(connection, partition_violations(connection, partition_id, producers_expire=True))
+    found = partition_violations(connection, partition_id, producers_expire=True, proven=proven)
+    return with_topics(connection, found)
