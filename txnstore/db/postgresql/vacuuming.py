@@ -33,9 +33,10 @@ _DEAD_PART_DUE: Final = 8
 _TABLE_BYTES_MAX: Final = 4 * 1024**3
 #: What takes longer is given up, and left to autovacuum as well.
 _SECONDS_MAX: Final = 60.0
-#: How long a table is left alone that was vacuumed in vain: so many times as long as that took, and at least so long.
+#: How long a table is left alone that was vacuumed in vain: so many times as long as that took, within these bounds.
 _PAUSE_TIMES: Final = 20
 _PAUSE_MIN_SECONDS: Final = 5.0
+_PAUSE_MAX_SECONDS: Final = 60.0
 
 # A row takes no more than the part of a page from which on PostgreSQL moves values out of it, nor does such a part.
 _TABLES: Final = """
@@ -93,7 +94,8 @@ def vacuum_due_tables(connection: PostgreSQLConnection, engine: Engine, schema: 
         ended = time.monotonic()
         left_bytes = sum(each.dead_bytes for each in _tables(connection, schema) if each.name == table.name)
         if left_bytes > table.dead_bytes // 2:
-            paused[table.name] = ended + max(_PAUSE_MIN_SECONDS, _PAUSE_TIMES * (ended - begun))
+            pause_seconds = max(_PAUSE_MIN_SECONDS, _PAUSE_TIMES * (ended - begun))
+            paused[table.name] = ended + min(pause_seconds, _PAUSE_MAX_SECONDS)
         vacuumed += 1
     return vacuumed
 
