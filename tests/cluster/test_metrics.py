@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from txnstore.errors import StoreUnavailable
 from txnstore.groups.administration import alter_offsets
 from txnstore.model import OffsetAndMetadata, PartitionName
+from txnstore.observability.metrics import StoreCollector
 from txnstore.observability.store_figures import FigureLimits, StoreFigures, read_cluster_figures
 
 
@@ -62,3 +64,29 @@ def test_a_database_that_is_away_is_said_to_be_and_the_others_tell_what_they_kno
     assert holder.transactional_id is None
     assert isinstance(found[1], StoreFigures)
     assert [lag.counted.records for lag in found[1].lags] == [1]
+
+
+def test_a_collector_learns_of_databases_that_join_later(site):
+    first, second, _ = site.urls
+    with site.open(first) as alone:
+        alone.controller.read(lambda connection: None)
+    collector = StoreCollector(f"{first},{second}", timeout_seconds=60)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    told = collected(registry)
+    assert list(told.values()) == [1]
+    with site.open(first, second):
+        pass
+    told = collected(registry)
+    assert list(told.values()) == [1, 1]
+    collector.close()
+
+
+def collected(registry):
+    """Return which databases are up, by their labels."""
+    return {
+        sample.labels["database"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "txnstore_up"
+    }

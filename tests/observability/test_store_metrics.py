@@ -267,6 +267,8 @@ def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_pa
     assert scraped(registry)["txnstore_up"] == {(): 1}
     collector.close()
     assert scraped(registry)["txnstore_up"] == {(): 0}
+    # It opens nothing again.
+    assert collector._cluster is None
 
 
 def test_a_server_that_goes_away_is_not_up_until_it_is_back(txnstore_postgresql_url):

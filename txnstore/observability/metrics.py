@@ -151,7 +151,7 @@ class StoreCollector(Collector):
         """Return what can be read in time; a database of which nothing is known in time is not up."""
         began = time.monotonic()
         reading: _Reading | None = None
-        if self._lock.acquire(timeout=self._timeout_seconds):
+        if not self._is_closed and self._lock.acquire(timeout=self._timeout_seconds):
             try:
                 reading = self._read_in_thread(began + self._timeout_seconds)
             finally:
@@ -206,11 +206,14 @@ class StoreCollector(Collector):
             limits = Limits(
                 statement_timeout_ms=timeout_ms, lock_timeout_ms=timeout_ms, retry_timeout_ms=timeout_ms // 2
             )
-            cluster = open_cluster(self._url, schema=self._schema, limits=limits, pool_size=1, create=False)
+            cluster = open_cluster(
+                self._url, schema=self._schema, limits=limits, pool_size=1, create=False, takes_in=False
+            )
             if self._is_closed:
                 cluster.close()
             self._cluster = cluster
-        elif len(self._cluster.databases) > 1:
+        else:
+            # Others may have joined.
             self._cluster.refresh()
         return self._cluster
 

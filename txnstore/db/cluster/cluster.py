@@ -636,11 +636,13 @@ def open_cluster(
     limits: Limits | None = None,
     pool_size: int = 5,
     create: bool = True,
+    takes_in: bool = True,
 ) -> Cluster:
     """Open the cluster whose databases the list names, the controller first; arguments as in `open_store`.
 
-    Members are opened when they are needed.  A database of the list that is fresh joins the cluster; those that come
-    together with the second one share in coordinating transactions and groups, if there are none yet.
+    Members are opened when they are needed.  A database of the list that is fresh joins the cluster, unless nothing is
+    to change (`takes_in`); those that come together with the second one share in coordinating transactions and groups,
+    if there are none yet.
 
     Raises:
         InvalidUrl: a URL cannot be understood or names no database.
@@ -663,7 +665,9 @@ def open_cluster(
     controller = open_(addresses[0].text, limits=own_limits, create=create)
     cluster = Cluster(controller, addresses, open_member)
     try:
-        if cluster.take_in(create=create):
+        if not takes_in:
+            cluster.refresh()
+        elif cluster.take_in(create=create):
             cluster.publish()
     except BaseException:
         cluster.close()
