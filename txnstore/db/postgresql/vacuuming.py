@@ -114,6 +114,7 @@ def _vacuum(connection: PostgreSQLConnection, schema: str, name: str) -> None:
     try:
         connection.execute(sql.SQL("VACUUM (SKIP_LOCKED) {}").format(sql.Identifier(schema, name)))
     except psycopg.errors.QueryCanceled:
-        _log.info("the table %s.%s takes too long to vacuum: it is left to autovacuum", schema, name)
+        fields = {"event": "vacuum_left", "table": f"{schema}.{name}"}
+        _log.info("the table %s.%s takes too long to vacuum: it is left to autovacuum", schema, name, extra=fields)
     finally:
         limit.cancel()
