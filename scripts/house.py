@@ -123,8 +123,8 @@ def files_of_a_commit() -> set[str]:
     is_recording = threading.Event()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        # Now and then a thread of its own looks for abandoned transactions of others.
-        is_of_the_commit = not threading.current_thread().name.endswith("-overdue")
+        # Now and then threads of their own look for abandoned transactions of others, and for what is due.
+        is_of_the_commit = not threading.current_thread().name.endswith(("-overdue", "-upkeep"))
         if event == "call" and is_of_the_commit and is_recording.is_set():
             passed.add(frame.f_code.co_filename)
 

@@ -64,6 +64,7 @@ _TABLES: Final = (
     "sink_runs",
     "sink_inputs",
     "sink_positions",
+    "maintenance_duties",
 )
 _HOT: Final = {"fillfactor": 50}
 _PASSED_THROUGH: Final = {
@@ -78,6 +79,7 @@ def upgrade() -> None:
     """Create the tables with the row that sequencers lock, and the view."""
     for make in (_make_cluster, _make_topics, _make_log, _make_transactions, _make_groups, _make_participants):
         make()
+    _make_upkeep()
     sequencers = table(StoreName("outbox_sequencers"), column("singleton"), column("sequenced_count"), schema=_schema())
     op.execute(insert(sequencers).values(singleton=literal_column("1"), sequenced_count=literal_column("0")))
     for statement in ddl.after_tables(op.get_context().dialect.name, _schema()):
@@ -336,6 +338,12 @@ def _make_log() -> None:
             "About what the stored batches take that end below it; for min.cleanable.dirty.ratio.",
         ),
         _column("horizons", String, "JSON: [offset, time] pairs: from then on tombstones and markers below it go."),
+        _column(
+            "unfinished_pass",
+            String,
+            "JSON: how far a pass of the compaction has come that is not finished; NULL: there is none.",
+            null=True,
+        ),
         PrimaryKeyConstraint("partition_id", name="partition_storage_pk"),
         _check("partition_storage_order", "0 <= first_stored_offset AND first_stored_offset <= counted_offset"),
         _check("partition_storage_size", "0 <= compacted_bytes AND 0 <= size_bytes"),
@@ -672,6 +680,24 @@ def _make_participants() -> None:
         _check("sink_positions_offset", "next_offset >= 0"),
         comment="How far the committed batches of each query have read.",
         sqlite_with_rowid=False,
+    )
+
+
+def _make_upkeep() -> None:
+    """Create the table of what is done again and again."""
+    _table(
+        "maintenance_duties",
+        _column("duty", String, "What is to be done again and again."),
+        _column("begun_ms", Int64, "When somebody last began to do all of it."),
+        _column("is_unfinished", Flag, "Whether some of that is left, and due at once."),
+        _column("position", String, "Where the next portion goes on; NULL: at the beginning.", null=True),
+        _column("turn_ms", Int64, "When somebody was last at it."),
+        _column("holder", String, "Who is at it, or was when it died: host:process:number; NULL: nobody.", null=True),
+        _column("held_until_ms", Int64, "Until when nobody else takes it; NULL: anybody may.", null=True),
+        PrimaryKeyConstraint("duty", name="maintenance_duties_pk"),
+        comment="What clients, or `txnstore maintain`, do now and then; who takes the lease in a row does a portion.",
+        sqlite_with_rowid=False,
+        postgresql_with=_HOT,
     )
 
 

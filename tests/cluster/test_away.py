@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, select
 from tests.cluster.conftest import Bench, Producer, read, row_of
 from txnstore.db.cluster import cluster as cluster_module
 from txnstore.db.cluster.cluster import PAUSE_LAST_SECONDS, open_cluster
+from txnstore.db.portions import FOUND_MAX
 from txnstore.db.schema import pending_markers, transactions
 from txnstore.errors import (
     ConcurrentTransactions,
@@ -226,7 +227,7 @@ def test_a_page_of_transactions_that_wait_for_a_database_keeps_no_other_one_wait
 
 @pytest.mark.slow
 def test_nor_do_as_many_as_a_page_really_holds(sqlite_bench: Bench):
-    let_many_wait(sqlite_bench, recovery.FOUND_MAX)
+    let_many_wait(sqlite_bench, FOUND_MAX)
 
 
 def test_the_controller_away_keeps_nobody_from_what_lives_elsewhere(bench: Bench):

@@ -12,6 +12,7 @@ from tests.crash.afterlives import Remains, live_on, next_reaper_comes, start_pr
 from tests.crash.everywhere import crash_everywhere
 from tests.crash.scenarios import FIRST, SENT, Scenario, all_of, ends, sends
 from tests.crash.worlds import OLD, PARTITIONS, TIMEOUT_MS, Place, Step, View, World, look, written
+from txnstore.db.portions import Portions
 from txnstore.db.schema import partition_storage, producer_states, record_batches, transaction_log
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerIdMapping
@@ -21,6 +22,9 @@ from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
 from txnstore.log.partition_storage import batch_bytes, count_stored
 from txnstore.log.topics import change_topic_configs, lock_topic_configs, names_of_partitions
+from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.leases import LEASE_MS
+from txnstore.maintenance.turns import Turn, take_turn
 from txnstore.model import ControlType, Record
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.outcome import resolve_outcome
@@ -150,13 +154,41 @@ def test_what_is_old_is_forgotten_in_portions_each_whole_or_not_at_all(
     assert progress.commits == portions
 
 
+def test_a_turn_that_ends_anywhere_is_taken_up_once_its_time_is_over(place: Place):
+    due = [duty for duty in DUTIES if duty.name in ("silent producers forgotten", "journal entries deleted")]
+
+    def have_turn(store: Store) -> Turn:
+        # For as long as it takes, but with the small portions of somebody who has little time.
+        return take_turn(store, None, due, Portions(seconds=3_600))
+
+    def next_client_comes(world: World, store: Store, left: View) -> None:
+        place.clock.advance(LEASE_MS)
+        have_turn(store)
+        assert have_turn(store).done == {}
+        assert expire_producers(store) == trim_journal(store) == 0
+        ends(FIRST, commit=True)(world, store)
+        assert look(store, world).committed == written(OLD, FIRST)
+        assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
+
+    progress = crash_everywhere(
+        place,
+        before=all_of(is_alone, passes(place, 8 * DAY_MS)),
+        call=lambda world, store: have_turn(store),
+        check=lambda left, commits: None,
+        lives=[next_client_comes],
+        steps_min=15,
+    )
+    # The leases are taken, a portion for each partition and one of the journal, and the leases are left.
+    assert progress.commits == 5
+
+
 def expire(world: World, store: Store) -> int:
     """Delete what is past its retention, in this world alone: other worlds wait for their crashes."""
     now_ms, limits = store.read(retention._read_limits)
     candidates = [
         each for each in retention._candidates(store, limits, now_ms) if each.partition_id in world.partition_ids
     ]
-    return sum(retention._expire(store, candidate, now_ms, {})[0] for candidate in candidates)
+    return sum(retention._expire(store, candidate, now_ms, {}, Portions())[0] for candidate in candidates)
 
 
 def keeps(**texts: str) -> Step:
@@ -229,7 +261,7 @@ def compact(world: World, store: Store) -> int:
     for partition_id in world.partition_ids:
         count_stored(store, partition_id)
         due = store.read(partial(compaction._due, partition_id, settings, now_ms))
-        changed += 0 if due is None else sum(part.batches_changed for part in compaction._Pass(store, due).portions())
+        changed += 0 if due is None else sum(part.batches_changed for part in compaction._Pass(store, due).steps())
     return changed
 
 

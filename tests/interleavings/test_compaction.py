@@ -32,7 +32,7 @@ def test_what_counts_stays_in_every_order_of_steps(world, by_lock, beside):
         now_ms, settings_of = store.read(compaction._read_settings)
         count_stored(store, partition_id)
         due = store.read(partial(compaction._due, partition_id, next(iter(settings_of.values())), now_ms))
-        return 0 if due is None else sum(part.batches_changed for part in compaction._Pass(store, due).portions())
+        return 0 if due is None else sum(part.batches_changed for part in compaction._Pass(store, due).steps())
 
     def make():
         setting = world.setting(partition_count=1)

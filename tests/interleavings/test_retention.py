@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from tests.tools.interleaving import Scenario, before_locks, before_transactions, explore
+from txnstore.db.portions import Portions
 from txnstore.db.schema import partition_storage, record_batches
 from txnstore.log import retention
 from txnstore.log.append import Append
@@ -33,7 +34,7 @@ def test_batches_are_counted_and_deleted_once_in_every_order_of_steps(world, by_
         """Delete what is due, in this scenario's partition alone."""
         now_ms, limits = store.read(retention._read_limits)
         found = [each for each in retention._candidates(store, limits, now_ms) if each.partition_id == partition_id]
-        return sum(retention._expire(store, candidate, now_ms, {})[0] for candidate in found)
+        return sum(retention._expire(store, candidate, now_ms, {}, Portions())[0] for candidate in found)
 
     def make():
         setting = world.setting(partition_count=1)

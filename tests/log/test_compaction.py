@@ -10,7 +10,8 @@ from sqlalchemy import text, update
 from tests.log.compacted_log import CompactedLog, Transaction
 from txnstore import Consumer, KafkaError, Producer, TopicPartition
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
-from txnstore.db import store as store_module
+from txnstore.db import portions as portions_module
+from txnstore.db.portions import Portions
 from txnstore.db.schema import finished_transactions, partition_storage, record_batches
 from txnstore.errors import CorruptBatch
 from txnstore.log import compaction
@@ -174,7 +175,7 @@ def test_a_marker_goes_with_its_row_once_its_transaction_has_no_record_left_and_
     assert [row.marker_offset for row in log.rows(finished_transactions)] == [4]
     # Nobody looks at it again before something comes.
     clock.advance(DAY_MS)
-    assert list(compaction._passes(log.store)) == []
+    assert list(compaction._passes(log.store, Portions())) == []
     log.put((b"a", b"3"), (b"b", b"3"))
     assert log.run() == 2
     assert [row.last_offset for row in log.rows(record_batches)] == [6 + 2]
@@ -287,7 +288,7 @@ def test_a_pass_that_can_remember_no_more_keys_stops_there_and_the_next_one_goes
 
 
 def test_a_portion_goes_on_where_the_last_one_stopped_and_others_may_be_at_work_meanwhile(log, monkeypatch):
-    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", 2)
     for number in range(6):
         log.put((b"%d" % (number % 3), b"%d" % number))
     # Three pages for the keys, then three that are changed.
@@ -349,10 +350,10 @@ def test_a_topic_that_is_deleted_meanwhile_keeps_no_other_from_being_compacted(l
     other.put((b"a", b"1"), (b"a", b"2"))
     apply = compaction._Pass._apply
 
-    def delete_first(one_pass, changes, connection):
+    def delete_first(one_pass, changes, behind_offset, connection):
         monkeypatch.setattr(compaction._Pass, "_apply", apply)
         delete_topic(connection, log.name)
-        return apply(one_pass, changes, connection)
+        return apply(one_pass, changes, behind_offset, connection)
 
     monkeypatch.setattr(compaction._Pass, "_apply", delete_first)
     assert log.run() == 1
@@ -369,14 +370,14 @@ def test_what_somebody_else_left_in_a_batch_meanwhile_does_not_come_back_when_it
     count_stored(log.store, log.partition)
     due = log.store.read(lambda c: compaction._due(log.partition, of_topic, log.clock.now_ms(), c))
     log.put((b"a", None))
-    write_portion = store_module.write_portion
+    write = Portions.write
 
-    def write_behind_the_other(store, work):
-        monkeypatch.setattr(compaction, "write_portion", write_portion)
-        assert sum(part.batches_changed for part in compaction._Pass(store, due).portions()) == 1
-        return write_portion(store, work)
+    def write_behind_the_other(portions, store, work):
+        monkeypatch.setattr(Portions, "write", write)
+        assert sum(part.batches_changed for part in compaction._Pass(store, due).steps()) == 1
+        return write(portions, store, work)
 
-    monkeypatch.setattr(compaction, "write_portion", write_behind_the_other)
+    monkeypatch.setattr(Portions, "write", write_behind_the_other)
     assert log.run() == 1
     assert log.read() == [(1, b"b", b"1"), (3, b"c", b"2"), (4, b"a", None)]
     log.clock.advance(1_000)
@@ -386,7 +387,7 @@ def test_what_somebody_else_left_in_a_batch_meanwhile_does_not_come_back_when_it
 
 
 def test_a_portion_ends_though_nothing_that_it_passes_is_committed(log, monkeypatch):
-    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", 2)
     for _ in range(6):
         aborted = log.begin()
         aborted.put((b"a", b"x"))
@@ -456,6 +457,7 @@ _STEPS = st.lists(
         st.tuples(st.just("end"), st.integers(0, 1), st.booleans()),
         st.tuples(st.just("wait"), st.sampled_from([1, 400, 1_000])),
         st.tuples(st.just("compact")),
+        st.tuples(st.just("turn")),
     ),
     min_size=4,
     max_size=20,
@@ -467,22 +469,30 @@ _STEPS = st.lists(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(steps=_STEPS, keys_max=st.sampled_from([1, 3, 200_000]), page=st.sampled_from([1, 2, 200]))
+@given(
+    steps=_STEPS, keys_max=st.sampled_from([1, 3, 200_000]), page=st.sampled_from([1, 2, 200]), in_turns=st.booleans()
+)
 def test_whatever_happens_a_reader_ends_with_the_same_table(  # noqa: C901 - a branch for each kind of step
-    store, clock, monkeypatch, steps, keys_max, page
+    store, clock, monkeypatch, steps, keys_max, page, in_turns
 ):
     monkeypatch.setattr(compaction, "KEYS_MAX", keys_max)
-    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", page)
+    monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", page)
+    monkeypatch.setattr(portions_module, "FIRST_ROWS", page)
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
     monkeypatch.setattr(storage_module, "_COUNTED_AT_ONCE", page)
     log = CompactedLog(store, clock, delete_retention_ms=1_000)
     open_: dict[int, Transaction] = {}
     seen: set[tuple[int, bytes, bytes]] = set()
 
-    def compact():
+    def compact(*, in_turn=False):
         table, before = log.table(), log.read(IsolationLevel.READ_UNCOMMITTED)
         seen.update(before)
         end = log.store.read(lambda c: read_bounds(c, [log.partition]))[log.partition].last_stable_offset
-        log.run()
+        if in_turn:
+            # Of somebody who has time for one portion, and knows nothing of the turn before.
+            compact_portion(log.store, Portions(seconds=0.0), batches_max=1_000)
+        else:
+            log.run()
         assert log.table() == table
         after = log.read(IsolationLevel.READ_UNCOMMITTED)
         # Nothing is new, nothing has another offset, nothing that may not be touched has gone.
@@ -502,19 +512,20 @@ def test_whatever_happens_a_reader_ends_with_the_same_table(  # noqa: C901 - a b
                 open_.pop(number).end(commit=commit)
             case ("wait", milliseconds):
                 clock.advance(milliseconds)
-            case ("compact",):
-                compact()
+            case (kind,):
+                compact(in_turn=kind == "turn")
     for transaction in open_.values():
         transaction.end(commit=True)
     for _ in range(3 + len(seen) + 20 * 4):
-        end = compact()
+        end = compact(in_turn=in_turns)
         if (log.rows(partition_storage) or [None])[0] is None or log.rows(partition_storage)[0].compacted_offset == end:
             break
     left = [key for _, key, _ in log.read(IsolationLevel.READ_UNCOMMITTED)]
     assert len(left) == len(set(left))
     # Once the time is up nothing is left but the table, and the markers of its transactions.
     clock.advance(1_000)
-    compact()
+    for _ in range(100 if in_turns else 1):
+        compact(in_turn=in_turns)
     assert {key: value for _, key, value in log.read()} == log.table()
     alive = {
         (row.producer_id, row.producer_epoch)

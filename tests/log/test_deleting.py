@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from tests.clients.consumer.log_writer import LogWriter
+from txnstore.db.portions import Portions
 from txnstore.db.schema import record_batches
 from txnstore.errors import OffsetOutOfRange, StoreReadOnly, UnknownTopicOrPartition
 from txnstore.log import deleting
@@ -169,14 +170,25 @@ def test_a_producer_goes_on_after_its_records_are_deleted(log, partition_id):
     assert_partition_sound(log, partition_id)
 
 
-def test_batches_are_deleted_in_portions(log, partition_id):
+def test_batches_are_deleted_in_portions(log, partition_id, monkeypatch):
     for number in range(7):
         log.write(log.topic_name, 0, b"%d" % number)
     log.store.write(lambda connection: advance_log_start(connection, partition_id, 6))
     assert stored(log, partition_id) == list(range(7))
     assert readable(log, partition_id) == [b"6"]
     assert_partition_sound(log, partition_id)
-    assert delete_below_log_start(log.store, partition_id, batches_max=2) == 6
+    portions, taken = Portions(), []
+    portions.rows = 2
+    monkeypatch.setattr(portions, "_adapt", lambda _: None)
+    delete_portion = deleting._delete_portion
+
+    def note(*arguments):
+        taken.append(delete_portion(*arguments))
+        return taken[-1]
+
+    monkeypatch.setattr(deleting, "_delete_portion", note)
+    assert delete_below_log_start(log.store, partition_id, portions) == 6
+    assert taken == [2, 2, 2, 0]
     assert stored(log, partition_id) == [6]
     assert delete_below_log_start(log.store, partition_id) == 0
 

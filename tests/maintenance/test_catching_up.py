@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event, func, insert, select, text
 
+from txnstore.db import portions as portions_module
+from txnstore.db.portions import FOUND_MAX, Portions
 from txnstore.db.schema import (
     deleted_partitions,
     group_members,
@@ -21,11 +23,10 @@ from txnstore.db.schema import (
     transaction_log,
     transactions,
 )
-from txnstore.db.store import write_portion
 from txnstore.errors import StoreBusy
 from txnstore.groups.expiration import expire_silent_members
 from txnstore.groups.offsets import commit_offsets, read_offsets
-from txnstore.log import deleting, partition_storage
+from txnstore.log import deleting
 from txnstore.log import partition_rows as producers
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
@@ -34,7 +35,7 @@ from txnstore.log.partition_rows import lock_heads, read_producer_states
 from txnstore.log.topics import create_topic, delete_topic, find_topics, get_topic
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
-from txnstore.transactions.recovery import FOUND_MAX, expire_producers, expire_transactional_ids, trim_journal
+from txnstore.transactions.recovery import expire_producers, expire_transactional_ids, trim_journal
 from txnstore.transactions.rows import strike_off_markers
 
 DAY_MS = 86_400_000
@@ -130,6 +131,8 @@ def test_no_portion_is_larger_than_what_others_wait_for(store, clock, partition_
         return result
 
     monkeypatch.setattr(type(store), "write", note)
+    # However slow the machine is.
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
     assert expire_producers(store) == 500
     assert trim_journal(store) == 500
     assert max(deleted) == 200
@@ -153,7 +156,8 @@ def test_whoever_deletes_a_topic_waits_a_moment_only_for_its_records_to_go(store
     for _ in range(3):
         store.write(lambda connection: append(connection, [Append(partition_id, encode([Record(b"x")]))]))
     store.write(lambda connection: delete_topic(connection, "orders"))
-    monkeypatch.setattr(partition_storage, "BYTES_MAX", 0)
+    monkeypatch.setattr(portions_module, "FIRST_BYTES", 0)
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
     monkeypatch.setattr(deleting, "_PURGED_SOON_SECONDS", 0.0)
     purge_soon(store)
     assert count(store, record_batches) == 2
@@ -216,14 +220,16 @@ def test_a_deletion_that_was_interrupted_is_done_by_the_next_one(store, partitio
     store.write(lambda connection: delete_topic(connection, "orders"))
     calls = []
 
+    write = Portions.write
+
     def fail(*arguments, **options):
         calls.append(arguments)
         if len(calls) > fails_after:
             raise ZeroDivisionError
-        return write_portion(*arguments, **options)
+        return write(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(deleting, "write_portion", fail)
+        patch.setattr(Portions, "write", fail)
         with pytest.raises(ZeroDivisionError):
             purge_deleted_partitions(store, rows_max=100)
     assert count(store, deleted_partitions) == 2

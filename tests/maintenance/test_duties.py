@@ -93,7 +93,7 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted_and_holds_nobody_bac
 
 
 def test_more_transactions_than_one_look_finds_are_all_aborted(store, clock, partition_id, monkeypatch):
-    monkeypatch.setattr("txnstore.maintenance.loop.FOUND_MAX", 3)
+    monkeypatch.setattr("txnstore.maintenance.turns.FOUND_MAX", 3)
     monkeypatch.setattr(recovery, "_TIMED_OUT", recovery._TIMED_OUT.limit(3))
     for number in range(8):
         begin(store, partition_id, f"abandoned-{number}", 1_000)

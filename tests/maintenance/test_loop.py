@@ -7,45 +7,58 @@ import threading
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import delete
 
 from txnstore.config import STORE_SETTINGS
 from txnstore.db.cluster.catalogue import change_store_settings
+from txnstore.db.portions import FOUND_MAX
+from txnstore.db.schema import maintenance_duties
 from txnstore.errors import StoreUnavailable
-from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, LONG_DUTIES, REMOVE_INTERVAL, MaintenanceDuty
+from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, LONG_DUTIES, REMOVE_INTERVAL
 from txnstore.maintenance.loop import LOOK_AGAIN_SECONDS, Maintenance
-from txnstore.transactions.recovery import FOUND_MAX
+from txnstore.maintenance.turns import MaintenanceDuty
+
+DAY_MS = 86_400_000
 
 
 class Time(threading.Event):
-    """Time that passes while the loop waits, and a stop after a number of seconds of it."""
+    """Time that passes while the loop waits, for the store too, and a stop after a number of seconds of it."""
 
-    def __init__(self, stop_after_seconds):
+    def __init__(self, clock, stop_after_seconds):
         super().__init__()
-        self.now_seconds = 1000.0
-        self.begin_seconds = self.now_seconds
+        self.clock = clock
+        self.begin_ms = clock.now_ms()
         self.waits = []
         self.at_time = {}
-        self._stop_seconds = self.now_seconds + stop_after_seconds
+        self._stop_seconds = stop_after_seconds
         self._stopped = False
 
     def monotonic_seconds(self):
-        return self.now_seconds
+        return self.clock.now_ms() / 1000
 
     def elapsed_seconds(self):
-        return round(self.now_seconds - self.begin_seconds, 3)
+        return (self.clock.now_ms() - self.begin_ms) / 1000
+
+    def pass_by(self, seconds):
+        self.clock.advance(int(seconds * 1000))
 
     def is_set(self):
-        return self._stopped or self.now_seconds >= self._stop_seconds
+        return self._stopped or self.elapsed_seconds() >= self._stop_seconds
 
     def set(self):
         self._stopped = True
 
     def wait(self, timeout=0.0):
         self.waits.append(timeout)
-        self.now_seconds += max(timeout, 0.001)
+        self.pass_by(timeout)
         for seconds in [due for due in self.at_time if due <= self.elapsed_seconds()]:
             self.at_time.pop(seconds)()
         return self.is_set()
+
+
+def duty(name, setting, work):
+    """Return a duty that needs no import."""
+    return MaintenanceDuty(name, setting, lambda: work)
 
 
 @pytest.fixture
@@ -55,21 +68,34 @@ def done():
 
 
 @pytest.fixture
-def run(shared_store, done):
-    """Run the loop with these duties for some seconds of its own time."""
+def fresh(shared_store, shared_clock):
+    """Make the store one that nobody has looked after for long."""
+
+    def forget():
+        shared_store.write(lambda connection: connection.execute(delete(maintenance_duties)))
+        shared_clock.advance(30 * DAY_MS)
+
+    forget()
+    return forget
+
+
+@pytest.fixture
+def run(fresh, shared_store, shared_clock, done):
+    """Run the loop with these duties for some seconds of the store's time."""
 
     def run(duties, seconds, at_time=()):
-        time = Time(seconds)
+        fresh()
+        time = Time(shared_clock, seconds)
         time.at_time = dict(at_time)
 
         def noted(name, do):
-            def note(*_):
+            def note(_):
                 done.append((name, time.elapsed_seconds()))
                 return do(time)
 
             return note
 
-        noted_duties = [MaintenanceDuty(name, setting, noted(name, do)) for name, setting, do in duties]
+        noted_duties = [duty(name, setting, noted(name, do)) for name, setting, do in duties]
         Maintenance(shared_store, duties=noted_duties, monotonic_seconds=time.monotonic_seconds).run(time)
         return time
 
@@ -115,7 +141,7 @@ def test_an_interval_that_is_shortened_holds_from_the_next_look_on(run, done, se
 
 def test_an_interval_counts_from_the_beginning_of_a_duty_that_takes_long(run, done):
     def take_seven_seconds(time):
-        time.now_seconds += 7
+        time.pass_by(7)
         return 0
 
     run([("abort", ABORT_INTERVAL, take_seven_seconds)], 45)
@@ -124,7 +150,7 @@ def test_an_interval_counts_from_the_beginning_of_a_duty_that_takes_long(run, do
 
 def test_a_duty_that_takes_longer_than_its_interval_is_not_made_up_for(run, done):
     def take_a_minute(time):
-        time.now_seconds += 60
+        time.pass_by(60)
         return 0
 
     time = run([("abort", ABORT_INTERVAL, take_a_minute)], 290)
@@ -151,19 +177,17 @@ def test_a_duty_that_fails_is_logged_and_tried_again_when_due_and_the_others_are
     assert [record.exc_info is not None for record in of_errors] == [isinstance(error, AssertionError)] * 2
 
 
-def test_settings_that_cannot_be_read_leave_those_that_were_known(
-    run, done, shared_store, monkeypatch, caplog, settings
+def test_a_store_that_is_away_is_looked_at_again_and_then_all_is_done_that_is_due(
+    run, done, shared_store, monkeypatch, caplog
 ):
-    settings(abort=5_000)
-
-    def away(_):
+    def away(*_, **__):
         raise StoreUnavailable
 
     lose = lambda: monkeypatch.setattr(shared_store, "read", away)  # noqa: E731
-    run([("abort", ABORT_INTERVAL, nothing)], 18, at_time={1: lose})
-    monkeypatch.undo()
-    assert [at for _, at in done] == [0.0, 5.0, 10.0, 15.0]
-    assert "the settings cannot be read" in caplog.text
+    time = run([("abort", ABORT_INTERVAL, nothing)], 45, at_time={5: lose, 22: monkeypatch.undo})
+    assert [at for _, at in done] == [0.0, 30.0, 40.0]
+    assert "no duty can be taken now" in caplog.text
+    assert max(time.waits) <= LOOK_AGAIN_SECONDS
 
 
 def test_a_duty_that_found_as_much_as_it_looks_for_is_done_again_at_once(run, done, caplog):
@@ -178,7 +202,7 @@ def test_a_duty_that_is_far_behind_keeps_no_other_one_from_its_time(run, done):
     portions = [FOUND_MAX] * 60 + [3]
 
     def trim(time):
-        time.now_seconds += 0.7
+        time.pass_by(0.7)
         return portions.pop(0) if portions else 0
 
     run([("trim", REMOVE_INTERVAL, trim), ("abort", ABORT_INTERVAL, nothing)], 50)
@@ -208,14 +232,15 @@ def test_stop_ends_the_loop_after_the_duty_that_runs(run, done):
     assert [name for name, _ in done] == ["first"]
 
 
-def test_a_loop_that_waits_ends_as_soon_as_it_is_told(shared_store):
+def test_a_loop_that_waits_ends_as_soon_as_it_is_told(shared_store, shared_clock):
     stop, waits = threading.Event(), threading.Event()
 
     def signal(*_):
         waits.set()
         return 0
 
-    last = MaintenanceDuty("signals", REMOVE_INTERVAL, signal)
+    last = duty("signals", REMOVE_INTERVAL, signal)
+    shared_clock.advance(DAY_MS)
     thread = threading.Thread(target=Maintenance(shared_store, duties=[last]).run, args=[stop])
     thread.start()
     assert waits.wait(10)
@@ -248,42 +273,44 @@ class Told:
         self.portions.append((duty, count, seconds))
 
 
-def test_an_observer_hears_of_every_portion_and_of_what_is_due(shared_store):
-    told, time, left = Told(), Time(5), [FOUND_MAX, 3]
+def test_an_observer_hears_of_every_portion_and_of_what_is_due(fresh, shared_store, shared_clock):
+    told, time, left = Told(), Time(shared_clock, 5), [FOUND_MAX, 3]
 
-    def behind(*_):
-        time.now_seconds += 0.25
+    def behind(_):
+        time.pass_by(0.25)
         return left.pop(0)
 
-    def fail(*_):
+    def fail(_):
         raise StoreUnavailable
 
     duties = [
-        MaintenanceDuty("behind", ABORT_INTERVAL, behind),
-        MaintenanceDuty("failing", ABORT_INTERVAL, fail),
-        MaintenanceDuty("broken", ABORT_INTERVAL, lambda *_: 1 // 0),
+        duty("behind", ABORT_INTERVAL, behind),
+        duty("failing", ABORT_INTERVAL, fail),
+        duty("broken", ABORT_INTERVAL, lambda _: 1 // 0),
     ]
-    Maintenance(shared_store, duties=duties, monotonic_seconds=time.monotonic_seconds, observer=told).run(time)
+    Maintenance(shared_store, duties=duties, observer=told, monotonic_seconds=time.monotonic_seconds).run(time)
     assert told.portions == [
         ("behind", FOUND_MAX, 0.25),
-        ("failing", None, 0),
         ("broken", None, 0),
+        ("failing", None, 0),
         ("behind", 3, 0.25),
     ]
-    # Before and after each portion; the first duty stays due until nothing of it is left.
-    assert told.due_counts == [3, 3, 3, 2, 2, 1, 1, 0]
+    # As they are taken, and behind each portion; the first duty stays due until nothing of it is left.
+    assert told.due_counts == [3, 3, 2, 1, 1, 0, 0]
 
 
-def test_what_readers_wait_for_is_looked_for_every_second_however_long_the_interval_is(shared_store, settings):
+def test_what_readers_wait_for_is_looked_for_every_second_however_long_the_interval_is(
+    fresh, shared_store, shared_clock, settings
+):
     settings(abort=3_600_000)
-    time = Time(5)
+    time = Time(shared_clock, 5)
     done: list[float] = []
 
-    def note(*_: object) -> int:
+    def note(_: object) -> int:
         done.append(time.elapsed_seconds())
         return 0
 
     waited_for = [duty for duty in DUTIES if duty.name == "timed out transactions aborted"]
-    noted = [replace(duty, do=note) for duty in waited_for]
+    noted = [replace(duty, load=lambda: note) for duty in waited_for]
     Maintenance(shared_store, duties=noted, monotonic_seconds=time.monotonic_seconds).run(time)
     assert done == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -13,8 +13,9 @@ from tests.tools.readmes import TOP
 from tests.transactions.bench import Producer
 from txnstore.db.opening import open_store
 from txnstore.errors import StoreUnavailable
-from txnstore.maintenance.duties import ABORT_INTERVAL, MaintenanceDuty
+from txnstore.maintenance.duties import ABORT_INTERVAL
 from txnstore.maintenance.loop import Maintenance
+from txnstore.maintenance.turns import MaintenanceDuty
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
@@ -119,8 +120,8 @@ def test_no_field_holds_a_password(txnstore_postgresql_url, caplog):
     def fail(*_):
         raise StoreUnavailable("away")
 
-    failing = MaintenanceDuty("failing", ABORT_INTERVAL, fail)
-    working = MaintenanceDuty("working", ABORT_INTERVAL, lambda *_: 1)
+    failing = MaintenanceDuty("failing", ABORT_INTERVAL, lambda: fail)
+    working = MaintenanceDuty("working", ABORT_INTERVAL, lambda: lambda _: 1)
     with open_store(txnstore_postgresql_url) as store, caplog.at_level(logging.INFO, "txnstore"):
         Maintenance(store, duties=[failing, working]).run_once()
     assert [(record.event, record.duty) for record in caplog.records] == [

@@ -28,6 +28,7 @@ from txnstore import Consumer, ConsumerGroupTopicPartitions, Producer, TopicColl
 from txnstore.admin import AdminClient, OffsetSpec
 from txnstore.db.backend import Subjects
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.portions import Portions
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
@@ -42,7 +43,8 @@ from txnstore.log.fetch import PAGE_OFFSETS_MAX, Page, Room, fetch
 from txnstore.log.news import OFFSETS_MAX, read_news
 from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.log.topics import create_topic
-from txnstore.maintenance.duties import DUTIES, MaintenanceDuty
+from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.turns import MaintenanceDuty, Portion
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.observability.store_figures import FigureLimits, read_cluster_figures
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -210,7 +212,7 @@ def _of_time(behind_ms: int, of: Callable[[BigStore], int], isolation: Isolation
 
 
 def _duty(duty: MaintenanceDuty, big: BigStore) -> Callable[[], object]:
-    return lambda: duty.do(big.store, None)
+    return lambda: duty.load()(Portion(big.store, None, Portions()))
 
 
 def _wait(answers: Mapping[Any, Any]) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 
 from tests.tools.workload import Job
 from txnstore.db.opening import open_store
+from txnstore.db.portions import Portions
 from txnstore.db.schema import partition_storage, record_batches
 from txnstore.log import compaction
 from txnstore.log.append import Append, append
@@ -39,9 +40,11 @@ COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "del
 
 def compact(job, pipe):
     """Compact everything, and tell of each portion, and of the end."""
-    vars(compaction)["ROWS_AT_ONCE"] = PAGE_BATCHES
+    portions = Portions()
+    portions.rows = PAGE_BATCHES
+    vars(portions)["_adapt"] = lambda _: None
     with open_store(job.url) as store:
-        for _ in compaction._passes(store):
+        for _ in compaction._passes(store, portions):
             pipe.send("a portion")
     pipe.send("done")
 

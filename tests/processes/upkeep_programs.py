@@ -23,15 +23,15 @@ from tests.processes.group_transforming import Fenced, GroupPlan, TransformingMe
 from tests.processes.upkeep_ledger import COMMITTED, REFUSED, UNKNOWN, Ledger, read_ledgers
 from tests.tools.workload import Job, again
 from txnstore.admin import AdminClient, NewTopic
-from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.errors import ProducerFenced, TxnStoreError
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import get_topic
-from txnstore.maintenance.duties import DUTIES, MaintenanceDuty
+from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.loop import Maintenance
+from txnstore.maintenance.turns import MaintenanceDuty, Portion
 from txnstore.model import Record
 from txnstore.spark.sink_coordination import decide, open_writer, run_of_query
 from txnstore.transactions.writers import append_as_writer
@@ -609,13 +609,13 @@ def _opened(job: Job) -> Iterator[Store]:
 
 
 def _counted(duty: MaintenanceDuty, ledger: Ledger) -> MaintenanceDuty:
-    def do(store: Store, cluster: Cluster | None) -> int:
-        count = duty.do(store, cluster)
+    def do(portion: Portion) -> int:
+        count = duty.load()(portion)
         if count:
             ledger.note("did", duty=duty.name, count=count)
         return count
 
-    return replace(duty, do=do)
+    return replace(duty, load=lambda: do)
 
 
 class _Noted(logging.Handler):

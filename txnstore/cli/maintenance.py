@@ -17,8 +17,9 @@ from txnstore.cli.output import TRY_AGAIN_LATER, CommandFailed, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
-from txnstore.maintenance.duties import DUTIES, LONG_DUTIES, MaintenanceDuty, branch_duties
-from txnstore.maintenance.loop import Maintenance, MaintenanceObserver
+from txnstore.maintenance.duties import DUTIES, LONG_DUTIES, branch_duties
+from txnstore.maintenance.loop import Maintenance
+from txnstore.maintenance.turns import MaintenanceDuty, MaintenanceObserver
 
 _log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from sqlalchemy import Connection, select
 from txnstore.backoff import Backoff
 from txnstore.clients.deadline import Deadline
 from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.upkeep import Upkeep
 from txnstore.db.backend import Durability, Limits
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.store import Store
@@ -68,6 +69,8 @@ class StoreConnection:
         """The process that may use it."""
         self.is_inherited = False
         """Whether this is a child of that process: asked so often that the system is not."""
+        self.upkeep = Upkeep(configuration, lambda: self._cluster)
+        """The client's part in the maintenance of the databases that are open."""
         _of_this_process.add(self)
 
     def __repr__(self) -> str:
@@ -158,14 +161,17 @@ class StoreConnection:
     def close(self, timeout_seconds: float = ANNOUNCE_TIMEOUT_SECONDS) -> None:
         """Close the databases; a second call does nothing.
 
-        Readers are told of the last commits before, if that takes less than `timeout_seconds` and half a second.  An
-        opening that is under way is not waited for: it closes what it opens.  In a forked child the store is only
-        forgotten: it is the parent's.
+        Readers are told of the last commits before, if that takes less than `timeout_seconds` and half a second.  Who
+        has more than that to spare does a moment's work for the maintenance.  An opening that is under way is not
+        waited for: it closes what it opens.  In a forked child the store is only forgotten: it is the parent's.
         """
         if self.process_id != os.getpid():
             # The parent's threads, which may hold the locks, are not in this process.
             self._closed, self._cluster = True, None
             return
+        if timeout_seconds > ANNOUNCE_TIMEOUT_SECONDS and not self._gives_up:
+            self.upkeep.part()
+        self.upkeep.stop()
         with self._state:
             self._closed = True
             cluster, self._cluster = self._cluster, None

@@ -151,20 +151,21 @@ class Store:
         *,
         wakes_readers: bool = False,
         retry_timeout_ms: int | None = None,
+        limits: Limits | None = None,
     ) -> Result:
         """Run `work` in one database transaction, commit it, and return what it returned.
 
         `work` is run again from the start if the database made it the victim of a conflict or was away for a moment,
         so it has no effects but those on its connection.  An error of its own rolls back and comes out as it is.
         With `wakes_readers`, those are told after the commit who wait for what `work` has noted with `note_change`; all
-        who wait if it has noted nothing.
+        who wait if it has noted nothing.  `limits` bound this one database transaction; by default the store's do.
 
         Raises:
             OutcomeUnknown: the connection broke during COMMIT; repeat the same call only if it recognises itself.
             TxnStoreError: any other error of the database; nothing was changed.
         """
         if not wakes_readers:
-            result = self._attempt(partial(self._run_once, work, Access.WRITE), retry_timeout_ms)
+            result = self._attempt(partial(self._run_once, work, Access.WRITE, limits=limits), retry_timeout_ms)
             self.backend.after_commit(self.engine)
             return result
         subjects = EVERYTHING
@@ -176,7 +177,7 @@ class Store:
             subjects = take_changes(connection)
             return result
 
-        result = self._attempt(partial(self._run_once, noting, Access.WRITE), retry_timeout_ms)
+        result = self._attempt(partial(self._run_once, noting, Access.WRITE, limits=limits), retry_timeout_ms)
         self.backend.after_commit(self.engine)
         if subjects != NOTHING:
             self.announce(subjects)
@@ -263,8 +264,9 @@ class Store:
 
     def announce(self, subjects: Subjects = EVERYTHING) -> None:
         """Wake readers that wait for any of these, in this process and others; only a hint."""
-        if self._announcer is not None:
-            self._announcer.announce(subjects)
+        announcer = self._announcer
+        if announcer is not None:
+            announcer.announce(subjects)
 
     def prepare_announcements(self) -> None:
         """Make ready to wake readers, once the store's identity is known; nothing is opened before it is needed."""
@@ -319,13 +321,15 @@ class Store:
             backoff = backoff or Backoff(RETRY_FIRST_SECONDS, RETRY_LAST_SECONDS)
             time.sleep(min(left_seconds, backoff.back_off()))
 
-    def _run_once(self, work: Callable[[Connection], Result], access: Access, deadline: float) -> Result:
+    def _run_once(
+        self, work: Callable[[Connection], Result], access: Access, deadline: float, *, limits: Limits | None = None
+    ) -> Result:
         """Run one database transaction, whatever comes: at the end none is open."""
         pool = self.engine.pool
         connection = self._connect(deadline)
         is_kept = False
         try:
-            result = self._run_on(connection, work, access, deadline)
+            result = self._run_on(connection, work, access, deadline, limits or self.limits)
             # After a statement of its own Core believes that its transaction is open.
             is_kept = access is Access.WRITE and not connection.in_transaction()
         finally:
@@ -336,11 +340,16 @@ class Store:
         return result
 
     def _run_on(
-        self, connection: Connection, work: Callable[[Connection], Result], access: Access, deadline: float
+        self,
+        connection: Connection,
+        work: Callable[[Connection], Result],
+        access: Access,
+        deadline: float,
+        limits: Limits,
     ) -> Result:
         stage = Stage.STATEMENT
         try:
-            self._begin(connection, access, deadline)
+            self._while_contended(lambda: self.backend.begin(connection, access, limits), deadline)
             result = work(connection)
             if access is Access.WRITE:
                 # What was only read is known, whether or not the COMMIT succeeds.
@@ -417,6 +426,9 @@ class Store:
             # The pool was disposed of meanwhile: nobody would ever close what comes back to it.
             connection.invalidate()
         connection.close()
+        if self._closed or pool is not self.engine.pool:
+            # Between the question and the answer: what has just come back to it is closed as well.
+            pool.dispose()
 
     def _take_kept(self) -> Connection | None:
         while self._kept:
@@ -451,9 +463,6 @@ class Store:
             raise self._named(self.backend.translate(error, Stage.CONNECT)) from None
         except PoolTimeoutError:
             raise StoreBusy("every connection of this store is in use; nothing was changed") from None
-
-    def _begin(self, connection: Connection, access: Access, deadline: float) -> None:
-        self._while_contended(lambda: self.backend.begin(connection, access, self.limits), deadline)
 
     def _commit(self, connection: Connection, deadline: float) -> None:
         self._while_contended(lambda: self.backend.commit(connection), deadline)
@@ -579,18 +588,12 @@ def _check_count(statement: Update | Delete, hit: int, wanted: int) -> None:
         )
 
 
-def write_portion(store: Store, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None) -> Result:
-    """Run one portion as `Store.write` does, then let others go first.
+def pause_after_portion(held_seconds: float) -> None:
+    """Let others go first, after a portion that has held its locks for so long.
 
     Whoever waits for the write lock of SQLite asks for it again and again, so it is left free between two portions.
-
-    Raises:
-        TxnStoreError: see `Store.write`; the portions before stay done.
     """
-    began = time.monotonic()
-    result = store.write(work, retry_timeout_ms=retry_timeout_ms)
-    time.sleep(min(max(time.monotonic() - began, _PAUSE_MIN_SECONDS), _PAUSE_MAX_SECONDS))
-    return result
+    time.sleep(min(max(held_seconds, _PAUSE_MIN_SECONDS), _PAUSE_MAX_SECONDS))
 
 
 def chunks(items: Sequence[Item], size: int = LISTED_MAX) -> Iterator[Sequence[Item]]:

@@ -14,13 +14,11 @@ from typing import Any, Final
 from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, delete, exists, or_, select
 
 from txnstore.db.cluster.catalogue import read_store_settings
+from txnstore.db.portions import Portions
 from txnstore.db.schema import TEN_SECONDS_MS, group_members, group_offsets, groups, pending_group_offsets
-from txnstore.db.store import ROWS_AT_ONCE, Store, server_now_ms, write_portion
+from txnstore.db.store import Store, server_now_ms
 from txnstore.groups import coordinator
 from txnstore.groups.rows import lock_group
-
-#: How many offsets one database transaction deletes at most: commits of the group wait for it.
-OFFSETS_AT_ONCE: Final = ROWS_AT_ONCE
 
 _MS_PER_MINUTE: Final = 60_000
 _MEMBERS_LOOKED_AT: Final = 10_000
@@ -99,7 +97,7 @@ _FORGET_OFFSETS: Final = delete(group_offsets).where(
         .select_from(groups)
         .join(group_offsets, _HAS_EXPIRED)
         .where(groups.c.group_id == _OF_GROUP, _is_unused(groups.c.group_id))
-        .limit(OFFSETS_AT_ONCE)
+        .limit(bindparam("rows_max"))
     ),
 )
 _FORGET_GROUP: Final = delete(groups).where(
@@ -107,61 +105,77 @@ _FORGET_GROUP: Final = delete(groups).where(
 )
 
 
-def expire_silent_members(store: Store, *, groups_max: int) -> int:
+def expire_silent_members(store: Store, portions: Portions | None = None, *, groups_max: int) -> int:
     """Remove members that are silent for longer than their session timeout, of so many groups; return how many.
 
     Members that are alive do this for their own group; this is for groups in which all members are silent.
     """
+    portions = portions or Portions()
 
     def find(connection: Connection) -> list[str]:
         now_ms: int = connection.execute(_NOW).scalar_one()
         of = {"now_ms": now_ms, "now_ten_seconds": now_ms // TEN_SECONDS_MS}
         return list(connection.execute(_SILENT.limit(groups_max), of).scalars())
 
-    return sum(
-        len(store.write(partial(coordinator.expire_members, group_id=group_id), wakes_readers=True))
-        for group_id in store.read(find)
-    )
+    removed = 0
+    for group_id in store.read(find):
+        expire = partial(coordinator.expire_members, group_id=group_id)
+        removed += len(portions.write(store, expire, wakes_readers=True))
+        if portions.is_over:
+            break
+    return removed
 
 
-def expire_offsets(store: Store, *, groups_max: int) -> int:
-    """Delete offsets whose retention has passed, and groups that have none left; return of how many groups.
+def expire_offsets(
+    store: Store, portions: Portions | None = None, *, groups_max: int, after_group_id: str = ""
+) -> tuple[int, str | None]:
+    """Delete offsets whose retention has passed, and groups that have none left, behind a group by name.
 
-    By the clock of the database server.  At most `groups_max` groups, each in database transactions of its own that
-    hold its lock; among neighbours by name those first that have been unused for longest.  Groups that turn out to be
-    in use are left as they are.
+    Returns of how many groups something was deleted, and behind which group to go on; None: no group is left.  By the
+    clock of the database server.  At most `groups_max` groups, each in database transactions of its own that hold its
+    lock; among neighbours by name those first that have been unused for longest.  Groups that turn out to be in use
+    are left as they are.
     """
+    portions = portions or Portions()
 
     def age(connection: Connection) -> tuple[int, int]:
         retention_ms = read_store_settings(connection)["offsets.retention.minutes"] * _MS_PER_MINUTE
         return retention_ms, connection.execute(_NOW).scalar_one() - retention_ms
 
     retention_ms, before_ms = store.read(age)
-    changed, after_group_id = 0, ""
+    changed = 0
     while changed < groups_max:
         of = {"after_group_id": after_group_id, "before_ms": before_ms}
         page = store.read(lambda connection, of=of: connection.execute(_FOUND, of).all())  # type: ignore[misc]
-        due = sorted((row for row in page if row.is_due), key=lambda row: row.last_update_ms)[: groups_max - changed]
-        changed += sum(_expire_group(store, row.group_id, retention_ms) for row in due)
+        for row in sorted((row for row in page if row.is_due), key=lambda row: row.last_update_ms):
+            if changed == groups_max:
+                return changed, after_group_id
+            changed += _expire_group(store, row.group_id, retention_ms, portions)
+            if portions.is_over:
+                return changed, after_group_id
         if len(page) < _GROUPS_LOOKED_AT:
-            break
+            return changed, None
         after_group_id = page[-1].group_id
-    return changed
+        if portions.is_over:
+            break
+    return changed, after_group_id
 
 
-def _expire_group(store: Store, group_id: str, retention_ms: int) -> bool:
-    """Delete what has expired of the group; return whether anything had."""
+def _expire_group(store: Store, group_id: str, retention_ms: int, portions: Portions) -> bool:
+    """Delete what has expired of the group, as long as there is time; return whether anything had."""
 
     def work(connection: Connection) -> tuple[int, bool]:
         if not lock_group(connection, group_id):
             return 0, False
         of_group = {"of_group_id": group_id}
-        forgotten = connection.execute(_FORGET_OFFSETS, {**of_group, "retention_ms": retention_ms}).rowcount
+        expired = {**of_group, "retention_ms": retention_ms, "rows_max": rows_max}
+        forgotten = connection.execute(_FORGET_OFFSETS, expired).rowcount
         return forgotten, connection.execute(_FORGET_GROUP, of_group).rowcount > 0
 
     changed = False
     while True:
-        forgotten, is_gone = write_portion(store, work)
+        rows_max = portions.rows
+        forgotten, is_gone = portions.write_unless_busy(store, work, (0, False))
         changed = changed or forgotten > 0 or is_gone
-        if forgotten < OFFSETS_AT_ONCE or is_gone:
+        if forgotten < rows_max or is_gone or portions.is_over:
             return changed

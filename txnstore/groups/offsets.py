@@ -20,6 +20,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.membership import check_lives_here
+from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     MINUTE_MS,
     group_members,
@@ -30,7 +31,7 @@ from txnstore.db.schema import (
     pending_group_offsets,
 )
 from txnstore.db.statements import HotStatement
-from txnstore.db.store import ROWS_AT_ONCE, Store, chunks, server_now_ms, write_portion
+from txnstore.db.store import Store, chunks, server_now_ms
 from txnstore.errors import (
     IllegalGeneration,
     InvalidProducerEpoch,
@@ -507,21 +508,27 @@ def finish_offsets_from_elsewhere(
     connection.execute(_RAISE_EPOCH, {"producer_id": marker.producer_id, "producer_epoch": marker.epoch})
 
 
-def forget_offset_producers(store: Store, *, before_ms: int, rows_max: int) -> int:
+def forget_offset_producers(store: Store, portions: Portions | None = None, *, before_ms: int, rows_max: int) -> int:
     """Forget producers of other databases that have been silent since `before_ms`; return how many.
 
-    At least `rows_max`, or all that there are, oldest first and by the minute.
+    At least `rows_max`, or all that there are, or what there is time for, oldest first and by the minute.
 
     Raises:
         TxnStoreError: the database refused; what was forgotten before stays so.
     """
+    portions = portions or Portions()
     of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS, "rows_max": rows_max}
     forgotten = 0
     while forgotten < rows_max:
+        before = forgotten
         found = store.read(lambda connection: connection.execute(_DUE_PRODUCERS, of).scalars().all())
-        for some in chunks(found, ROWS_AT_ONCE):
-            forgotten += write_portion(store, partial(_forget_producers, some, before_ms))
-        if len(found) < rows_max:
+        left = found
+        while left:
+            some, left = left[: portions.rows], left[portions.rows :]
+            forgotten += portions.write_unless_busy(store, partial(_forget_producers, some, before_ms), 0)
+            if portions.is_over:
+                return forgotten
+        if len(found) < rows_max or forgotten == before:
             break
     return forgotten
 

@@ -10,6 +10,8 @@ pass, so that readers who are late still learn of it, and so does a marker, if i
 then.  A batch needs no empty remainder, as Kafka leaves one: what producers did last is in `producer_states`.
 
 A pass may stop anywhere.  What it did is right at any moment; how far the partition is compacted is written at its end.
+How far an unfinished pass has come is written too, so that whoever goes on with it reads its keys again and no more.
+Who has no time for so many keys takes fewer: the pass then ends sooner, and the next one takes the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import compress
 from typing import Any, Final
@@ -27,6 +29,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
 
 from txnstore.config import TOPIC_SETTINGS, Settings, is_compacted, settings_in_force
+from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     finished_transactions,
     partition_heads,
@@ -35,7 +38,7 @@ from txnstore.db.schema import (
     record_batches,
     topic_configs,
 )
-from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, server_now_ms, write_portion
+from txnstore.db.store import LISTED_MAX, Store, server_now_ms
 from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import EncodedBatch, RecordBatch, RecordColumns, decode, encode_columns
@@ -132,10 +135,23 @@ _BATCHES: Final = (
         .correlate(record_batches)
         .scalar_subquery()
         .label("ended_epoch"),
+        select(finished_transactions.c.first_offset)
+        .where(finished_transactions.c.partition_id == record_batches.c.partition_id)
+        .where(finished_transactions.c.marker_offset == record_batches.c.last_offset)
+        .correlate(record_batches)
+        .scalar_subquery()
+        .label("ended_first_offset"),
     )
     .where(_OF_PARTITION, _FROM, _THROUGH)
     .order_by(record_batches.c.last_offset)
     .execution_options(binary_rows=True)
+)
+_OF_TRANSACTION: Final = (
+    select(record_batches.c.last_offset)
+    .where(_OF_PARTITION, _FROM, _THROUGH, record_batches.c.control_type.is_(None))
+    .where(record_batches.c.producer_id == bindparam("of_producer_id"))
+    .where(record_batches.c.producer_epoch == bindparam("of_producer_epoch"))
+    .limit(1)
 )
 # A batch that somebody else has rewritten or deleted since it was read is not hit.
 _THIS_BATCH: Final = and_(
@@ -178,16 +194,39 @@ class _Due:
     deletable_offset: int
     """Tombstones and markers below it go."""
 
+    compacted_offset: int
+    """How far the partition was compacted when this was found."""
+
+    going_on: _Standing | None
+    """How far somebody has come with this pass; None: nobody has begun it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How far a pass has come: `partition_storage.unfinished_pass`, a JSON array in this order."""
+
+    compacted_offset: int
+    """How far the partition was compacted before it: once that has changed, the pass is of no use any more."""
+
+    end_offset: int
+    swept_offset: int
+    """Below it the pass has done its work."""
+
+    deletable_offset: int
+    leaves_horizon: int
+    """Whether something stays there that goes at a later time."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
     """What a portion of a pass has done."""
 
+    of: _Pass
     batches_passed: int
     batches_changed: int = 0
 
 
-#: Passes that are not finished; they go on where they stopped.
+#: Passes of those who have time, which are not finished: they go on where they stopped, and know their keys.
 _unfinished: Final[WeakKeyDictionary[Store, Iterator[_Progress]]] = WeakKeyDictionary()
 
 
@@ -200,36 +239,45 @@ def compact_partitions(store: Store) -> int:
     Raises:
         TxnStoreError: the database refused, or a batch is damaged; the other partitions were compacted.
     """
-    return sum(progress.batches_changed for progress in _passes(store))
+    return sum(progress.batches_changed for progress in _passes(store, Portions()))
 
 
-def compact_portion(store: Store, *, batches_max: int) -> int:
-    """Go on where the last call in this process stopped, or begin; return how many batches were passed.
+def compact_portion(store: Store, portions: Portions | None = None, *, batches_max: int) -> int:
+    """Go on where the last call stopped, or begin; return how many batches were passed.
 
-    At least `batches_max`, or all that there are: each is passed once for its keys and once to be thinned.  Between two
-    calls the keys of the pass are remembered, however long that is; what has come meanwhile is for the next pass.
+    At least `batches_max`, or all that there are, or what there is time for: each is passed once for its keys and once
+    to be thinned.  Who has time remembers the keys until the next call in this process, however long that is; what has
+    come meanwhile is for the next pass.
 
     Raises:
         TxnStoreError: see `compact_partitions`.
     """
-    passes = _unfinished.pop(store, None) or _passes(store)
+    portions = portions or Portions()
+    known = None if portions.is_bounded else _unfinished.pop(store, None)
+    steps = known or _passes(store, portions)
     passed = 0
-    for progress in passes:
+    for progress in steps:
         passed += progress.batches_passed
+        if portions.is_over:
+            progress.of.note()
+            break
         if passed >= batches_max:
-            _unfinished[store] = passes
+            if portions.is_bounded:
+                progress.of.note()
+            else:
+                _unfinished[store] = steps
             break
     return passed
 
 
-def _passes(store: Store) -> Iterator[_Progress]:
+def _passes(store: Store, portions: Portions) -> Iterator[_Progress]:
     """Compact what is due, and yield behind every portion."""
     now_ms, settings_of = store.read(_read_settings)
-    due = [found for found in _due_partitions(store, settings_of, now_ms) if found is not None]
+    due = [found for found in _due_partitions(store, settings_of, now_ms, portions) if found is not None]
     failure: TxnStoreError | None = None
     for each in sorted(due, key=lambda partition: -partition.dirty_ratio):
         try:
-            yield from _Pass(store, each).portions()
+            yield from _Pass(store, each, portions).steps()
         except UnknownTopicOrPartition:
             # The topic was deleted meanwhile.
             continue
@@ -254,15 +302,17 @@ def _read_settings(connection: Connection) -> tuple[int, dict[int, Settings]]:
     return connection.execute(_NOW).scalar_one(), compacted
 
 
-def _due_partitions(store: Store, settings_of: Mapping[int, Settings], now_ms: int) -> Iterator[_Due | None]:
+def _due_partitions(
+    store: Store, settings_of: Mapping[int, Settings], now_ms: int, portions: Portions
+) -> Iterator[_Due | None]:
     topic_ids = list(settings_of)
     for start in range(0, len(topic_ids), LISTED_MAX):
         some = {"topic_ids": topic_ids[start : start + LISTED_MAX]}
         found = store.read(lambda connection, some=some: connection.execute(_PARTITIONS, some).all())  # type: ignore[misc]
         for partition_id, topic_id, is_counted in found:
             try:
-                if not is_counted:
-                    count_stored(store, partition_id)
+                if not is_counted and not count_stored(store, partition_id, portions):
+                    return
                 yield store.read(partial(_due, partition_id, settings_of[topic_id], now_ms))
             except UnknownTopicOrPartition:
                 # The topic was deleted meanwhile.
@@ -290,8 +340,21 @@ def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connect
             end_offset = dirty_offset
     if end_offset == dirty_offset and not has_new_horizon:
         return None
+    going_on = None if storage.unfinished_pass is None else _Standing(*json.loads(storage.unfinished_pass))
+    if going_on is not None and going_on.compacted_offset != storage.compacted_offset:
+        going_on = None
+    if going_on is not None:
+        end_offset, deletable_offset = max(dirty_offset, going_on.end_offset), going_on.deletable_offset
     return _Due(
-        partition_id, settings, dirty_ratio, storage.first_stored_offset, dirty_offset, end_offset, deletable_offset
+        partition_id,
+        settings,
+        dirty_ratio,
+        storage.first_stored_offset,
+        dirty_offset,
+        end_offset,
+        deletable_offset,
+        storage.compacted_offset,
+        going_on,
     )
 
 
@@ -348,6 +411,7 @@ class _Pass:
 
     store: Store
     due: _Due
+    portions: Portions = field(default_factory=Portions)
     #: The newest offset of each key, of what no pass has seen before.
     _newest: dict[bytes, int] = field(default_factory=dict)
     #: So that nobody can choose keys with one hash.
@@ -360,29 +424,70 @@ class _Pass:
     _dirty_bytes: int = 0
     #: Whether something stays that goes at a later time.
     _leaves_horizon: bool = False
+    _end_offset: int = 0
+    #: Below it somebody else did the work of this pass, or nothing is stored.
+    _resumed_offset: int = 0
+    #: Below it all is done; and how far that is written down.
+    _swept_offset: int = 0
+    _noted_offset: int = 0
 
-    def portions(self) -> Iterator[_Progress]:
+    def steps(self) -> Iterator[_Progress]:
         """Compact the partition, and yield behind every portion."""
-        end_offset = self.due.end_offset
-        for rows, passed in self._pages(_COMMITTED, self.due.dirty_offset, end_offset):
-            if not self._remember(rows):
-                end_offset = self._forgotten_offset
-                break
-            yield _Progress(passed)
-        for rows, passed in self._pages(_BATCHES, self.due.start_offset, end_offset):
+        self._end_offset = self.due.end_offset
+        self._resumed_offset = self.due.start_offset
+        if self.due.going_on is not None:
+            standing = self.due.going_on
+            self._resumed_offset = max(self._resumed_offset, standing.swept_offset)
+            self._leaves_horizon = bool(standing.leaves_horizon)
+        self._swept_offset = self._noted_offset = self._resumed_offset
+        yield from self._remember_all()
+        for rows, passed, behind_offset in self._pages(_BATCHES, self._swept_offset, self._end_offset):
             changes = [change for row in rows if (change := self._change(row)) is not None]
-            yield _Progress(passed, self._carry_out(changes))
-        write_portion(self.store, partial(self._finish, end_offset))
+            changed = self._carry_out(changes, behind_offset)
+            self._swept_offset = behind_offset
+            yield _Progress(self, passed, changed)
+        if self.due.going_on is not None:
+            self._dirty_bytes = self.store.read(self._count_dirty)
+        self.portions.write(self.store, self._finish)
 
-    def _carry_out(self, changes: Sequence[_Change]) -> int:
-        """Carry out all of the changes; return how many.
+    def note(self) -> None:
+        """Write down how far the pass has come, for whoever goes on."""
+        if self._swept_offset > self._noted_offset:
+            self.portions.write(self.store, self._note)
+
+    def _count_dirty(self, connection: Connection) -> int:
+        """Return what is left of that which no pass had seen, where others have gone over some of it."""
+        range_ = {
+            "of_partition_id": self.due.partition_id,
+            "from_offset": self.due.dirty_offset,
+            "through_offset": self._end_offset - 1,
+        }
+        count, payload_bytes = connection.execute(_COUNT_AND_BYTES.where(_THROUGH), range_).one()
+        return int(payload_bytes + count * batch_bytes(0))
+
+    def _remember_all(self) -> Iterator[_Progress]:
+        """Remember the newest offset of each key, of so many batches as there is room and time for."""
+        # Half of the time is for what is done with them.
+        until_seconds = self.portions.left_seconds / 2
+        for rows, passed, behind_offset in self._pages(_COMMITTED, self.due.dirty_offset, self._end_offset):
+            if not self._remember(rows):
+                self._end_offset = self._forgotten_offset
+                return
+            if not self.portions.is_bounded:
+                yield _Progress(self, passed)
+            elif self.portions.left_seconds <= until_seconds:
+                self._end_offset = behind_offset
+                return
+
+    def _carry_out(self, changes: Sequence[_Change], behind_offset: int) -> int:
+        """Carry out all of the changes, which lie below this offset; return how many.
 
         Who has rewritten one of the batches meanwhile may have left in it what this pass has seen a newer record of.
         Were that left behind, it would be there again once the newer one, a tombstone, has gone.
         """
         changed = 0
         while changes:
-            missed = write_portion(self.store, partial(self._apply, changes))
+            missed = self.portions.write(self.store, partial(self._apply, changes, behind_offset))
             changed += len(changes) - len(missed)
             rows = [row for offset in missed for row in self.store.read(partial(self._batch, offset))]
             changes = [change for row in rows if (change := self._change_of(row)) is not None]
@@ -407,22 +512,22 @@ class _Pass:
         # One byte longer than any key that is remembered as it is.
         return hashlib.blake2b(key, digest_size=_KEY_BYTES_MAX + 1, key=self._hash_key).digest()
 
-    def _pages(self, statement: Any, from_offset: int, end_offset: int) -> Iterator[tuple[Sequence[Any], int]]:
-        """Yield the rows of a range, about as many at once as one portion changes, and how many batches it passes."""
+    def _pages(self, statement: Any, from_offset: int, end_offset: int) -> Iterator[tuple[Sequence[Any], int, int]]:
+        """Yield the rows of a range, about as many at once as one portion changes, how many batches, and their end."""
         while from_offset < end_offset:
             rows, passed, from_offset = self.store.read(partial(self._page, statement, from_offset, end_offset))
-            yield rows, passed
+            yield rows, passed, from_offset
 
     def _page(
         self, statement: Any, from_offset: int, end_offset: int, connection: Connection
     ) -> tuple[Sequence[Any], int, int]:
         range_ = {"of_partition_id": self.due.partition_id, "from_offset": from_offset}
         found = connection.execute(
-            STORED_BATCHES, {**range_, "end_offset": end_offset, "batches_max": ROWS_AT_ONCE}
+            STORED_BATCHES, {**range_, "end_offset": end_offset, "batches_max": self.portions.rows}
         ).all()
         if not found:
             return (), 0, end_offset
-        through_offset = last_that_fits(found)
+        through_offset = last_that_fits(found, self.portions.size_bytes)
         rows = connection.execute(statement, {**range_, "through_offset": through_offset}).all()
         passed = sum(row.last_offset <= through_offset for row in found)
         return rows, passed, through_offset + 1
@@ -446,10 +551,23 @@ class _Pass:
         transaction = (row.producer_id, row.ended_epoch)
         is_alive = transaction in self._alive
         self._alive.discard(transaction)
-        if row.last_offset < self.due.deletable_offset and not is_alive:
+        if row.last_offset < self.due.deletable_offset and not is_alive and not self._was_alive(row):
             return _Change(row)
         self._leaves_horizon = True
         return None
+
+    def _was_alive(self, row: Any) -> bool:
+        """Return whether the part of this pass that somebody else did has left a record of the marker's transaction."""
+        if row.ended_first_offset is None or row.ended_first_offset >= self._resumed_offset:
+            return False
+        of = {
+            "of_partition_id": row.partition_id,
+            "from_offset": row.ended_first_offset,
+            "through_offset": self._resumed_offset - 1,
+            "of_producer_id": row.producer_id,
+            "of_producer_epoch": row.ended_epoch,
+        }
+        return bool(self.store.read(lambda connection: connection.execute(_OF_TRANSACTION, of).all()))
 
     def _change_of_records(self, row: Any) -> _Change | None:
         if row.is_transactional and row.outcome == int(ControlType.ABORT):
@@ -477,7 +595,7 @@ class _Pass:
             stays.append(is_newest)
         return stays
 
-    def _apply(self, changes: Sequence[_Change], connection: Connection) -> list[int]:
+    def _apply(self, changes: Sequence[_Change], behind_offset: int, connection: Connection) -> list[int]:
         """Carry out changes of batches that are still what they were; return where the others end."""
         storage = lock_storage(connection, self.due.partition_id)
         if storage is None:
@@ -509,14 +627,38 @@ class _Pass:
                     size_bytes=storage.size_bytes - change.size_bytes * is_counted,
                     compacted_bytes=max(0, storage.compacted_bytes - change.size_bytes * is_compacted),
                 )
-        save_storage(connection, storage)
+        # What was missed is looked at again: until then the pass has not come further.
+        save_storage(connection, storage if missed else self._noted(storage, behind_offset))
         return missed
 
-    def _finish(self, end_offset: int, connection: Connection) -> None:
+    def _note(self, connection: Connection) -> None:
+        storage = lock_storage(connection, self.due.partition_id)
+        if storage is not None:
+            save_storage(connection, self._noted(storage, self._swept_offset))
+
+    def _noted(self, storage: PartitionStorage, swept_offset: int) -> PartitionStorage:
+        """Return the row with how far the pass has come, unless somebody else has finished one meanwhile."""
+        if storage.compacted_offset != self.due.compacted_offset:
+            return storage
+        self._noted_offset = swept_offset
+        standing = _Standing(
+            self.due.compacted_offset,
+            self._end_offset,
+            swept_offset,
+            self.due.deletable_offset,
+            int(self._leaves_horizon),
+        )
+        return replace(storage, unfinished_pass=json.dumps(astuple(standing)))
+
+    def _finish(self, connection: Connection) -> None:
         """Write how far the partition is compacted."""
         storage = lock_storage(connection, self.due.partition_id)
+        end_offset = self._end_offset
         if storage is None or storage.compacted_offset > max(end_offset, self.due.dirty_offset):
             # The topic is gone, or somebody else was faster and further.
+            return
+        if self.due.going_on is not None and storage.compacted_offset != self.due.compacted_offset:
+            # The keys were read again, and somebody else may have taken some of them away meanwhile.
             return
         retention_ms = self.due.settings["delete.retention.ms"]
         new = None
@@ -533,6 +675,7 @@ class _Pass:
                 compacted_offset=max(storage.compacted_offset, end_offset),
                 compacted_bytes=min(storage.size_bytes, storage.compacted_bytes + self._dirty_bytes * is_first),
                 horizons=json.dumps(horizons),
+                unfinished_pass=None,
             ),
         )
 

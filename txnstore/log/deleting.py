@@ -20,8 +20,6 @@ deleted in portions as well, by whoever deleted the topic or by the maintenance.
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +41,7 @@ from sqlalchemy import (
 )
 
 from txnstore.db.ddl import Int64, String
+from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     deleted_partitions,
     finished_transactions,
@@ -51,7 +50,7 @@ from txnstore.db.schema import (
     producer_states,
     record_batches,
 )
-from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit, write_portion
+from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit
 from txnstore.errors import OffsetOutOfRange, TxnStoreError
 from txnstore.log.partition_rows import lock_heads
 from txnstore.log.partition_storage import (
@@ -65,8 +64,6 @@ from txnstore.log.partition_storage import (
 
 #: The offset that stands for the high watermark; Kafka's number.
 HIGH_WATERMARK: Final = -1
-#: How many batches one database transaction deletes.
-BATCHES_MAX: Final = ROWS_AT_ONCE
 #: These rows are small, and a partition that was never used has no others.
 _STRUCK_OFF_AT_ONCE: Final = 1_000
 #: How many rows whoever has deleted a topic deletes of it, and for how long; the rest is left to the maintenance.
@@ -111,7 +108,7 @@ class _Rows:
     def oldest(self) -> Select[int, int]:
         """The rows of one portion, and their sizes."""
         of_partition = self.table.c.partition_id == bindparam("of_partition_id")
-        return select(self.key, self.size_bytes).where(of_partition).order_by(self.key).limit(ROWS_AT_ONCE)
+        return select(self.key, self.size_bytes).where(of_partition).order_by(self.key).limit(bindparam("rows_max"))
 
     @property
     def delete(self) -> Delete:
@@ -164,7 +161,7 @@ def delete_records(store: Store, partition_id: int, before_offset: int, *, retry
     )
     # Nobody reads these any more, so the deletion is done; rows that are left now are taken by the next one.
     with contextlib.suppress(TxnStoreError):
-        delete_below_log_start(store, partition_id, retry_timeout_ms=retry_timeout_ms)
+        delete_below_log_start(store, partition_id, Portions(), retry_timeout_ms=retry_timeout_ms)
     return log_start_offset
 
 
@@ -189,29 +186,32 @@ def advance_log_start(connection: Connection, partition_id: int, offset: int) ->
 
 
 def delete_below_log_start(
-    store: Store, partition_id: int, *, batches_max: int = BATCHES_MAX, retry_timeout_ms: int | None = None
+    store: Store, partition_id: int, portions: Portions | None = None, *, retry_timeout_ms: int | None = None
 ) -> int:
-    """Delete the batches that lie below the log start as a whole; return how many."""
+    """Delete the batches that lie below the log start as a whole, as long as there is time; return how many."""
+    portions = portions or Portions()
     deleted = 0
-    delete_portion = partial(_delete_portion, partition_id, batches_max)
-    while portion := write_portion(store, delete_portion, retry_timeout_ms=retry_timeout_ms):
+    delete_portion = partial(_delete_portion, partition_id, portions)
+    while portion := portions.write(store, delete_portion, retry_timeout_ms=retry_timeout_ms):
         deleted += portion
+        if portions.is_over:
+            break
     return deleted
 
 
-def _delete_portion(partition_id: int, batches_max: int, connection: Connection) -> int:
+def _delete_portion(partition_id: int, portions: Portions, connection: Connection) -> int:
     storage = lock_storage(connection, partition_id)
     of_partition = {"of_partition_id": partition_id}
     log_start_offset = connection.execute(_START, of_partition).scalar_one_or_none()
     if storage is None or log_start_offset is None or log_start_offset <= storage.first_stored_offset:
         return 0
     of_range = {**of_partition, "from_offset": storage.first_stored_offset}
-    page = {"end_offset": log_start_offset, "batches_max": batches_max}
+    page = {"end_offset": log_start_offset, "batches_max": portions.rows}
     found = connection.execute(STORED_BATCHES, of_range | page).all()
     through_offset = log_start_offset - 1
     if found:
-        last_offset = last_that_fits(found)
-        if last_offset < found[-1].last_offset or len(found) == batches_max:
+        last_offset = last_that_fits(found, portions.size_bytes)
+        if last_offset < found[-1].last_offset or len(found) == portions.rows:
             through_offset = last_offset
     of_range["through_offset"] = through_offset
     deleted = connection.execute(_DELETE_BATCHES, of_range).rowcount
@@ -235,59 +235,68 @@ def _delete_portion(partition_id: int, batches_max: int, connection: Connection)
 def purge_soon(store: Store) -> None:
     """Delete what deleted topics have left, unless that is much, or the database is away: maintenance does the rest."""
     with contextlib.suppress(TxnStoreError):
-        purge_deleted_partitions(store, rows_max=_PURGED_SOON, seconds_max=_PURGED_SOON_SECONDS)
+        purge_deleted_partitions(store, Portions(seconds=_PURGED_SOON_SECONDS), rows_max=_PURGED_SOON)
 
 
-def purge_deleted_partitions(store: Store, *, rows_max: int, seconds_max: float = math.inf) -> int:
+def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, rows_max: int) -> int:
     """Delete what is left of partitions whose topics were deleted; return how many rows.
 
-    At least `rows_max`, or all that there are, or what `seconds_max` allow: large batches go one by one.
+    At least `rows_max`, or all that there are, or what there is time for: large batches go one by one.
 
     Raises:
         TxnStoreError: the database refused; what was deleted before stays so.
     """
+    portions = portions or Portions()
     gone = store.read(lambda connection: list(connection.execute(_DELETED).scalars()))
     if not gone:
         return 0
     purged = 0
-    deadline = time.monotonic() + seconds_max
     for rows in _LEFT:
         while partition_ids := store.read(
             lambda connection, rows=rows: list(connection.execute(rows.holding).scalars())  # type: ignore[misc]
         ):
             for partition_id in partition_ids:
-                delete_portion = partial(_purge_portion, rows, partition_id)
-                while portion := write_portion(store, delete_portion):
+                delete_portion = partial(_purge_portion, rows, partition_id, portions)
+                while portion := portions.write(store, delete_portion):
                     purged += portion
-                    if purged >= rows_max or time.monotonic() >= deadline:
+                    if purged >= rows_max or portions.is_over:
                         return purged
-    purged += _purge_offsets(store)
+    purged_offsets, is_complete = _purge_offsets(store, portions)
+    if not is_complete:
+        return purged + purged_offsets
     # They were gone before anything was looked for, and nothing comes to what is gone.
     for some in chunks(gone, _STRUCK_OFF_AT_ONCE):
-        write_portion(store, partial(_strike_off, some))
-    return purged + (rows_max if len(gone) == LISTED_MAX else 0)
+        portions.write(store, partial(_strike_off, some))
+    return purged + purged_offsets + (rows_max if len(gone) == LISTED_MAX else 0)
 
 
-def _purge_portion(rows: _Rows, partition_id: int, connection: Connection) -> int:
+def _purge_portion(rows: _Rows, partition_id: int, portions: Portions, connection: Connection) -> int:
     of_partition = {"of_partition_id": partition_id}
-    found = connection.execute(rows.oldest, of_partition).all()
+    found = connection.execute(rows.oldest, {**of_partition, "rows_max": portions.rows}).all()
     if not found:
         return 0
-    return connection.execute(rows.delete, {**of_partition, "through_key": last_that_fits(found)}).rowcount
+    through_key = last_that_fits(found, portions.size_bytes)
+    return connection.execute(rows.delete, {**of_partition, "through_key": through_key}).rowcount
 
 
-def _purge_offsets(store: Store) -> int:
-    """Delete what groups have committed in deleted partitions; no index finds it."""
+def _purge_offsets(store: Store, portions: Portions) -> tuple[int, bool]:
+    """Delete what groups have committed in deleted partitions; return how many, and whether that was all.
+
+    No index finds it.
+    """
     purged = 0
     after = ("", -1)
     while True:
         of = {"after_group_id": after[0], "after_partition_id": after[1]}
         found = store.read(lambda connection, of=of: connection.execute(_OFFSETS, of).all())  # type: ignore[misc]
         left = [{"of_group_id": row.group_id, "of_partition_id": row.partition_id} for row in found if row.is_left]
-        for some in chunks(left, ROWS_AT_ONCE):
-            purged += write_portion(store, partial(_delete_offsets, some))
+        while left:
+            some, left = left[: portions.rows], left[portions.rows :]
+            purged += portions.write(store, partial(_delete_offsets, some))
+            if left and portions.is_over:
+                return purged, False
         if len(found) < LISTED_MAX:
-            return purged
+            return purged, True
         after = (found[-1].group_id, found[-1].partition_id)
 
 

@@ -11,17 +11,16 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, union_all, update
 
+from txnstore.db.portions import Portions
 from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import (
     LISTED_MAX,
-    ROWS_AT_ONCE,
     Store,
     chunks,
     must_hit_each,
     note_change,
     server_now_ms,
-    write_portion,
 )
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.sequences import ProducerInPartition, RecentBatch
@@ -213,27 +212,33 @@ def save_producer_states(
         must_hit_each(connection, _UPDATE_STATES, changed)
 
 
-def forget_producers(store: Store, *, before_ms: int, rows_max: int) -> int:
+def forget_producers(store: Store, portions: Portions | None = None, *, before_ms: int, rows_max: int) -> int:
     """Forget producers without an open transaction that have been silent since `before_ms`; return how many.
 
-    At least `rows_max`, or all that there are, oldest first and by the minute.  Kafka's producer.id.expiration.ms
-    (KIP-854): a batch that is repeated later than that is appended again.
+    At least `rows_max`, or all that there are, or what there is time for, oldest first and by the minute.  Kafka's
+    producer.id.expiration.ms (KIP-854): a batch that is repeated later than that is appended again.
 
     Raises:
         TxnStoreError: the database refused; what was forgotten before stays so.
     """
+    portions = portions or Portions()
     of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS, "rows_max": rows_max}
     forgotten = 0
     while forgotten < rows_max:
+        before = forgotten
         found = store.read(lambda connection: connection.execute(_DUE, of).all())
         ids_of: dict[int, list[int]] = {}
         for partition_id, producer_id in found:
             ids_of.setdefault(partition_id, []).append(producer_id)
         for partition_id, producer_ids in ids_of.items():
             # A partition at a time: who waits for one head keeps no other one from anybody.
-            for some in chunks(producer_ids, ROWS_AT_ONCE):
-                forgotten += write_portion(store, partial(_forget_in, partition_id, some, before_ms))
-        if len(found) < rows_max:
+            left: Sequence[int] = producer_ids
+            while left:
+                some, left = left[: portions.rows], left[portions.rows :]
+                forgotten += portions.write_unless_busy(store, partial(_forget_in, partition_id, some, before_ms), 0)
+                if portions.is_over:
+                    return forgotten
+        if len(found) < rows_max or forgotten == before:
             break
     return forgotten
 

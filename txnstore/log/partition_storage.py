@@ -15,12 +15,11 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from txnstore.db.portions import Portions
 from txnstore.db.schema import partition_heads, partition_storage, record_batches
-from txnstore.db.store import Store, must_hit, write_portion
+from txnstore.db.store import Store, must_hit
 from txnstore.log.partition_rows import lock_heads
 
-#: About how many bytes of batches one database transaction changes: SQLite frees them page by page.
-BYTES_MAX: Final = 1024 * 1024
 #: What Kafka's header of a record batch takes.
 BATCH_HEADER_BYTES: Final = 61
 #: How many batches are counted under one lock.
@@ -48,6 +47,9 @@ class PartitionStorage:
 
     horizons: str = "[]"
     """JSON: pairs of an offset and a time, both ascending; from then on, tombstones and markers below it go."""
+
+    unfinished_pass: str | None = None
+    """JSON: how far a pass of the compaction has come that is not finished, see `compaction`."""
 
 
 _SELECT: Final = select(partition_storage).where(partition_storage.c.partition_id == bindparam("of_partition_id"))
@@ -103,26 +105,29 @@ def save_storage(connection: Connection, storage: PartitionStorage) -> None:
     must_hit(connection, _SAVE, {"of_partition_id": storage.partition_id, **new})
 
 
-def last_that_fits(found: Sequence[Any]) -> int:
-    """Return the key of the last row that one portion takes, of keys and sizes."""
+def last_that_fits(found: Sequence[Any], size_bytes_max: int) -> int:
+    """Return the key of the last row that a portion of this size takes, at least one, of keys and sizes."""
     key: int = found[0][0]
     size_bytes = 0
     for next_key, next_size_bytes in found:
         size_bytes += next_size_bytes
-        if size_bytes > BYTES_MAX:
+        if size_bytes > size_bytes_max:
             break
         key = next_key
     return key
 
 
-def count_stored(store: Store, partition_id: int) -> None:
-    """Add to the size of the partition what has come since it was counted last.
+def count_stored(store: Store, partition_id: int, portions: Portions | None = None) -> bool:
+    """Add to the size of the partition what has come since it was counted last; return whether all of it is counted.
 
     Raises:
         UnknownTopicOrPartition: the topic has been deleted meanwhile.
     """
-    while write_portion(store, partial(_count_portion, partition_id)):
-        pass
+    portions = portions or Portions()
+    while portions.write(store, partial(_count_portion, partition_id)):
+        if portions.is_over:
+            return False
+    return True
 
 
 def _count_portion(partition_id: int, connection: Connection) -> bool:

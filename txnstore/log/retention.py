@@ -20,6 +20,7 @@ from sqlalchemy import Connection, and_, bindparam, func, or_, select
 
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     group_offsets,
     partition_heads,
@@ -179,33 +180,37 @@ class _Candidate:
     """Whether a deletion was interrupted before it had deleted what lies below the log start."""
 
 
-def delete_expired_batches(store: Store, cluster: Cluster | None = None, *, batches_max: int) -> int:
+def delete_expired_batches(
+    store: Store, cluster: Cluster | None = None, portions: Portions | None = None, *, batches_max: int
+) -> int:
     """Delete what the retention of the topics does not keep; return how many batches.
 
-    At least `batches_max`, or all that there are: those first whose partition has the oldest, a portion of each in
-    turn.  Where a topic keeps what its groups have not read, the groups of all databases of the cluster are asked;
-    while one of them is away, such a topic keeps what it would keep for a group that has read nothing.
+    At least `batches_max`, or all that there are, or what there is time for: those first whose partition has the
+    oldest, a portion of each in turn.  Where a topic keeps what its groups have not read, the groups of all databases
+    of the cluster are asked; while one of them is away, such a topic keeps what it would keep for a group that has
+    read nothing.
 
     Raises:
         TxnStoreError: the database refused; what was deleted before stays so.
     """
+    portions = portions or Portions()
     now_ms, limits_of = store.read(_read_limits)
     candidates = sorted(_candidates(store, limits_of, now_ms), key=lambda candidate: candidate.oldest_ms)
     read_offsets: _ReadOffsets = {}
     if any(candidate.limits is not None and candidate.limits.unread_ms != 0 for candidate in candidates):
         read_offsets = _offsets_read_by_all(store, cluster)
     deleted = 0
-    while candidates and deleted < batches_max:
+    while candidates:
         unfinished: list[_Candidate] = []
         for candidate in candidates:
             # A topic that is deleted meanwhile has nothing left to be kept or not.
             with suppress(UnknownTopicOrPartition):
-                portion, may_have_more = _expire(store, candidate, now_ms, read_offsets)
+                portion, may_have_more = _expire(store, candidate, now_ms, read_offsets, portions)
                 deleted += portion
                 if may_have_more:
                     unfinished.append(candidate)
-            if deleted >= batches_max:
-                break
+            if deleted >= batches_max or portions.is_over:
+                return deleted
         candidates = unfinished
     return deleted
 
@@ -265,18 +270,20 @@ def _committed(store: Store) -> Iterator[tuple[int, int]]:
         after = (rows[-1].group_id, rows[-1].partition_id) if len(rows) == LISTED_MAX else None
 
 
-def _expire(store: Store, candidate: _Candidate, now_ms: int, read_offsets: _ReadOffsets) -> tuple[int, bool]:
+def _expire(
+    store: Store, candidate: _Candidate, now_ms: int, read_offsets: _ReadOffsets, portions: Portions
+) -> tuple[int, bool]:
     """Delete what goes of the partition's first batches; return how many, and whether more may have to go.
 
     Raises:
         UnknownTopicOrPartition: the topic has been deleted meanwhile.
     """
     partition_id, limits = candidate.partition_id, candidate.limits
-    left = delete_below_log_start(store, partition_id) if candidate.has_leftovers else 0
-    if limits is None:
+    left = delete_below_log_start(store, partition_id, portions) if candidate.has_leftovers else 0
+    if limits is None or (left and portions.is_over):
         return left, False
-    if limits.size_bytes != UNLIMITED:
-        count_stored(store, partition_id)
+    if limits.size_bytes != UNLIMITED and not count_stored(store, partition_id, portions):
+        return left, False
     storage, batches = store.read(partial(_first_batches, partition_id, candidate.last_stable_offset))
     read_offset = None
     if limits.unread_ms != 0:
@@ -290,8 +297,8 @@ def _expire(store: Store, candidate: _Candidate, now_ms: int, read_offsets: _Rea
     )
     if through is None:
         return left, False
-    store.write(lambda connection: advance_log_start(connection, partition_id, through + 1))
-    deleted = delete_below_log_start(store, partition_id)
+    portions.write(store, lambda connection: advance_log_start(connection, partition_id, through + 1))
+    deleted = delete_below_log_start(store, partition_id, portions)
     return left + deleted, through == batches[-1].last_offset and len(batches) == ROWS_AT_ONCE
 
 

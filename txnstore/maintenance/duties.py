@@ -1,26 +1,18 @@
-"""The duties: what is done again and again, a portion at a time, and which setting of the store says how often."""
+"""The duties: what is done again and again, a portion at a time, and which setting of the store says how often.
+
+Each is imported when it is due, for a client that lives a moment only has no time for all of them.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.store import Store
+from txnstore.db.portions import FOUND_MAX
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidUrl
-from txnstore.groups import expiration
-from txnstore.log.cluster_topics import bring_up_to_date
-from txnstore.log.compaction import compact_portion
-from txnstore.log.deleting import purge_deleted_partitions
-from txnstore.log.outbox.sequencer import drain_outbox
-from txnstore.log.retention import delete_expired_batches
-from txnstore.participants.recovery import raise_failed, recover_branches, recover_in_cluster
-from txnstore.transactions import recovery
-from txnstore.transactions.recovery import FOUND_MAX
+from txnstore.maintenance.turns import MaintenanceDuty, Portion, Work
 
 #: Kafka's names for the intervals.
 COMPACTION_INTERVAL: Final = "log.cleaner.backoff.ms"
@@ -30,79 +22,121 @@ REMOVE_INTERVAL: Final = "transaction.remove.expired.transaction.cleanup.interva
 RETENTION_INTERVAL: Final = "offsets.retention.check.interval.ms"
 
 
-@dataclass(frozen=True, slots=True)
-class MaintenanceDuty:
-    """One thing to do."""
+def _outbox() -> Work:
+    from txnstore.log.outbox.sequencer import drain_outbox
 
-    name: str
-    """What was done, said of a number: "3 {name}"."""
+    return lambda portion: drain_outbox(portion.store, portion.portions)
 
-    interval_setting: str
-    """The setting of the store that says, in milliseconds, how often."""
 
-    do: Callable[[Store, Cluster | None], int]
-    """Do a portion of it and return how much was done: FOUND_MAX or more, or all that there was."""
+def _decided() -> Work:
+    from txnstore.transactions.recovery import complete_all_decided
 
-    interval_max_seconds: float = math.inf
-    """It is done at least so often, whatever the setting says."""
+    return lambda portion: len(complete_all_decided(portion.store, portion.cluster, portion.portions))
+
+
+def _timed_out() -> Work:
+    from txnstore.transactions.recovery import abort_timed_out
+
+    return lambda portion: len(abort_timed_out(portion.store, portion.cluster, portion.portions))
+
+
+def _cluster_branches() -> Work:
+    def work(portion: Portion) -> int:
+        if portion.cluster is None or portion.cluster.is_alone:
+            return 0
+        # It brings the driver of PostgreSQL with it.
+        from txnstore.participants.recovery import recover_in_cluster
+
+        return recover_in_cluster(portion.store, portion.cluster)
+
+    return work
+
+
+def _transactional_ids() -> Work:
+    from txnstore.transactions.recovery import expire_transactional_ids
+
+    return lambda portion: len(expire_transactional_ids(portion.store, portion.portions))
+
+
+def _producers() -> Work:
+    from txnstore.transactions.recovery import expire_producers
+
+    return lambda portion: expire_producers(portion.store, portion.portions)
+
+
+def _journal() -> Work:
+    from txnstore.transactions.recovery import trim_journal
+
+    return lambda portion: trim_journal(portion.store, portion.portions)
+
+
+def _deleted_topics() -> Work:
+    from txnstore.log.deleting import purge_deleted_partitions
+
+    return lambda portion: purge_deleted_partitions(portion.store, portion.portions, rows_max=FOUND_MAX)
+
+
+def _retention() -> Work:
+    from txnstore.log.retention import delete_expired_batches
+
+    return lambda portion: delete_expired_batches(
+        portion.store, portion.cluster, portion.portions, batches_max=FOUND_MAX
+    )
+
+
+def _compaction() -> Work:
+    from txnstore.log.compaction import compact_portion
+
+    return lambda portion: compact_portion(portion.store, portion.portions, batches_max=FOUND_MAX)
+
+
+def _members() -> Work:
+    from txnstore.groups.expiration import expire_silent_members
+
+    return lambda portion: expire_silent_members(portion.store, portion.portions, groups_max=FOUND_MAX)
+
+
+def _offsets() -> Work:
+    from txnstore.groups.expiration import expire_offsets
+
+    def work(portion: Portion) -> int:
+        count, portion.position = expire_offsets(
+            portion.store, portion.portions, groups_max=FOUND_MAX, after_group_id=portion.position or ""
+        )
+        return count
+
+    return work
+
+
+def _newest_topics() -> Work:
+    from txnstore.log.cluster_topics import bring_up_to_date
+
+    return lambda portion: bring_up_to_date(portion.store, portion.cluster)
 
 
 DUTIES: Final = (
     # First: what others wait for.
-    MaintenanceDuty("rows of the outbox moved into topics", ABORT_INTERVAL, lambda store, _: drain_outbox(store)),
-    MaintenanceDuty(
-        "decided transactions completed",
-        ABORT_INTERVAL,
-        lambda store, cluster: len(recovery.complete_all_decided(store, cluster)),
-    ),
-    MaintenanceDuty(
-        "timed out transactions aborted",
-        ABORT_INTERVAL,
-        lambda store, cluster: len(recovery.abort_timed_out(store, cluster)),
-        # It is one look at an index, and readers wait.
-        interval_max_seconds=1.0,
-    ),
-    MaintenanceDuty("branches ended in the databases of the cluster", ABORT_INTERVAL, recover_in_cluster),
-    MaintenanceDuty(
-        "expired transactional ids forgotten",
-        REMOVE_INTERVAL,
-        lambda store, _: len(recovery.expire_transactional_ids(store)),
-    ),
-    MaintenanceDuty("silent producers forgotten", REMOVE_INTERVAL, lambda store, _: recovery.expire_producers(store)),
-    MaintenanceDuty("journal entries deleted", REMOVE_INTERVAL, lambda store, _: recovery.trim_journal(store)),
-    MaintenanceDuty(
-        "rows of deleted topics deleted",
-        ABORT_INTERVAL,
-        lambda store, _: purge_deleted_partitions(store, rows_max=FOUND_MAX),
-    ),
-    MaintenanceDuty(
-        "batches past their retention deleted",
-        LOG_INTERVAL,
-        lambda store, cluster: delete_expired_batches(store, cluster, batches_max=FOUND_MAX),
-    ),
-    MaintenanceDuty(
-        "batches read by the compaction",
-        COMPACTION_INTERVAL,
-        lambda store, _: compact_portion(store, batches_max=FOUND_MAX),
-    ),
+    MaintenanceDuty("rows of the outbox moved into topics", ABORT_INTERVAL, _outbox),
+    MaintenanceDuty("decided transactions completed", ABORT_INTERVAL, _decided),
+    # It is one look at an index, and readers wait.
+    MaintenanceDuty("timed out transactions aborted", ABORT_INTERVAL, _timed_out, interval_max_seconds=1.0),
+    MaintenanceDuty("branches ended in the databases of the cluster", ABORT_INTERVAL, _cluster_branches),
+    MaintenanceDuty("expired transactional ids forgotten", REMOVE_INTERVAL, _transactional_ids),
+    MaintenanceDuty("silent producers forgotten", REMOVE_INTERVAL, _producers),
+    MaintenanceDuty("journal entries deleted", REMOVE_INTERVAL, _journal),
+    MaintenanceDuty("rows of deleted topics deleted", ABORT_INTERVAL, _deleted_topics),
+    MaintenanceDuty("batches past their retention deleted", LOG_INTERVAL, _retention),
+    MaintenanceDuty("batches read by the compaction", COMPACTION_INTERVAL, _compaction),
     # In this order: offsets expire once the group has no members any more.
-    MaintenanceDuty(
-        "silent members of groups removed",
-        RETENTION_INTERVAL,
-        lambda store, _: expiration.expire_silent_members(store, groups_max=FOUND_MAX),
-    ),
-    MaintenanceDuty(
-        "groups cleared of expired offsets",
-        RETENTION_INTERVAL,
-        lambda store, _: expiration.expire_offsets(store, groups_max=FOUND_MAX),
-    ),
-    MaintenanceDuty("databases given the newest topics", ABORT_INTERVAL, bring_up_to_date),
+    MaintenanceDuty("silent members of groups removed", RETENTION_INTERVAL, _members),
+    MaintenanceDuty("groups cleared of expired offsets", RETENTION_INTERVAL, _offsets),
+    MaintenanceDuty("databases given the newest topics", ABORT_INTERVAL, _newest_topics),
 )
 
 #: What takes longer than a client has for it: for a process, or a thread, of its own.
 LONG_DUTIES: Final = (
     # Behind what deletes.
-    MaintenanceDuty("tables freed of deleted rows", LOG_INTERVAL, lambda store, _: store.reclaim()),
+    MaintenanceDuty("tables freed of deleted rows", LOG_INTERVAL, lambda: lambda portion: portion.store.reclaim()),
 )
 
 
@@ -120,13 +154,16 @@ def branch_duties(participants: Sequence[str]) -> tuple[MaintenanceDuty, ...]:
                 f"{url} is not a PostgreSQL database: databases of other kinds cannot vote on transactions"
             )
         label = f"{url.url.host or 'localhost'}:{url.url.port or 5432}/{url.url.database}"
-        duties.append(
-            MaintenanceDuty(f"branches ended in {label}", ABORT_INTERVAL, partial(_end_branches, participant))
-        )
+        duties.append(MaintenanceDuty(f"branches ended in {label}", ABORT_INTERVAL, partial(_branches, participant)))
     return tuple(duties)
 
 
-def _end_branches(participant: str, store: Store, cluster: Cluster | None) -> int:
-    recovered = recover_branches(store, participant, cluster)
-    raise_failed(recovered)
-    return recovered.ended_count
+def _branches(participant: str) -> Work:
+    from txnstore.participants.recovery import raise_failed, recover_branches
+
+    def work(portion: Portion) -> int:
+        recovered = recover_branches(portion.store, participant, portion.cluster)
+        raise_failed(recovered)
+        return recovered.ended_count
+
+    return work

@@ -1,47 +1,43 @@
-"""The loop that does each duty when its time has come, whatever becomes of the others.
+"""The loop of whoever does nothing but the maintenance: turn after turn, until it is stopped.
 
 A duty is done in portions until nothing of it is left.  Between two of them the other duties have their turn: what
 others wait for does not wait until a week's journal is trimmed.
 
-Any client may run one, and several may run at once: a duty locks the rows it is about and looks again.
+Any number may run at once, clients among them: the leases share the duties out.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from txnstore.config import STORE_SETTINGS, settings_in_force
-from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.portions import Portions
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
-from txnstore.maintenance.duties import DUTIES, MaintenanceDuty
-from txnstore.transactions.recovery import FOUND_MAX
+from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.turns import (
+    NOBODY,
+    MaintenanceDuty,
+    MaintenanceObserver,
+    Turn,
+    do_unleased,
+    report,
+    take_turn,
+)
 
 _log = logging.getLogger(__name__)
 
-#: Somebody may have shortened an interval meanwhile: the loop looks at least this often.
+#: Somebody may have shortened an interval meanwhile, or died at a duty: the loop looks at least this often.
 LOOK_AGAIN_SECONDS: Final = 10.0
 
 
-class MaintenanceObserver(Protocol):
-    """Hears of what a loop does, in its thread."""
-
-    def due(self, count: int) -> None:
-        """Hear of how many duties are due and not done."""
-        ...
-
-    def portion(self, duty: str, count: int | None, seconds: float) -> None:
-        """Hear of a portion of a duty: how much it did, or None if it failed, and how long it took."""
-        ...
-
-
 class Maintenance:
-    """The duties of one store, each with its time; for one thread."""
+    """The duties of one store; for one thread."""
 
     def __init__(
         self,
@@ -49,30 +45,32 @@ class Maintenance:
         cluster: Cluster | None = None,
         *,
         duties: Sequence[MaintenanceDuty] = DUTIES,
-        monotonic_seconds: Callable[[], float] = time.monotonic,
         observer: MaintenanceObserver | None = None,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look after `store` of `cluster`; every duty is due at once. `monotonic_seconds` tells how time passes."""
+        """Look after `store` of `cluster`; `monotonic_seconds` tells how time passes for this process alone."""
         self._store = store
         self._cluster = cluster
         self._duties = duties
+        self._observer = observer or NOBODY
         self._monotonic_seconds = monotonic_seconds
-        self._observer = observer
-        self._last_done: dict[str, float] = {}
+        #: When those were done that are done more often than the store says.
+        self._often: dict[str, float] = {}
         #: Of the duties that are not finished: how much was done so far.
-        self._unfinished: dict[str, int] = {}
-        self._settings = settings_in_force(STORE_SETTINGS, {})
+        self._so_far: dict[str, int] = {}
 
     def run_once(self) -> dict[str, int]:
-        """Do every duty now; return how much was done, by name. A duty that failed is logged and left out."""
+        """Do every duty now, all of it; return how much was done, by name. A duty that failed is logged and left out.
+
+        Raises:
+            TxnStoreError: the database cannot be read or written to.
+        """
         done: dict[str, int] = {}
         left = list(self._duties)
         while left:
-            for duty in left:
-                count = self._do(duty)
-                if count is not None:
-                    done[duty.name] = count
-            left = [duty for duty in left if duty.name in self._unfinished]
+            turn = self._turn(left, Portions(), forced=True)
+            done |= self._noted(turn)
+            left = [duty for duty in left if duty.name in turn.unfinished]
         return done
 
     def run(self, stop: threading.Event) -> None:
@@ -80,83 +78,78 @@ class Maintenance:
 
         An error is logged, and the duty is tried again when it is due again; what was done of it stays done.
         """
+        look_at = self._monotonic_seconds()
         while not stop.is_set():
-            stop.wait(self._run_due(stop))
+            if look_at <= self._monotonic_seconds():
+                look_at = self._monotonic_seconds() + self._look(stop)
+            often_seconds = self._do_often(stop)
+            stop.wait(max(0.0, min(look_at - self._monotonic_seconds(), often_seconds)))
 
-    def _run_due(self, stop: threading.Event) -> float:
-        """Do a portion of what is due and return how many seconds to wait until something is again."""
-        self._read_settings()
-        for duty in self._duties:
-            if self._left_seconds(duty) <= 0 and not stop.is_set():
-                self._tell_due()
-                self._do(duty)
-                self._tell_due()
-        return max(0.0, min(LOOK_AGAIN_SECONDS, *map(self._left_seconds, self._duties)))
-
-    def _tell_due(self) -> None:
-        if self._observer is not None:
-            self._observer.due(sum(self._left_seconds(duty) <= 0 for duty in self._duties))
-
-    def _left_seconds(self, duty: MaintenanceDuty) -> float:
-        last = self._last_done.get(duty.name)
-        if last is None or duty.name in self._unfinished:
-            return 0.0
-        interval_seconds: float = min(self._settings[duty.interval_setting] / 1000, duty.interval_max_seconds)
-        return last + interval_seconds - self._monotonic_seconds()
-
-    def _do(self, duty: MaintenanceDuty) -> int | None:
-        """Do a portion of a duty, and return how much of it was done if nothing is left; None if it failed, or is."""
-        total = self._unfinished.pop(duty.name, None)
-        if total is None:
-            # Counted from its beginning: what takes long does not come more rarely for it.
-            self._last_done[duty.name] = self._monotonic_seconds()
-            total = 0
-        began_seconds = self._monotonic_seconds()
-        count: int | None = None
+    def _look(self, stop: threading.Event) -> float:
+        """Have a turn, and return after how many seconds to look again."""
         try:
-            count = duty.do(self._store, self._cluster)
+            turn = self._turn(self._duties, Portions(stop=stop))
         except TxnStoreError as error:
             _log.warning(
-                "maintenance of %s: could not be done now (%s): %s",
-                self._store.url,
-                duty.name,
-                error,
-                extra={"event": "duty_failed", "store": str(self._store.url), "duty": duty.name},
-            )
-            return None
-        except Exception:  # noqa: BLE001 - a bug in one duty is no reason to let the others go undone
-            _log.exception(
-                "maintenance of %s: failed (%s)",
-                self._store.url,
-                duty.name,
-                extra={"event": "duty_failed", "store": str(self._store.url), "duty": duty.name},
-            )
-            return None
-        finally:
-            if self._observer is not None:
-                self._observer.portion(duty.name, count, self._monotonic_seconds() - began_seconds)
-        total += count
-        if count >= FOUND_MAX:
-            self._unfinished[duty.name] = total
-            return None
-        if total:
-            _log.info(
-                "maintenance of %s: %d %s",
-                self._store.url,
-                total,
-                duty.name,
-                extra={"event": "duty_done", "store": str(self._store.url), "duty": duty.name, "count": total},
-            )
-        return total
-
-    def _read_settings(self) -> None:
-        try:
-            self._settings = self._store.read(read_store_settings)
-        except TxnStoreError as error:
-            # The last ones known, or the defaults, will do until the store can be read again.
-            _log.warning(
-                "maintenance of %s: the settings cannot be read: %s",
+                "maintenance of %s: no duty can be taken now: %s",
                 self._store.url,
                 error,
                 extra={"event": "database_unavailable", "store": str(self._store.url)},
             )
+            return LOOK_AGAIN_SECONDS
+        self._noted(turn)
+        return min(LOOK_AGAIN_SECONDS, turn.next_seconds)
+
+    def _turn(self, duties: Sequence[MaintenanceDuty], portions: Portions, *, forced: bool = False) -> Turn:
+        turn = take_turn(
+            self._store,
+            self._cluster,
+            duties,
+            portions,
+            forced=forced,
+            observer=self._observer,
+            monotonic_seconds=self._monotonic_seconds,
+        )
+        for name in (*turn.done, *turn.failed):
+            self._often[name] = self._monotonic_seconds()
+        return turn
+
+    def _do_often(self, stop: threading.Event) -> float:
+        """Do what others wait for and costs one look, whoever holds it; return after how many seconds again."""
+        next_seconds = math.inf
+        for duty in self._duties:
+            if duty.interval_max_seconds == math.inf:
+                continue
+            now_seconds = self._monotonic_seconds()
+            if self._often.get(duty.name, -math.inf) + duty.interval_max_seconds <= now_seconds and not stop.is_set():
+                self._often[duty.name] = now_seconds
+                turn = do_unleased(self._store, self._cluster, duty)
+                self._observer.portion(duty.name, turn.done.get(duty.name), self._monotonic_seconds() - now_seconds)
+                self._noted(turn)
+            left_seconds = (
+                self._often.get(duty.name, now_seconds) + duty.interval_max_seconds - self._monotonic_seconds()
+            )
+            next_seconds = min(next_seconds, 0.0 if duty.name in self._so_far else left_seconds)
+        return next_seconds
+
+    def _noted(self, turn: Turn) -> dict[str, int]:
+        """Log what was done; return how much of what is finished."""
+        report(self._store, turn)
+        finished: dict[str, int] = {}
+        for name in turn.failed:
+            self._so_far.pop(name, None)
+        for name, count in turn.done.items():
+            total = self._so_far.pop(name, 0) + count
+            if name in turn.unfinished:
+                self._so_far[name] = total
+                continue
+            finished[name] = total
+            if total:
+                _log.info(
+                    "maintenance of %s: %d %s",
+                    self._store.url,
+                    total,
+                    name,
+                    extra={"event": "duty_done", "store": str(self._store.url), "duty": name, "count": total},
+                )
+        return finished

@@ -8,8 +8,10 @@ Fixtures begin with `txnstore_`, so that they meet no fixture of yours.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -19,7 +21,7 @@ from sqlalchemy import update
 
 from txnstore.db.opening import open_store
 from txnstore.db.schema import stores
-from txnstore.db.store import Store
+from txnstore.db.store import Store, server_now_ms
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
 from txnstore.testing.servers import NoServerError, choose_server
@@ -29,7 +31,11 @@ from txnstore.testing.store_databases import StoreDatabases
 DATABASES: Final = ("sqlite", "postgresql")
 
 _TEMPLATE: Final = f"txnstore_template_{os.getpid()}"
+#: A copy of an older template would be a store that its first client has to look after.
+_TEMPLATE_SECONDS_MAX: Final = 4.0
 _numbers: Final = itertools.count(1)
+#: When each template was made, or made young again.
+_made_at: Final[dict[str, float]] = {}
 
 StoreFactory = Callable[..., Store]
 
@@ -71,15 +77,20 @@ def _txnstore_sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _make_template(url: str) -> None:
-    """Make tables that do not know which database they are in: their copies are stores like any other."""
+    """Make tables that do not know which database they are in, as if just now: their copies are like any other."""
+    if time.monotonic() - _made_at.get(url, -math.inf) < _TEMPLATE_SECONDS_MAX:
+        return
+    _made_at[url] = time.monotonic()
     with open_store(url) as store:
-        store.write(lambda connection: connection.execute(update(stores).values(database_identity=None)))
+        made = update(stores).values(database_identity=None, created_ms=server_now_ms())
+        store.write(lambda connection: connection.execute(made))
 
 
 @pytest.fixture
 def txnstore_sqlite_url(_txnstore_sqlite_template: Path, tmp_path: Path) -> str:
     """The URL of a fresh store in an SQLite file."""
     path = tmp_path / f"store-{next(_numbers)}.db"
+    _make_template(f"sqlite:///{_txnstore_sqlite_template}")
     shutil.copyfile(_txnstore_sqlite_template, path)
     return f"sqlite:///{path}"
 

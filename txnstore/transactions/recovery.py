@@ -24,6 +24,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, delete, select, tup
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster, Locality, several
 from txnstore.db.cluster.membership import coordinator_of_producer
+from txnstore.db.portions import FOUND_MAX, Portions
 from txnstore.db.schema import (
     MINUTE_MS,
     pending_group_offsets,
@@ -34,7 +35,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.store import ROWS_AT_ONCE, Store, chunks, server_now_ms, write_portion
+from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
@@ -97,8 +98,6 @@ _OWNER_OF_PRODUCER: Final = union_all(
         transaction_writers.c.writer_producer_id == bindparam("of_producer_id")
     ),
 )
-#: How many rows one look finds; what is left is found by the next one.
-FOUND_MAX: Final = 500
 # As numbers in the statement's text: SQLite takes no partial index for parameters.
 _DECIDED_STATES: Final[BindParameter[Any]] = bindparam(
     "states", sorted(int(state) for state in DECIDED), expanding=True, literal_execute=True
@@ -384,24 +383,29 @@ def recover(store: Store, cluster: Cluster | None = None) -> Recovered:
     return Recovered(completed, abort_timed_out(store, cluster))
 
 
-def complete_all_decided(store: Store, cluster: Cluster | None = None) -> tuple[str, ...]:
-    """Complete every decided transaction; return their transactional ids.
+def complete_all_decided(
+    store: Store, cluster: Cluster | None = None, portions: Portions | None = None
+) -> tuple[str, ...]:
+    """Complete every decided transaction, or those that there is time for; return their transactional ids.
 
     Raises:
         TxnStoreError: some of them could not be completed, for a database that takes part is away; all others are.
     """
-    return _each(_all_decided(store), lambda transactional_id: bool(complete_decided(store, transactional_id, cluster)))
+    return _each(
+        _all_decided(store), lambda transactional_id: bool(complete_decided(store, transactional_id, cluster)), portions
+    )
 
 
-def abort_timed_out(store: Store, cluster: Cluster | None = None) -> tuple[str, ...]:
+def abort_timed_out(store: Store, cluster: Cluster | None = None, portions: Portions | None = None) -> tuple[str, ...]:
     """Abort transactions that are open for longer than their timeout; return their transactional ids.
 
-    At least FOUND_MAX, or all that there are.
+    At least FOUND_MAX, or all that there are, or those that there is time for.
 
     Raises:
         TxnStoreError: some of them could not be aborted now; all others are.
     """
-    return _each(_all_timed_out(store), partial(abort_if_timed_out, store, cluster=cluster), helped_max=FOUND_MAX)
+    abort = partial(abort_if_timed_out, store, cluster=cluster)
+    return _each(_all_timed_out(store), abort, portions, helped_max=FOUND_MAX)
 
 
 def abort_by_administrator(
@@ -428,8 +432,12 @@ def abort_by_administrator(
     return aborted
 
 
-def expire_transactional_ids(store: Store) -> tuple[str, ...]:
-    """Forget transactional ids that were not used for transactional.id.expiration.ms; return them."""
+def expire_transactional_ids(store: Store, portions: Portions | None = None) -> tuple[str, ...]:
+    """Forget transactional ids that were not used for transactional.id.expiration.ms; return them.
+
+    At most FOUND_MAX, those first that have been silent for longest.
+    """
+    portions = portions or Portions()
 
     def find(connection: Connection) -> tuple[int, list[str]]:
         expiration_ms, before_ms = _age_of(connection, "transactional.id.expiration.ms")
@@ -437,24 +445,34 @@ def expire_transactional_ids(store: Store) -> tuple[str, ...]:
         return expiration_ms, list(connection.execute(_EXPIRED, of).scalars())
 
     expiration_ms, found = store.read(find)
-    return tuple(name for name in found if write_portion(store, partial(_expire, name, expiration_ms)))
+    expired = []
+    for name in found:
+        if portions.write_unless_busy(store, partial(_expire, name, expiration_ms), busy=False):
+            expired.append(name)
+        if portions.is_over:
+            break
+    return tuple(expired)
 
 
-def expire_producers(store: Store) -> int:
+def expire_producers(store: Store, portions: Portions | None = None) -> int:
     """Forget the sequence numbers of producers that were silent for producer.id.expiration.ms; return how many.
 
-    At least FOUND_MAX, or all that there are.
+    At least FOUND_MAX, or all that there are, or what there is time for.
     """
+    portions = portions or Portions()
     _, before_ms = store.read(lambda connection: _age_of(connection, "producer.id.expiration.ms"))
-    forgotten = forget_producers(store, before_ms=before_ms, rows_max=FOUND_MAX)
-    return forgotten + forget_offset_producers(store, before_ms=before_ms, rows_max=FOUND_MAX)
+    forgotten = forget_producers(store, portions, before_ms=before_ms, rows_max=FOUND_MAX)
+    if forgotten and portions.is_over:
+        return forgotten
+    return forgotten + forget_offset_producers(store, portions, before_ms=before_ms, rows_max=FOUND_MAX)
 
 
-def trim_journal(store: Store) -> int:
+def trim_journal(store: Store, portions: Portions | None = None) -> int:
     """Delete journal entries of completed transactions beyond their retention; return how many.
 
-    At least FOUND_MAX, or all that there are.
+    At least FOUND_MAX, or all that there are, or what there is time for.
     """
+    portions = portions or Portions()
     _, before_ms = store.read(lambda connection: _age_of(connection, "txnstore.transaction.log.retention.ms"))
     trimmed, after_entry_id = 0, -1
     while trimmed < FOUND_MAX:
@@ -462,8 +480,12 @@ def trim_journal(store: Store) -> int:
         found = store.read(lambda connection, of=of: connection.execute(_OLDEST, of).all())  # type: ignore[misc]
         # From the old end on, never out of the middle: outcomes are told by what is left of an identity's entries.
         old = list(takewhile(lambda entry: entry.update_ms < before_ms, found))
-        for some in chunks([entry.entry_id for entry in old if entry.state_now in _COMPLETE], ROWS_AT_ONCE):
-            trimmed += write_portion(store, partial(_trim, some))
+        left = [entry.entry_id for entry in old if entry.state_now in _COMPLETE]
+        while left:
+            some, left = left[: portions.rows], left[portions.rows :]
+            trimmed += portions.write(store, partial(_trim, some))
+            if portions.is_over:
+                return trimmed
         if len(old) < FOUND_MAX:
             break
         after_entry_id = old[-1].entry_id
@@ -502,7 +524,11 @@ def _timed_out(after: Mapping[str, Any], connection: Connection) -> Sequence[Any
 
 
 def _each(
-    transactional_ids: Iterable[str], help_with: Callable[[str], bool], helped_max: int | None = None
+    transactional_ids: Iterable[str],
+    help_with: Callable[[str], bool],
+    portions: Portions | None,
+    *,
+    helped_max: int | None = None,
 ) -> tuple[str, ...]:
     """Return those that could be helped; one that cannot keeps no other one from it, and its error comes last.
 
@@ -518,6 +544,8 @@ def _each(
                     return tuple(helped)
         except TxnStoreError as error:
             failed = failed or error
+        if portions is not None and portions.is_over:
+            break
     if failed is not None:
         raise failed
     return tuple(helped)

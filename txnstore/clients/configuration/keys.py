@@ -341,6 +341,7 @@ _MEANINGFUL: Final = (
     Key("txnstore.schema", Text(), "txnstore"),
     Key("txnstore.clock", Instance("now_ms", "a txnstore.clock.Clock"), None),
     Key("txnstore.durability", Choice(_words("full", "database")), "full"),
+    Key("txnstore.maintenance", Boolean(), True),
     Key("client.id", Text(_ID_LENGTH_MAX), "rdkafka"),
     Key("request.timeout.ms", Integer(1, 900_000), 30_000, _P),
     Key("socket.timeout.ms", Integer(10, 300_000), 60_000),

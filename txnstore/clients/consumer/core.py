@@ -44,6 +44,7 @@ from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.clients.upkeep import LOOK_SECONDS
 from txnstore.clients.worker import Duties, Worker
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import Cluster
@@ -301,6 +302,7 @@ class ConsumerCore:
     def _duties(self, configuration: Configuration, callbacks: Callbacks) -> Duties:
         duties = Duties()
         duties.add(HELP_AFTER_SECONDS, self._help, lambda: self.fetcher.may_be_held_back)
+        duties.add(LOOK_SECONDS, self.connection.upkeep.run)
         if self.options.commits_automatically and self.options.commit_interval_seconds > 0:
             duties.add(self.options.commit_interval_seconds, self._commit_automatically)
         interval_seconds = configuration["statistics.interval.ms"] / 1000

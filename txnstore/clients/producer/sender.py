@@ -129,7 +129,7 @@ class Sender:
         self._committing_database_id: int | None = None
         #: How much waits for the commit of an enlisted connection; None: nothing waits for it.
         self._held_bytes_max: float | None = None
-        self._help = WriterHelp(session.connection.cluster, thread.new_helper)
+        self._help = WriterHelp(session.connection.cluster, thread.new_helper, session.connection.upkeep.run)
         thread.timed_work += [self, self._help]
 
     # --- for every thread -------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from txnstore.backoff import Backoff
 from txnstore.clients.deadline import Deadline, result_within
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.overdue_help import end_overdue
+from txnstore.clients.upkeep import LOOK_SECONDS
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import StoreUnavailable, TxnStoreError
@@ -118,18 +119,21 @@ class WriterHelp:
     """What a producer does for the readers of partitions that it has written to, now and then.
 
     It comes after the producer's own commits, never in one of them, and in a thread of its own: a database that does
-    not answer keeps no record waiting for this.
+    not answer keeps no record waiting for this.  Its part in the maintenance is looked at on the same occasions, and
+    now and then.
     """
 
     def __init__(
         self,
         cluster: Callable[[], Cluster],
         new_helper: Callable[[str], Worker],
+        upkeep: Callable[[], None],
         *,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         """Help in the databases of this cluster; the thread is made by `new_helper` when it is first needed."""
         self._cluster = cluster
+        self._upkeep = upkeep
         self._new_helper = new_helper
         self._monotonic_seconds = monotonic_seconds
         self._helper: Worker | None = None
@@ -145,8 +149,9 @@ class WriterHelp:
     def due_seconds(self, now_seconds: float) -> float | None:
         """See `TimedWork`."""
         del now_seconds
-        is_looking = self._look is not None and not self._look.done()
-        return self._asked_at + WRITER_ASKS_SECONDS if self._written and not is_looking else None
+        if self._look is not None and not self._look.done():
+            return None
+        return self._asked_at + (WRITER_ASKS_SECONDS if self._written else LOOK_SECONDS)
 
     def run(self) -> None:
         """See `TimedWork`."""
@@ -156,7 +161,12 @@ class WriterHelp:
             self._helper = self._new_helper("overdue")
         # Where it takes no more, the producer has been closed.
         with contextlib.suppress(RuntimeError):
-            self._look = self._helper.submit(partial(self._end_overdue, written))
+            self._look = self._helper.submit(partial(self._help, written))
+
+    def _help(self, partition_ids: Collection[int]) -> None:
+        if partition_ids:
+            self._end_overdue(partition_ids)
+        self._upkeep()
 
     def _end_overdue(self, partition_ids: Collection[int]) -> None:
         try:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row
 
+from txnstore.db.portions import Portions
 from txnstore.db.store import Store, note_change
 from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition
 from txnstore.log.append import append
@@ -109,17 +110,19 @@ def sequence_outbox(store: Store, *, waits: bool = False, retry_timeout_ms: int 
     raise AssertionError
 
 
-def drain_outbox(store: Store) -> int:
+def drain_outbox(store: Store, portions: Portions | None = None) -> int:
     """Move everything that is committed into the outbox when this is called; return how many rows were moved.
+
+    With `portions` only as much as there is time for, and nothing while somebody else is at it.
 
     Raises:
         TxnStoreError: as `sequence_outbox`; what was moved before stays moved.
     """
     moved_count = 0
     while store.read(has_outbox_rows):
-        done = sequence_outbox(store, waits=True)
+        done = sequence_outbox(store, waits=portions is None or not portions.is_bounded)
         moved_count += done.moved_count
-        if not done.has_more:
+        if not done.has_more or (portions is not None and portions.is_over):
             break
     return moved_count
 

@@ -1,0 +1,289 @@
+"""Clients that run do what is due for their store, in a thread of their own, and let go of it as they are closed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import psycopg
+import pytest
+from sqlalchemy import func, insert, select, text
+
+from txnstore import Consumer, Producer
+from txnstore.clients import upkeep
+from txnstore.clients.upkeep import LOOK_SECONDS, PARTING_WAIT_SECONDS
+from txnstore.db.opening import open_store
+from txnstore.db.schema import maintenance_duties, record_batches, transaction_log
+from txnstore.errors import PermissionDenied
+from txnstore.maintenance import turns
+from txnstore.maintenance.leases import LEASE_MS
+from txnstore.testing.postgres_server import connection_string
+
+PATIENCE_SECONDS = 30
+DAY_MS = 86_400_000
+ENTRIES = 120
+
+
+@pytest.fixture(autouse=True)
+def _has_not_looked(monkeypatch):
+    """Begin as a process that has not looked at any store yet."""
+    monkeypatch.setattr(upkeep, "_next_looks", {})
+
+
+@pytest.fixture
+def store(url, clock):
+    with open_store(url, clock=clock) as store:
+        entry = {
+            "transactional_id": "id",
+            "producer_epoch": 0,
+            "state": 4,
+            "first_state": 1,
+            "timeout_ms": 1,
+            "start_ms": 1,
+            "update_ms": clock.now_ms(),
+            "reason": "test",
+        }
+        entries = [{**entry, "transaction_number": number, "producer_id": number} for number in range(ENTRIES)]
+        store.write(lambda connection: connection.execute(insert(transaction_log), entries))
+        clock.advance(8 * DAY_MS)
+        yield store
+
+
+@pytest.fixture
+def configuration(url, clock):
+    return {"bootstrap.servers": url, "txnstore.clock": clock}
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """However slow the machine is, there is time for what is to be seen."""
+    monkeypatch.setattr(upkeep, "PARTING_WAIT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(upkeep, "PARTING_TURN_SECONDS", PATIENCE_SECONDS)
+
+
+def count(store, table):
+    return store.read(lambda connection: connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def write_one(configuration, **more):
+    """Be there for a moment, as a web request is."""
+    with Producer({**configuration, **more}) as producer:
+        producer.produce("t", b"one")
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_producers_that_live_a_moment_look_after_their_store(store, clock, configuration, patient):
+    write_one(configuration)
+    assert count(store, transaction_log) == 0
+    assert count(store, maintenance_duties) > 0
+    # The records of the first one go once they are old.
+    assert count(store, record_batches) == 1
+    clock.advance(8 * DAY_MS)
+    write_one(configuration)
+    assert count(store, record_batches) == 1
+
+
+def test_so_do_those_that_have_no_time_a_portion_each(store, clock, configuration, monkeypatch):
+    monkeypatch.setattr(upkeep, "PARTING_WAIT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(upkeep, "PARTING_TURN_SECONDS", 0.0)
+    for _ in range(100):
+        write_one(configuration)
+        clock.advance(LOOK_SECONDS * 1000)
+        if count(store, transaction_log) == 0:
+            break
+    assert count(store, transaction_log) == 0
+
+
+def test_a_process_looks_once_in_a_while_however_many_clients_it_has(store, clock, configuration, patient, monkeypatch):
+    looks = []
+    look = turns.look_for_due
+
+    def note(*arguments):
+        looks.append(1)
+        return look(*arguments)
+
+    monkeypatch.setattr(turns, "look_for_due", note)
+    for _ in range(3):
+        write_one(configuration)
+    # One to see that something is due, one more of the turn.
+    assert len(looks) == 2
+    clock.advance(LOOK_SECONDS * 1000 - 1)
+    write_one(configuration)
+    assert len(looks) == 2
+    clock.advance(1)
+    write_one(configuration)
+    assert len(looks) > 2
+    # A clock that was put back does not keep it from looking.
+    clock.advance(-DAY_MS)
+    before = len(looks)
+    write_one(configuration)
+    assert len(looks) > before
+
+
+@pytest.mark.parametrize("off", [False, "false"])
+def test_the_clients_part_can_be_turned_off(store, configuration, patient, off):
+    write_one(configuration, **{"txnstore.maintenance": off})
+    with Consumer({**configuration, "group.id": "g", "txnstore.maintenance": off}) as consumer:
+        consumer.subscribe(["t"])
+        consumer.poll(0.1)
+        consumer._core.connection.upkeep._next_seconds = 0.0
+        consumer._core.connection.upkeep.run()
+    assert count(store, transaction_log) == ENTRIES
+    assert count(store, maintenance_duties) == 0
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer"])
+def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration, monkeypatch, kind):
+    """It is asked to look by the thread that is awake anyway."""
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("txnstore.clients.producer.thread.WRITER_ASKS_SECONDS", 0.01)
+    monkeypatch.setattr("txnstore.clients.consumer.core.LOOK_SECONDS", 0.01)
+    client: Producer | Consumer
+    if kind == "producer":
+        client = Producer(configuration)
+        client.produce("t", b"one")
+        client.flush()
+    else:
+        client = Consumer({**configuration, "group.id": "g"})
+        client.subscribe(["t"])
+        client.poll(0.1)
+    with client:
+        wait_until(lambda: count(store, transaction_log) == 0)
+        threads = [thread.name for thread in threading.enumerate()]
+        assert threads.count("txnstore-upkeep") == 1
+    wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
+
+
+@pytest.mark.parametrize("stands_still", ["the look", "the turn"])
+def test_who_closes_a_client_waits_a_moment_whatever_the_database_does(store, configuration, monkeypatch, stands_still):
+    standing, goes_on, over = threading.Event(), threading.Event(), []
+    name = "look_for_due" if stands_still == "the look" else "take_turn"
+    real = getattr(turns, name)
+
+    def stand(*arguments, **options):
+        standing.set()
+        goes_on.wait(PATIENCE_SECONDS)
+        try:
+            return real(*arguments, **options)
+        finally:
+            over.append(1)
+
+    monkeypatch.setattr(turns, name, stand)
+    monkeypatch.setattr(upkeep, "PARTING_WAIT_SECONDS", PARTING_WAIT_SECONDS if name == "look_for_due" else 1.0)
+    write_one(configuration)
+    # Closed, while that still stands there.
+    assert standing.is_set()
+    assert not over
+    assert not goes_on.is_set()
+    goes_on.set()
+    wait_until(lambda: over)
+    # It finds the store closed: nothing is done, and nothing is kept open.
+    wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
+    assert count(store, transaction_log) == ENTRIES
+
+
+def test_a_client_that_is_closed_during_its_turn_ends_it_with_the_portion(store, clock, configuration, monkeypatch):
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
+    began, closing = threading.Event(), threading.Event()
+    portions = []
+
+    def work(portion):
+        began.set()
+        while not portion.portions.is_over:
+            portions.append(1)
+            closing.wait(0.01)
+        return 0
+
+    monkeypatch.setattr(upkeep, "TURN_SECONDS", 3_600.0)
+    duty = turns.MaintenanceDuty("goes on and on", "log.cleaner.backoff.ms", lambda: work)
+    monkeypatch.setattr("txnstore.maintenance.duties.DUTIES", (duty,))
+    producer = Producer(configuration)
+    producer.produce("t", b"one")
+    producer.flush()
+    producer._connection.upkeep.run()
+    assert began.wait(PATIENCE_SECONDS)
+    closing.set()
+    producer.close()
+    wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
+    (row,) = store.read(lambda connection: connection.execute(select(maintenance_duties)).all())
+    # Whether or not it could still say so, somebody else goes on.
+    clock.advance(LEASE_MS)
+    assert list(turns.look_for_due(store, [duty]).due) == [row.duty]
+
+
+def test_a_store_that_may_only_be_read_is_left_alone(url, store, clock, configuration, monkeypatch, caplog):
+    """A client without the rights does its work, and says nothing."""
+
+    def refuse(*_, **__):
+        raise PermissionDenied
+
+    monkeypatch.setattr(turns, "take_turn", refuse)
+    monkeypatch.setattr(upkeep, "PARTING_WAIT_SECONDS", PATIENCE_SECONDS)
+    write_one(configuration)
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert count(store, record_batches) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_fork_leaves_its_parents_turn_alone(store, configuration, patient):
+    producer = Producer(configuration)
+    producer.produce("t", b"one")
+    producer.flush()
+    child = os.fork()
+    if child == 0:
+        producer.close()
+        os._exit(0 if count_entries(configuration) == ENTRIES else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    producer.close()
+    assert count(store, transaction_log) == 0
+
+
+def count_entries(configuration):
+    with open_store(configuration["bootstrap.servers"]) as store:
+        return count(store, transaction_log)
+
+
+def test_clients_that_come_and_go_beside_due_work_leave_no_connection_and_lose_no_record(
+    store, clock, configuration, monkeypatch
+):
+    """Closed in the middle of their turns, many times, by exact account."""
+    monkeypatch.setattr(upkeep, "PARTING_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(upkeep, "_next_looks", _Never())
+    rounds, clients = 12, 4
+
+    def come_and_go(number):
+        for index in range(rounds):
+            with Producer(configuration) as producer:
+                producer.produce("t", f"{number}-{index}".encode())
+
+    threads = [threading.Thread(target=come_and_go, args=[number]) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: not any(thread.name.startswith("txnstore-") for thread in threading.enumerate()))
+    batches = store.read(
+        lambda connection: connection.execute(select(func.sum(record_batches.c.record_count))).scalar()
+    )
+    assert batches == rounds * clients
+    if store.backend.name == "postgresql":
+        asking = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        with psycopg.connect(connection_string(configuration["bootstrap.servers"])) as own:
+            own_of_store = store.engine.pool.checkedin() + store.engine.pool.checkedout()
+            wait_until(lambda: own.execute(asking).fetchall()[0][0] <= own_of_store)
+    else:
+        assert store.read(lambda connection: connection.execute(text("PRAGMA quick_check")).scalar()) == "ok"
+
+
+class _Never(dict):
+    """What a process remembers that forgets at once that it has looked."""
+
+    def get(self, key, default=None):
+        return default

@@ -1,0 +1,193 @@
+"""A turn does what there is time for, at least one portion, and gives the rest back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from sqlalchemy import func, insert, select
+
+from txnstore.db import portions as portions_module
+from txnstore.db.portions import FIRST_ROWS, HELD_SECONDS, Portions
+from txnstore.db.schema import maintenance_duties, transaction_log
+from txnstore.db.store import ROWS_AT_ONCE
+from txnstore.errors import StoreBusy
+from txnstore.log.topics import create_topic
+from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, REMOVE_INTERVAL
+from txnstore.maintenance.leases import LEASE_MS
+from txnstore.maintenance.turns import MaintenanceDuty, take_turn
+from txnstore.transactions.recovery import trim_journal
+
+DAY_MS = 86_400_000
+ENTRIES = 120
+
+
+class Seconds:
+    """Time that passes when told."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def journal(store, clock):
+    """So many entries that are old enough to go."""
+    entry = {
+        "transactional_id": "id",
+        "producer_epoch": 0,
+        "state": 4,
+        "first_state": 1,
+        "timeout_ms": 1,
+        "start_ms": 1,
+        "update_ms": clock.now_ms(),
+        "reason": "test",
+    }
+    entries = [{**entry, "transaction_number": number, "producer_id": number} for number in range(ENTRIES)]
+    store.write(lambda connection: connection.execute(insert(transaction_log), entries))
+    clock.advance(8 * DAY_MS)
+
+
+def count(store, table):
+    return store.read(lambda connection: connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def duty(name, work, setting=REMOVE_INTERVAL):
+    return MaintenanceDuty(name, setting, lambda: work)
+
+
+def test_who_has_no_time_does_one_portion_and_the_next_one_goes_on(store, clock, journal):
+    trim = [each for each in DUTIES if each.name == "journal entries deleted"]
+    left: list[int] = []
+    while not left or left[-1]:
+        turn = take_turn(store, None, trim, Portions(seconds=0.0))
+        left.append(count(store, transaction_log))
+        assert turn.unfinished == ["journal entries deleted"]
+    # Each turn comes a portion further, however many processes they are of.
+    assert left == [95, 70, 45, 20, 0]
+    assert take_turn(store, None, trim, Portions(seconds=3_600)).unfinished == []
+    assert take_turn(store, None, trim, Portions(seconds=3_600)).done == {}
+
+
+def test_what_there_was_no_time_for_is_due_for_the_next_one(store, clock):
+    clock.advance(DAY_MS)
+    seconds, done = Seconds(), []
+
+    def work(name):
+        def do(_):
+            done.append(name)
+            seconds.now += 1
+            return 0
+
+        return duty(name, do)
+
+    duties = [work(name) for name in "abc"]
+    turn = take_turn(store, None, duties, Portions(seconds=1.5, monotonic_seconds=seconds))
+    assert done == ["a", "b"]
+    # The one at which the time was over may have been cut short.
+    assert turn.unfinished == ["b"]
+    clock.advance(5)
+    take_turn(store, None, duties, Portions(seconds=1.5, monotonic_seconds=seconds))
+    assert sorted(done[2:]) == ["b", "c"]
+
+
+def test_a_duty_that_fails_is_due_again_after_its_interval_and_keeps_no_other_from_being_done(store, clock):
+    clock.advance(DAY_MS)
+    done = []
+
+    def fail(_):
+        raise StoreBusy
+
+    def note(_):
+        done.append(clock.now_ms())
+        return 0
+
+    duties = [duty("fails", fail, ABORT_INTERVAL), duty("done", note, ABORT_INTERVAL)]
+    turn = take_turn(store, None, duties, Portions())
+    assert list(turn.failed) == ["fails"]
+    assert turn.done == {"done": 0}
+    assert take_turn(store, None, duties, Portions()).failed == {}
+    clock.advance(10_000)
+    assert list(take_turn(store, None, duties, Portions()).failed) == ["fails"]
+
+
+def test_a_turn_that_takes_longer_than_its_leases_keeps_the_rest(store, clock, monkeypatch):
+    clock.advance(DAY_MS)
+    monkeypatch.setattr("txnstore.maintenance.turns._RENEWED_AFTER_SECONDS", -1.0)
+    others = []
+
+    def take_long(_):
+        clock.advance(LEASE_MS - 1)
+        others.append(take_turn(store, None, duties, Portions()).done)
+        return 0
+
+    duties = [duty(name, take_long) for name in "abc"]
+    # The own ones are over for whoever looks within: they would be done twice.
+    assert list(take_turn(store, None, duties, Portions()).done) == ["a", "b", "c"]
+    assert others == [{}, {}, {}]
+
+
+def test_who_holds_a_duty_and_is_killed_keeps_nobody_from_it_for_longer_than_his_lease(store, clock):
+    clock.advance(DAY_MS)
+
+    def die(_):
+        raise KeyboardInterrupt
+
+    duties = [duty("dangerous", die), duty("other", lambda _: 0)]
+    with pytest.raises(KeyboardInterrupt):
+        take_turn(store, None, duties, Portions())
+    duties[0] = duty("dangerous", lambda _: 7)
+    assert take_turn(store, None, duties, Portions()).done == {}
+    clock.advance(LEASE_MS)
+    assert take_turn(store, None, duties, Portions()).done == {"dangerous": 7, "other": 0}
+    assert count(store, maintenance_duties) == 2
+
+
+def test_portions_grow_while_they_are_quick_and_shrink_as_soon_as_others_wait(store):
+    seconds = Seconds()
+    portions = Portions(seconds=10.0, monotonic_seconds=seconds)
+    sizes = []
+
+    def hold(held_seconds):
+        def work(_):
+            seconds.now += held_seconds
+
+        sizes.append(portions.rows)
+        portions.write(store, work)
+
+    for held_seconds in (0.0, 0.0, HELD_SECONDS, 0.0, 0.0, 3 * HELD_SECONDS, 3 * HELD_SECONDS):
+        hold(held_seconds)
+    assert sizes == [FIRST_ROWS, 50, 100, 100, ROWS_AT_ONCE, ROWS_AT_ONCE, 100]
+    for _ in range(12):
+        hold(3 * HELD_SECONDS)
+    assert portions.rows == 1
+    assert not portions.is_over
+    seconds.now += 10
+    assert portions.is_over
+
+
+def test_portions_are_over_as_soon_as_somebody_says_so():
+    stop = threading.Event()
+    assert not Portions(stop=stop).is_over
+    assert not Portions(seconds=100, stop=stop).is_over
+    stop.set()
+    assert Portions(stop=stop).is_over
+    assert Portions(seconds=100, stop=stop).is_over
+
+
+def test_who_has_little_time_waits_for_no_lock_of_somebody_at_work(store, clock, journal, monkeypatch):
+    """Another one holds the database for himself, or what is to go."""
+    monkeypatch.setattr(portions_module, "LOCK_TIMEOUT_MS", 1)
+    create = lambda connection: create_topic(connection, "t")  # noqa: E731
+    store.write(create)
+
+    def hold(connection):
+        if store.backend.name == "postgresql":
+            connection.execute(select(transaction_log).with_for_update())
+        with pytest.raises(StoreBusy):
+            trim_journal(store, Portions(seconds=10))
+
+    store.write(hold)
+    assert trim_journal(store, Portions(seconds=10)) == ENTRIES

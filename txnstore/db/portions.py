@@ -1,0 +1,119 @@
+"""The portions: work on many rows is cut into database transactions so short that nobody waits long for one.
+
+A portion that has held its locks for long makes the next one smaller, one that was quick makes it larger.  Whoever has
+little time says until when a portion may begin; it is asked behind each, so that every turn comes a portion further.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection
+
+from txnstore.db.store import ROWS_AT_ONCE, Store, pause_after_portion
+from txnstore.errors import StoreBusy, WriteConflict
+
+Result = TypeVar("Result")
+
+#: About how many bytes of batches one portion changes at most: SQLite frees them page by page.
+BYTES_AT_ONCE: Final = 1024 * 1024
+#: How many rows one look finds; what is left is found by the next one.
+FOUND_MAX: Final = 500
+#: How long a portion is to hold its locks: others wait so long, and for whoever came before them.
+HELD_SECONDS: Final = 0.01
+#: How many rows and bytes the first portion of a turn that has little time takes at most.
+FIRST_ROWS: Final = 25
+FIRST_BYTES: Final = 128 * 1024
+#: A turn that has little time does not wait longer than this for a lock of somebody at work.
+LOCK_TIMEOUT_MS: Final = 100
+
+
+class Portions:
+    """How much the next portion takes, and until when there may be one; for one thread."""
+
+    def __init__(
+        self,
+        *,
+        seconds: float = math.inf,
+        stop: threading.Event | None = None,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin no portion once so many seconds have passed, or `stop` is set; by default go on until all is done."""
+        self.is_bounded = seconds < math.inf
+        """Whether others wait for the end: then portions begin small, and no lock is waited for."""
+
+        self.rows = FIRST_ROWS if self.is_bounded else ROWS_AT_ONCE
+        """How many rows the next portion takes at most."""
+
+        self.size_bytes = FIRST_BYTES if self.is_bounded else BYTES_AT_ONCE
+        """About how many bytes it changes at most."""
+
+        self._stop = stop
+        self._monotonic_seconds = monotonic_seconds
+        self._until_seconds = monotonic_seconds() + seconds
+
+    @property
+    def left_seconds(self) -> float:
+        """How long a portion may still begin."""
+        if self._stop is not None and self._stop.is_set():
+            return 0.0
+        return max(0.0, self._until_seconds - self._monotonic_seconds())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further portion may begin."""
+        return self.left_seconds <= 0
+
+    def write(
+        self,
+        store: Store,
+        work: Callable[[Connection], Result],
+        *,
+        wakes_readers: bool = False,
+        retry_timeout_ms: int | None = None,
+    ) -> Result:
+        """Run one portion as `Store.write` does, then let others go first.
+
+        Raises:
+            TxnStoreError: see `Store.write`; the portions before stay done.
+        """
+        began = 0.0
+
+        def timed(connection: Connection) -> Result:
+            # From here on others wait; before, this one did.
+            nonlocal began
+            began = self._monotonic_seconds()
+            return work(connection)
+
+        limits = None
+        if self.is_bounded:
+            limits = replace(store.limits, lock_timeout_ms=min(LOCK_TIMEOUT_MS, store.limits.lock_timeout_ms))
+            retry_timeout_ms = LOCK_TIMEOUT_MS if retry_timeout_ms is None else retry_timeout_ms
+        result = store.write(timed, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms, limits=limits)
+        held_seconds = self._monotonic_seconds() - began
+        self._adapt(held_seconds)
+        if not self.is_over:
+            pause_after_portion(held_seconds)
+        return result
+
+    def write_unless_busy(self, store: Store, work: Callable[[Connection], Result], busy: Result) -> Result:
+        """Do the same; whoever has little time gets `busy` where somebody at work holds the lock."""
+        try:
+            return self.write(store, work)
+        except (StoreBusy, WriteConflict):
+            if not self.is_bounded:
+                raise
+            return busy
+
+    def _adapt(self, held_seconds: float) -> None:
+        if held_seconds > 2 * HELD_SECONDS:
+            self.rows = max(1, self.rows // 2)
+            self.size_bytes = max(1, self.size_bytes // 2)
+        elif held_seconds < HELD_SECONDS / 2:
+            self.rows = min(ROWS_AT_ONCE, 2 * self.rows)
+            self.size_bytes = min(BYTES_AT_ONCE, 2 * self.size_bytes)

@@ -1,0 +1,203 @@
+"""The leases: which duties are due, and who is at them.
+
+Each duty has a row.  Whoever finds one that is due takes it for a while, and meanwhile all others pass it by; so they
+do not do the same twice, and that is all: a duty looks again under the locks of what it is about, whoever else is at
+it.  One whose holder died is due again when its lease is over.  All times are the database server's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from txnstore.db.cluster.catalogue import read_store_settings
+from txnstore.db.schema import maintenance_duties, stores
+from txnstore.db.store import server_now_ms
+
+#: How long a duty is taken for at most.
+LEASE_MS: Final = 10_000
+
+_NOW: Final = server_now_ms().label("now_ms")
+_ROWS: Final = (
+    select(maintenance_duties, _NOW)
+    .where(maintenance_duties.c.duty.in_(bindparam("duties", expanding=True)))
+    .order_by(maintenance_duties.c.duty)
+)
+# Whom somebody else is taking at this moment, somebody else has.
+_LOCK: Final = _ROWS.with_for_update(skip_locked=True)
+_BEGINNING: Final = select(stores.c.created_ms, _NOW)
+_ENTER: Final = upsert(maintenance_duties).on_conflict_do_nothing(index_elements=["duty"])
+_OF_DUTY: Final = maintenance_duties.c.duty == bindparam("of_duty")
+_HOLD: Final = (
+    update(maintenance_duties)
+    .where(_OF_DUTY)
+    .values(holder=bindparam("new_holder"), held_until_ms=bindparam("new_held_until_ms"))
+)
+_HELD: Final = maintenance_duties.c.holder == bindparam("of_holder")
+_LEAVE: Final = (
+    update(maintenance_duties)
+    .where(_OF_DUTY, _HELD)
+    .values(
+        begun_ms=bindparam("new_begun_ms"),
+        is_unfinished=bindparam("new_is_unfinished"),
+        position=bindparam("new_position"),
+        turn_ms=server_now_ms(),
+        holder=None,
+        held_until_ms=None,
+    )
+)
+_GIVE_BACK: Final = update(maintenance_duties).where(_OF_DUTY, _HELD).values(holder=None, held_until_ms=None)
+_RENEW: Final = (
+    update(maintenance_duties).where(_OF_DUTY, _HELD).values(held_until_ms=server_now_ms() + bindparam("lease_ms"))
+)
+
+#: When somebody was last at a duty that nobody was at yet.
+_NEVER: Final = -1
+_numbers: Final = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What is known of one duty."""
+
+    duty: str
+    begun_ms: int
+    is_unfinished: bool = False
+    position: str | None = None
+    turn_ms: int = _NEVER
+    held_until_ms: int | None = None
+
+    def due_in_ms(self, now_ms: int, interval_ms: int) -> int:
+        """Return in how many milliseconds somebody may take it; 0: now.
+
+        A clock that was put back makes it due: what seems to have been begun, or is held, too far in the future.
+        """
+        held_ms = 0 if self.held_until_ms is None else self.held_until_ms - now_ms
+        if not 0 <= held_ms <= LEASE_MS:
+            held_ms = 0
+        age_ms = now_ms - self.begun_ms
+        left_ms = 0 if self.is_unfinished or age_ms < 0 else max(0, interval_ms - age_ms)
+        return max(held_ms, left_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is due."""
+
+    due: Sequence[str]
+    """The duties that may be taken now, those first that have waited longest for somebody."""
+
+    next_ms: int
+    """In how many milliseconds the first of the others is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has become of a portion."""
+
+    duty: str
+    begun_ms: int
+    is_unfinished: bool
+    position: str | None
+
+
+def new_holder() -> str:
+    """Return the name under which somebody takes leases once."""
+    return f"{socket.gethostname()[:100]}:{os.getpid()}:{next(_numbers)}"
+
+
+def look(connection: Connection, settings_of: Mapping[str, str]) -> Look:
+    """Return which of these duties, each with the setting of its interval, are due; nothing is changed."""
+    leases, now_ms = _read(connection, list(settings_of))
+    return _sorted_out(connection, leases.values(), now_ms, settings_of)
+
+
+def take(
+    connection: Connection,
+    settings_of: Mapping[str, str],
+    holder: str,
+    *,
+    lease_ms: int = LEASE_MS,
+    duties_max: int | None = None,
+    forced: bool = False,
+) -> list[Lease]:
+    """Take those of these duties that are due, so many or all; with `forced` all of them, due or not, held or not.
+
+    Each is returned with when its round began: now, unless it goes on.
+    """
+    leases, now_ms = _read(connection, list(settings_of))
+    missing = [lease for lease in leases.values() if lease.turn_ms == _NEVER]
+    if missing:
+        rows = [
+            {"duty": lease.duty, "begun_ms": lease.begun_ms, "is_unfinished": False, "turn_ms": lease.begun_ms}
+            for lease in missing
+        ]
+        connection.execute(_ENTER, rows)
+    locked = {row.duty: _lease_of(row) for row in connection.execute(_LOCK, {"duties": list(settings_of)})}
+    if forced:
+        # One that somebody else is taking at this moment, too.
+        wanted = [locked.get(duty, leases[duty]) for duty in settings_of]
+    else:
+        # As they are now, under the locks.
+        due = _sorted_out(connection, locked.values(), now_ms, settings_of).due
+        wanted = [locked[duty] for duty in due[:duties_max]]
+    held = {"new_holder": holder, "new_held_until_ms": now_ms + lease_ms}
+    if taken := [{"of_duty": lease.duty, **held} for lease in wanted if lease.duty in locked]:
+        connection.execute(_HOLD, taken)
+    return [lease if lease.is_unfinished else Lease(lease.duty, now_ms) for lease in wanted]
+
+
+def renew(connection: Connection, duties: Collection[str], holder: str, *, lease_ms: int = LEASE_MS) -> None:
+    """Take these duties for as long again, unless somebody else has taken them meanwhile."""
+    connection.execute(_RENEW, [{"of_duty": duty, "of_holder": holder, "lease_ms": lease_ms} for duty in duties])
+
+
+def leave(connection: Connection, holder: str, done: Sequence[Outcome], untouched: Collection[str]) -> None:
+    """Note what has become of duties, and give back those that there was no time for.
+
+    What somebody else has taken meanwhile stays as it is.
+    """
+    if done:
+        connection.execute(
+            _LEAVE,
+            [
+                {
+                    "of_duty": outcome.duty,
+                    "of_holder": holder,
+                    "new_begun_ms": outcome.begun_ms,
+                    "new_is_unfinished": outcome.is_unfinished,
+                    "new_position": outcome.position,
+                }
+                for outcome in done
+            ],
+        )
+    if untouched:
+        connection.execute(_GIVE_BACK, [{"of_duty": duty, "of_holder": holder} for duty in untouched])
+
+
+def _read(connection: Connection, duties: list[str]) -> tuple[dict[str, Lease], int]:
+    """Return what is known of the duties, and the time; one without a row was begun when the store was made."""
+    rows = connection.execute(_ROWS, {"duties": duties}).all()
+    leases = {row.duty: _lease_of(row) for row in rows}
+    if len(leases) == len(duties):
+        return leases, rows[0].now_ms
+    created_ms, now_ms = connection.execute(_BEGINNING).one()
+    return {duty: leases.get(duty) or Lease(duty, created_ms) for duty in duties}, now_ms
+
+
+def _sorted_out(connection: Connection, leases: Collection[Lease], now_ms: int, settings_of: Mapping[str, str]) -> Look:
+    settings = read_store_settings(connection)
+    due_in_ms = {lease.duty: lease.due_in_ms(now_ms, settings[settings_of[lease.duty]]) for lease in leases}
+    due = [lease.duty for lease in sorted(leases, key=lambda lease: lease.turn_ms) if due_in_ms[lease.duty] == 0]
+    return Look(due, min((left_ms for left_ms in due_in_ms.values() if left_ms > 0), default=LEASE_MS))
+
+
+def _lease_of(row: Any) -> Lease:
+    return Lease(row.duty, row.begun_ms, bool(row.is_unfinished), row.position, row.turn_ms, row.held_until_ms)

@@ -1,0 +1,195 @@
+"""The turn: whoever has time looks which duties are due, takes them, does a portion of each, and leaves them.
+
+A turn of somebody who has little time does what there is time for, at least a portion, and gives the rest back.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.portions import FOUND_MAX, LOCK_TIMEOUT_MS, Portions
+from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError
+from txnstore.maintenance import leases
+from txnstore.maintenance.leases import LEASE_MS, Lease, Outcome
+
+_log = logging.getLogger(__name__)
+
+#: Leases are renewed once so much of their time has passed.
+_RENEWED_AFTER_SECONDS: Final = LEASE_MS / 1000 / 3
+
+
+@dataclass(slots=True)
+class Portion:
+    """What a duty is done with."""
+
+    store: Store
+    cluster: Cluster | None
+    portions: Portions
+    position: str | None = None
+    """Where the one before ended, for duties that cannot tell by what is left; the duty says where this one has."""
+
+
+#: Does a portion of a duty and returns how much was done: FOUND_MAX or more, or all that there was; or `portions` are
+#: over.
+Work = Callable[[Portion], int]
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceDuty:
+    """One thing to do."""
+
+    name: str
+    """What was done, said of a number: "3 {name}"."""
+
+    interval_setting: str
+    """The setting of the store that says, in milliseconds, how often."""
+
+    load: Callable[[], Work]
+    """Import what does it, and return that: whoever finds nothing due imports nothing."""
+
+    interval_max_seconds: float = math.inf
+    """Whoever does nothing but the maintenance does it at least so often, whatever the setting says."""
+
+
+class MaintenanceObserver(Protocol):
+    """Hears of what is done in turns, in the thread that does it."""
+
+    def due(self, count: int) -> None:
+        """Hear of how many duties are due, not done, and taken by nobody else."""
+        ...
+
+    def portion(self, duty: str, count: int | None, seconds: float) -> None:
+        """Hear of a portion of a duty: how much it did, or None if it failed, and how long it took."""
+        ...
+
+
+class _Nobody:
+    """Hears nothing."""
+
+    def due(self, count: int) -> None:
+        pass
+
+    def portion(self, duty: str, count: int | None, seconds: float) -> None:
+        pass
+
+
+NOBODY: Final = _Nobody()
+
+
+@dataclass(slots=True)
+class Turn:
+    """What has become of a turn."""
+
+    done: dict[str, int] = field(default_factory=dict)
+    """How much was done of each duty."""
+
+    unfinished: list[str] = field(default_factory=list)
+    """Of which duties something is left."""
+
+    failed: dict[str, Exception] = field(default_factory=dict)
+    next_seconds: float = 0.0
+    """After how many seconds something may be due again; 0: something is now."""
+
+
+def look_for_due(store: Store, duties: Sequence[MaintenanceDuty]) -> leases.Look:
+    """Return which duties are due; one look, which changes nothing.
+
+    Raises:
+        TxnStoreError: the database cannot be read.
+    """
+    settings_of = {duty.name: duty.interval_setting for duty in duties}
+    return store.read(partial(leases.look, settings_of=settings_of), retry_timeout_ms=0)
+
+
+def take_turn(
+    store: Store,
+    cluster: Cluster | None,
+    duties: Sequence[MaintenanceDuty],
+    portions: Portions,
+    *,
+    lease_ms: int = LEASE_MS,
+    forced: bool = False,
+    observer: MaintenanceObserver = NOBODY,
+    monotonic_seconds: Callable[[], float] = time.monotonic,
+) -> Turn:
+    """Do a portion of each duty that is due and that nobody is at; with `forced` of each, whoever is at it.
+
+    What fails is tried again when it is due again, and keeps no other duty from being done.
+
+    Raises:
+        TxnStoreError: the leases cannot be taken; nothing was done.
+    """
+    turn = Turn()
+    by_name = {duty.name: duty for duty in duties}
+    settings_of = {duty.name: duty.interval_setting for duty in duties}
+    if not forced:
+        due = look_for_due(store, duties)
+        if not due.due:
+            observer.due(0)
+            turn.next_seconds = due.next_ms / 1000
+            return turn
+        settings_of = {name: settings_of[name] for name in due.due}
+    holder = leases.new_holder()
+    retry_timeout_ms = LOCK_TIMEOUT_MS if portions.is_bounded else None
+    taken = store.write(
+        partial(leases.take, settings_of=settings_of, holder=holder, lease_ms=lease_ms, forced=forced),
+        retry_timeout_ms=retry_timeout_ms,
+    )
+    outcomes: list[Outcome] = []
+    renewed_at = time.monotonic()
+    observer.due(len(taken))
+    for number, lease in enumerate(taken):
+        # The first one is done in any case: every turn comes further.
+        if number and portions.is_over:
+            break
+        if time.monotonic() - renewed_at > _RENEWED_AFTER_SECONDS:
+            renewed_at = time.monotonic()
+            # Those that are done as well: what has become of them is noted at the end.
+            store.write(partial(leases.renew, duties=[each.duty for each in taken], holder=holder, lease_ms=lease_ms))
+        began_seconds = monotonic_seconds()
+        outcomes.append(_do(by_name[lease.duty], lease, Portion(store, cluster, portions, lease.position), turn))
+        observer.portion(lease.duty, turn.done.get(lease.duty), monotonic_seconds() - began_seconds)
+        observer.due(len(taken) - len(outcomes) + len(turn.unfinished))
+    untouched = [lease.duty for lease in taken[len(outcomes) :]]
+    store.write(
+        partial(leases.leave, holder=holder, done=outcomes, untouched=untouched), retry_timeout_ms=retry_timeout_ms
+    )
+    return turn
+
+
+def do_unleased(store: Store, cluster: Cluster | None, duty: MaintenanceDuty) -> Turn:
+    """Do a duty beside whoever holds it: for what costs less than to ask who does."""
+    turn = Turn()
+    _do(duty, Lease(duty.name, 0), Portion(store, cluster, Portions()), turn)
+    return turn
+
+
+def _do(duty: MaintenanceDuty, lease: Lease, portion: Portion, turn: Turn) -> Outcome:
+    try:
+        count = duty.load()(portion)
+    except Exception as error:  # noqa: BLE001 - neither an outage nor a bug in one duty leaves the others undone
+        turn.failed[duty.name] = error
+        return Outcome(duty.name, lease.begun_ms, is_unfinished=False, position=None)
+    is_unfinished = count >= FOUND_MAX or portion.position is not None or portion.portions.is_over
+    turn.done[duty.name] = count
+    if is_unfinished:
+        turn.unfinished.append(duty.name)
+    return Outcome(duty.name, lease.begun_ms, is_unfinished, portion.position)
+
+
+def report(store: Store, turn: Turn, *, level: int = logging.WARNING) -> None:
+    """Log what went wrong in a turn; a bug shows where it is, a database that is away is one line."""
+    for name, error in turn.failed.items():
+        fields = {"event": "duty_failed", "store": str(store.url), "duty": name}
+        if isinstance(error, TxnStoreError):
+            _log.log(level, "maintenance of %s: could not be done now (%s): %s", store.url, name, error, extra=fields)
+        else:
+            _log.error("maintenance of %s: failed (%s)", store.url, name, exc_info=error, extra=fields)
