@@ -16,6 +16,7 @@ from scripts.draw_folders import draw_files, draw_imports
 from txnstore.clients.configuration.keys import KEYS
 from txnstore.clients.producer.state import ALLOWED_IN, RESUMABLE, TransactionCall, TransactionStage
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
+from txnstore.db.growth import GROWTH
 from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS
 from txnstore.db.schema import metadata
 from txnstore.doctor.postgresql import POSTGRESQL_CHECKS
@@ -40,6 +41,7 @@ def draw_tables() -> Iterator[str]:
     """Draw the table reference from the comments in the schema."""
     for table in metadata.tables.values():
         yield f"**`{table.name}`** {table.comment}"
+        yield f"*What goes:* {GROWTH[str(table.name)]}"
         yield ""
         yield "| column | holds |"
         yield "| --- | --- |"

@@ -193,6 +193,18 @@ STORE_SETTINGS: Final = _table(
         "How long the journal of completed transactions is kept.",
     ),
     Setting(
+        "txnstore.outbox.refused.retention.ms",
+        2_592_000_000,
+        _integer(-1, _INT64_MAX),
+        "How long a row of the outbox that cannot become a record is kept for people to see; -1: until they delete it.",
+    ),
+    Setting(
+        "txnstore.sink.retention.ms",
+        31_536_000_000,
+        _integer(-1, _INT64_MAX),
+        "How long it is remembered what a streaming query has committed that does nothing; -1: for ever.",
+    ),
+    Setting(
         "txnstore.placement",
         "hash",
         _one_of("hash", "roundrobin"),

@@ -600,12 +600,14 @@ def _make_participants() -> None:
             comment="PostgreSQL's number for the database transaction that inserted the row; NULL on SQLite.",
         ),
         _column("refusal", String, "Why the row cannot become a record; NULL while it waits to become one.", null=True),
+        _column("refused_ms", Int64, "When it was refused last; NULL if never.", null=True),
         comment="Records that applications inserted in their own database transactions, and that are in no partition yet.",
         sqlite_autoincrement=True,
         postgresql_with=_PASSED_THROUGH,
     )
     _index("outbox", "outbox_waiting", "outbox_id", where="refusal IS NULL")
     _index("outbox", "outbox_refused", "outbox_id", where="refusal IS NOT NULL")
+    _index("outbox", "outbox_refused_age", "refused_ms", where="refused_ms IS NOT NULL")
     _table(
         "outbox_sequencers",
         _column("singleton", Int16, "Always 1: the table has one row."),
@@ -663,6 +665,7 @@ def _make_participants() -> None:
         _column("partition_id", Int64, "A partition that the batch reads."),
         _column("start_offset", Int64, "The first offset of a range that it reads there."),
         _column("end_offset", Int64, "The offset after the end of that range."),
+        _column("noted_ms", Int64, "When a task noted it, before it read."),
         PrimaryKeyConstraint(
             "sink_id", "run_id", "batch_id", "group_id", "partition_id", "start_offset", name="sink_inputs_pk"
         ),

@@ -46,7 +46,9 @@ def come_and_go(job, pipe):
     number = 0
     while True:
         name = f"{job.name}-{job.life}-{number}"
-        with Producer({"bootstrap.servers": job.url, "transactional.id": job.name}) as producer:
+        # What it leaves open as it is killed is aborted soon.
+        short = {"transactional.id": job.name, "transaction.timeout.ms": 2_000}
+        with Producer({"bootstrap.servers": job.url, **short}) as producer:
             producer.init_transactions()
             with producer.transaction():
                 producer.produce("events", name)

@@ -596,6 +596,7 @@ outbox: Final = _table(
         comment="PostgreSQL's number for the database transaction that inserted the row; NULL on SQLite.",
     ),
     _column("refusal", String, "Why the row cannot become a record; NULL while it waits to become one.", null=True),
+    _column("refused_ms", Int64, "When it was refused last; NULL if never.", null=True),
     comment="Records that applications inserted in their own database transactions, and that are in no partition yet.",
     sqlite_autoincrement=True,
     is_passed_through=True,
@@ -610,6 +611,7 @@ _partial_index(
     outbox.c.outbox_id,
     where=outbox.c.refusal.is_not(None),
 )
+_partial_index("outbox_refused_age", outbox.c.refused_ms, where=outbox.c.refused_ms.is_not(None))
 
 outbox_sequencers: Final = _table(
     "outbox_sequencers",
@@ -668,6 +670,7 @@ sink_inputs: Final = _table(
     _column("partition_id", Int64, "A partition that the batch reads."),
     _column("start_offset", Int64, "The first offset of a range that it reads there."),
     _column("end_offset", Int64, "The offset after the end of that range."),
+    _column("noted_ms", Int64, "When a task noted it, before it read."),
     PrimaryKeyConstraint(
         "sink_id", "run_id", "batch_id", "group_id", "partition_id", "start_offset", name="sink_inputs_pk"
     ),

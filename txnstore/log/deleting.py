@@ -20,7 +20,7 @@ deleted in portions as well, by whoever deleted the topic or by the maintenance.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -49,6 +49,8 @@ from txnstore.db.schema import (
     partition_heads,
     producer_states,
     record_batches,
+    sink_inputs,
+    sink_positions,
 )
 from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit
 from txnstore.errors import OffsetOutOfRange, TxnStoreError
@@ -142,6 +144,18 @@ _OFFSETS: Final = (
 _DELETE_OFFSETS: Final = delete(group_offsets).where(
     group_offsets.c.group_id == bindparam("of_group_id"), group_offsets.c.partition_id == bindparam("of_partition_id")
 )
+
+
+def _of_gone(table: Table) -> Delete:
+    """Return the deletion of some rows of deleted partitions, of a table that has few rows of each partition."""
+    key = list(table.primary_key)
+    gone = select(deleted_partitions.c.partition_id)
+    some = select(*key).where(table.c.partition_id.in_(gone)).limit(bindparam("rows_max"))
+    return delete(table).where(tuple_(*key).in_(some))
+
+
+#: What streaming queries have read of them.
+_DELETE_READ: Final = tuple(map(_of_gone, (sink_positions, sink_inputs)))
 _STRIKE_OFF: Final = delete(deleted_partitions).where(
     deleted_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
 )
@@ -251,16 +265,11 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
     if not gone:
         return 0
     purged = 0
-    for rows in _LEFT:
-        while partition_ids := store.read(
-            lambda connection, rows=rows: list(connection.execute(rows.holding).scalars())  # type: ignore[misc]
-        ):
-            for partition_id in partition_ids:
-                delete_portion = partial(_purge_portion, rows, partition_id, portions)
-                while portion := portions.write(store, delete_portion):
-                    purged += portion
-                    if purged >= rows_max or portions.is_over:
-                        return purged
+    for delete_portion in _purges(store, portions):
+        while portion := portions.write(store, delete_portion):
+            purged += portion
+            if purged >= rows_max or portions.is_over:
+                return purged
     purged_offsets, is_complete = _purge_offsets(store, portions)
     if not is_complete:
         return purged + purged_offsets
@@ -270,6 +279,18 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
     return purged + purged_offsets + (rows_max if len(gone) == LISTED_MAX else 0)
 
 
+def _purges(store: Store, portions: Portions) -> Iterator[Callable[[Connection], int]]:
+    """Yield what deletes a portion of something that is left, each to be done until nothing is."""
+    for rows in _LEFT:
+        while partition_ids := store.read(
+            lambda connection, rows=rows: list(connection.execute(rows.holding).scalars())  # type: ignore[misc]
+        ):
+            for partition_id in partition_ids:
+                yield partial(_purge_portion, rows, partition_id, portions)
+    for statement in _DELETE_READ:
+        yield partial(_purge_read, statement, portions)
+
+
 def _purge_portion(rows: _Rows, partition_id: int, portions: Portions, connection: Connection) -> int:
     of_partition = {"of_partition_id": partition_id}
     found = connection.execute(rows.oldest, {**of_partition, "rows_max": portions.rows}).all()
@@ -277,6 +298,10 @@ def _purge_portion(rows: _Rows, partition_id: int, portions: Portions, connectio
         return 0
     through_key = last_that_fits(found, portions.size_bytes)
     return connection.execute(rows.delete, {**of_partition, "through_key": through_key}).rowcount
+
+
+def _purge_read(statement: Delete, portions: Portions, connection: Connection) -> int:
+    return connection.execute(statement, {"rows_max": portions.rows}).rowcount
 
 
 def _purge_offsets(store: Store, portions: Portions) -> tuple[int, bool]:

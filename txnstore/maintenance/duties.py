@@ -70,6 +70,18 @@ def _journal() -> Work:
     return lambda portion: trim_journal(portion.store, portion.portions)
 
 
+def _refused() -> Work:
+    from txnstore.log.outbox.sequencer import delete_refused
+
+    return lambda portion: delete_refused(portion.store, portion.portions)
+
+
+def _sinks() -> Work:
+    from txnstore.transactions.sinks import forget_silent_sinks
+
+    return lambda portion: forget_silent_sinks(portion.store, portion.portions)
+
+
 def _deleted_topics() -> Work:
     from txnstore.log.deleting import purge_deleted_partitions
 
@@ -124,6 +136,8 @@ DUTIES: Final = (
     MaintenanceDuty("expired transactional ids forgotten", REMOVE_INTERVAL, _transactional_ids),
     MaintenanceDuty("silent producers forgotten", REMOVE_INTERVAL, _producers),
     MaintenanceDuty("journal entries deleted", REMOVE_INTERVAL, _journal),
+    MaintenanceDuty("refused rows of the outbox deleted", REMOVE_INTERVAL, _refused),
+    MaintenanceDuty("silent sinks of Spark forgotten", REMOVE_INTERVAL, _sinks),
     MaintenanceDuty("rows of deleted topics deleted", ABORT_INTERVAL, _deleted_topics),
     MaintenanceDuty("batches past their retention deleted", LOG_INTERVAL, _retention),
     MaintenanceDuty("batches read by the compaction", COMPACTION_INTERVAL, _compaction),

@@ -88,10 +88,10 @@ _INPUTS_OF_BATCH: Final = and_(
     sink_inputs.c.run_id == bindparam("of_run_id"),
     sink_inputs.c.batch_id == bindparam("of_batch_id"),
 )
-_INSERT_INPUT: Final = upsert(sink_inputs)
+_INSERT_INPUT: Final = upsert(sink_inputs).values(noted_ms=server_now_ms())
 _NOTE: Final = _INSERT_INPUT.on_conflict_do_update(
     index_elements=[column.name for column in sink_inputs.primary_key],
-    set_={"end_offset": _INSERT_INPUT.excluded.end_offset},
+    set_={"end_offset": _INSERT_INPUT.excluded.end_offset, "noted_ms": _INSERT_INPUT.excluded.noted_ms},
 )
 _READ_INPUTS: Final = (
     select(

@@ -16,8 +16,7 @@ from txnstore import Consumer, TopicPartition
 from txnstore.clients import overdue_help
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, OverdueHelp
 from txnstore.clients.producer import thread as producer_thread
-from txnstore.clients.producer.thread import WRITER_ASKS_SECONDS, WriterHelp
-from txnstore.clients.upkeep import LOOK_SECONDS
+from txnstore.clients.producer.thread import IDLE_ASKS_SECONDS, WRITER_ASKS_SECONDS, WriterHelp
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import server_now_ms
@@ -200,7 +199,7 @@ def test_a_producer_looks_at_most_once_a_second_and_only_after_writing(seconds, 
     cluster = SimpleNamespace(by_leader=lambda partition_ids: {1: list(partition_ids)}, own=lambda number: number)
     worker = Worker("helper")
     writer = WriterHelp(lambda: cast(Cluster, cluster), lambda name: worker, lambda: None, monotonic_seconds=seconds)
-    assert writer.due_seconds(seconds()) == seconds() + LOOK_SECONDS  # for the maintenance
+    assert writer.due_seconds(seconds()) == seconds() + IDLE_ASKS_SECONDS  # for the maintenance
     writer.wrote([1])
     assert writer.due_seconds(seconds()) == seconds() + WRITER_ASKS_SECONDS  # a short-lived one never asks
     seconds.now_seconds += WRITER_ASKS_SECONDS

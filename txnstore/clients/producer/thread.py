@@ -22,7 +22,6 @@ from txnstore.backoff import Backoff
 from txnstore.clients.deadline import Deadline, result_within
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.overdue_help import end_overdue
-from txnstore.clients.upkeep import LOOK_SECONDS
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import StoreUnavailable, TxnStoreError
@@ -33,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 #: How often a producer asks whether a transaction of somebody else is in the way of its readers.
 WRITER_ASKS_SECONDS: Final = 1.0
+#: How often one that has written nothing asks for its part in the maintenance.
+IDLE_ASKS_SECONDS: Final = 10.0
 
 
 class SenderStopped(Exception):
@@ -151,7 +152,7 @@ class WriterHelp:
         del now_seconds
         if self._look is not None and not self._look.done():
             return None
-        return self._asked_at + (WRITER_ASKS_SECONDS if self._written else LOOK_SECONDS)
+        return self._asked_at + (WRITER_ASKS_SECONDS if self._written else IDLE_ASKS_SECONDS)
 
     def run(self) -> None:
         """See `TimedWork`."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, delete, exists, func, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, delete, exists, func, select, update
 
 from txnstore.db.schema import databases, outbox, outbox_sequencers, stores
 from txnstore.db.sqlite.connections import any_text
@@ -123,11 +123,34 @@ _COUNT: Final = update(outbox_sequencers).values(
     sequenced_count=outbox_sequencers.c.sequenced_count + bindparam("moved_count")
 )
 _REFUSE_ROW: Final = (
-    update(outbox).where(outbox.c.outbox_id == bindparam("of_outbox_id")).values(refusal=bindparam("why"))
+    update(outbox)
+    .where(outbox.c.outbox_id == bindparam("of_outbox_id"))
+    .values(refusal=bindparam("why"), refused_ms=server_now_ms())
 )
 _REFUSE_CALLER: Final = (
-    update(outbox).where(outbox.c.transaction_id == bindparam("of_caller_id"), _WAITS).values(refusal=bindparam("why"))
+    update(outbox)
+    .where(outbox.c.transaction_id == bindparam("of_caller_id"), _WAITS)
+    .values(refusal=bindparam("why"), refused_ms=server_now_ms())
 )
+# One that is to be tried again is not refused any more, whenever it was.
+_REFUSED_BEFORE: Final = and_(outbox.c.refused_ms <= bindparam("before_ms"), outbox.c.refusal.is_not(None))
+_OLD_REFUSED: Final = (
+    select(outbox.c.outbox_id, _SIZE).where(_REFUSED_BEFORE).order_by(outbox.c.refused_ms).limit(bindparam("rows_max"))
+)
+_DELETE_REFUSED: Final = delete(outbox).where(
+    outbox.c.outbox_id.in_(bindparam("outbox_ids", expanding=True)), _REFUSED_BEFORE
+)
+
+
+def old_refused(connection: Connection, before_ms: int, rows_max: int) -> list[tuple[int, int]]:
+    """Return number and size of rows that were refused by then and are still, the oldest refusals first."""
+    of = {"before_ms": before_ms, "rows_max": rows_max}
+    return [(row[0], row[1]) for row in connection.execute(_OLD_REFUSED, of)]
+
+
+def delete_refused_rows(connection: Connection, outbox_ids: Sequence[int], before_ms: int) -> int:
+    """Delete those of these rows that were refused by then and are still; return how many."""
+    return connection.execute(_DELETE_REFUSED, {"outbox_ids": outbox_ids, "before_ms": before_ms}).rowcount
 
 
 def has_outbox_rows(connection: Connection) -> bool:

@@ -13,12 +13,14 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection, Row, select
 
-from txnstore.db.portions import Portions
-from txnstore.db.store import Store, note_change
+from txnstore.db.cluster.catalogue import read_store_settings
+from txnstore.db.portions import FOUND_MAX, Portions
+from txnstore.db.store import Store, note_change, server_now_ms
 from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition
 from txnstore.log.append import append
 from txnstore.log.outbox.records import Destinations, find_destinations, sort_rows
@@ -28,15 +30,18 @@ from txnstore.log.outbox.rows import (
     Listing,
     callers_going_on,
     count_moved,
+    delete_refused_rows,
     destinations,
     has_outbox_rows,
     last_ids_of_callers,
     list_rows,
     lock_outbox,
+    old_refused,
     refuse_rows,
     take_rows,
 )
 from txnstore.log.partition_rows import lock_heads
+from txnstore.log.partition_storage import last_that_fits
 
 _log = logging.getLogger(__name__)
 #: How often a round is begun anew because a topic was changed under it.
@@ -44,6 +49,9 @@ _TRIES: Final = 3
 #: Between two looks: after something was found, and at last.
 PAUSE_FIRST_SECONDS: Final = 0.005
 PAUSE_LAST_SECONDS: Final = 0.2
+#: A retention that is none.
+FOR_EVER: Final = -1
+_NOW: Final = select(server_now_ms())
 #: How long a round waits for a database whose write lock somebody holds; then it is tried at the next look.
 TRY_TIMEOUT_MS: Final = 500
 
@@ -125,6 +133,45 @@ def drain_outbox(store: Store, portions: Portions | None = None) -> int:
         if not done.has_more or (portions is not None and portions.is_over):
             break
     return moved_count
+
+
+def delete_refused(store: Store, portions: Portions | None = None) -> int:
+    """Delete rows that were refused longer ago than txnstore.outbox.refused.retention.ms; return how many.
+
+    At least FOUND_MAX, or all that there are, or what there is time for.
+
+    Raises:
+        TxnStoreError: the database refused; what was deleted before stays so.
+    """
+    portions = portions or Portions()
+
+    def find(connection: Connection) -> tuple[int, list[tuple[int, int]]]:
+        retention_ms: int = read_store_settings(connection)["txnstore.outbox.refused.retention.ms"]
+        before_ms = connection.execute(_NOW).scalar_one() - retention_ms
+        return before_ms, [] if retention_ms == FOR_EVER else old_refused(connection, before_ms, FOUND_MAX)
+
+    before_ms, left = store.read(find)
+    deleted = 0
+    while left:
+        # Never one that its owner has just told to be tried again: its row is looked at again under its lock.
+        fitting = [outbox_id for outbox_id, _ in left[: portions.rows]]
+        some = fitting[: fitting.index(last_that_fits(left[: portions.rows], portions.size_bytes)) + 1]
+        left = left[len(some) :]
+        deleted += portions.write_unless_busy(store, partial(_delete_refused, some, before_ms), 0)
+        if portions.is_over:
+            break
+    if deleted:
+        _log.warning(
+            "outbox of %s: %d rows that nobody wanted to have tried again were deleted",
+            store.url,
+            deleted,
+            extra={"event": "outbox_rows_deleted", "store": str(store.url), "count": deleted},
+        )
+    return deleted
+
+
+def _delete_refused(outbox_ids: Sequence[int], before_ms: int, connection: Connection) -> int:
+    return delete_refused_rows(connection, outbox_ids, before_ms)
 
 
 def _round(connection: Connection, *, waits: bool) -> Sequenced:

@@ -1,0 +1,119 @@
+"""The forgetting of Spark's sinks: of queries that were silent for so long that nobody asks for a replay any more.
+
+It is here and not with the sink, for maintenance has to do it in processes without Spark too.  What a sink has
+committed goes as a whole, so that it is either recognised or unknown.  A batch that is replayed later than that is
+written again.  What was noted for a batch that nobody decides goes sooner: it is needed while the batch is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from sqlalchemy import BindParameter, Connection, bindparam, delete, func, select, tuple_, union, union_all
+
+from txnstore.db.cluster.catalogue import read_store_settings
+from txnstore.db.portions import FOUND_MAX, Portions
+from txnstore.db.schema import sink_batches, sink_inputs, sink_positions, sink_runs
+from txnstore.db.store import Store, server_now_ms
+from txnstore.transactions.protocol import EXPIRABLE
+from txnstore.transactions.transaction import LockedTransaction
+
+#: A retention that is none.
+FOR_EVER: Final = -1
+
+_NOW: Final = select(server_now_ms())
+_BEFORE: Final[BindParameter[int]] = bindparam("before_ms")
+_OF_SINK: Final[BindParameter[str]] = bindparam("of_sink_id")
+_ACTIVITY: Final = union_all(
+    select(sink_batches.c.sink_id, sink_batches.c.commit_ms.label("at_ms")),
+    select(sink_runs.c.sink_id, sink_runs.c.begin_ms),
+).subquery("activity")
+# Few rows are kept of each sink: to pass all of them is cheaper than an index that every batch would change.
+_SILENT: Final = (
+    select(_ACTIVITY.c.sink_id)
+    .group_by(_ACTIVITY.c.sink_id)
+    .having(func.max(_ACTIVITY.c.at_ms) <= _BEFORE)
+    .order_by(func.max(_ACTIVITY.c.at_ms))
+    .limit(FOUND_MAX)
+)
+_IDS_OF_SINK: Final = union(
+    select(sink_batches.c.transactional_id).where(sink_batches.c.sink_id == _OF_SINK),
+    select(sink_runs.c.transactional_id).where(sink_runs.c.sink_id == _OF_SINK),
+)
+_LAST_ACTIVITY: Final = select(func.max(_ACTIVITY.c.at_ms)).where(_ACTIVITY.c.sink_id == _OF_SINK)
+_FORGET: Final = [
+    delete(table).where(table.c.sink_id == _OF_SINK) for table in (sink_batches, sink_positions, sink_inputs, sink_runs)
+]
+_KEY: Final = tuple_(*sink_inputs.primary_key)
+_OLD_INPUTS: Final = (
+    select(*sink_inputs.primary_key)
+    .where(sink_inputs.c.noted_ms <= _BEFORE)
+    .order_by(sink_inputs.c.noted_ms)
+    .limit(bindparam("rows_max"))
+)
+_FORGET_INPUTS: Final = delete(sink_inputs).where(
+    _KEY.in_(bindparam("keys", expanding=True)), sink_inputs.c.noted_ms <= _BEFORE
+)
+
+
+def forget_silent_sinks(store: Store, portions: Portions | None = None) -> int:
+    """Forget sinks that have been silent for txnstore.sink.retention.ms, and what was noted for batches long over.
+
+    Returns how many sinks and notes: at least FOUND_MAX, or all that there are, or what there is time for.
+
+    Raises:
+        TxnStoreError: the database refused; what was forgotten before stays so.
+    """
+    portions = portions or Portions()
+    sinks_before_ms, inputs_before_ms = store.read(_ages)
+    silent: Sequence[str] = ()
+    if sinks_before_ms is not None:
+        of = {"before_ms": sinks_before_ms}
+        silent = store.read(lambda connection: connection.execute(_SILENT, of).scalars().all())
+    forgotten = 0
+    for sink_id in silent:
+        forgotten += portions.write_unless_busy(store, partial(_forget_sink, sink_id, sinks_before_ms or 0), busy=False)
+        if portions.is_over:
+            return forgotten
+    while forgotten < FOUND_MAX:
+        page = {"before_ms": inputs_before_ms, "rows_max": portions.rows}
+        keys = store.read(lambda connection, page=page: connection.execute(_OLD_INPUTS, page).all())  # type: ignore[misc]
+        if not keys:
+            break
+        forgotten += portions.write(store, partial(_forget_inputs, keys, inputs_before_ms))
+        if portions.is_over:
+            break
+    return forgotten
+
+
+def _ages(connection: Connection) -> tuple[int | None, int]:
+    """Return since when a sink has to be silent, None: for ever; and since when a note has to be there."""
+    settings = read_store_settings(connection)
+    now_ms: int = connection.execute(_NOW).scalar_one()
+    retention_ms: int = settings["txnstore.sink.retention.ms"]
+    # No batch is under way for longer than its transaction may be open.
+    noted_ms: int = settings["transactional.id.expiration.ms"] + settings["transaction.max.timeout.ms"]
+    return None if retention_ms == FOR_EVER else now_ms - retention_ms, now_ms - noted_ms
+
+
+def _forget_sink(sink_id: str, before_ms: int, connection: Connection) -> bool:
+    of = {"of_sink_id": sink_id}
+    # In the order in which everybody locks them: whoever decides a batch has the lock of its id.
+    for transactional_id in sorted(connection.execute(_IDS_OF_SINK, of).scalars()):
+        row = LockedTransaction.lock(connection, transactional_id).row
+        if row is not None and row.state not in EXPIRABLE:
+            return False
+    last_ms = connection.execute(_LAST_ACTIVITY, of).scalar()
+    if last_ms is None or last_ms > before_ms:
+        # It has woken up meanwhile, or somebody else was faster.
+        return False
+    for statement in _FORGET:
+        connection.execute(statement, of)
+    return True
+
+
+def _forget_inputs(keys: Sequence[Any], before_ms: int, connection: Connection) -> int:
+    of = {"keys": [tuple(key) for key in keys], "before_ms": before_ms}
+    return connection.execute(_FORGET_INPUTS, of).rowcount
