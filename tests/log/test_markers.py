@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from txnstore.errors import InvalidProducerEpoch, TransactionCoordinatorFenced, 
 from txnstore.log.append import Append, Marker, append, finished_since, write_markers
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import decode, encode
-from txnstore.log.partition_rows import allocate_producer_id, producers_of_partition
+from txnstore.log.partition_rows import allocate_producer_id, producers_of_partition, read_producer_states
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record
@@ -253,3 +254,47 @@ def test_the_index_is_read_from_an_offset_on(partition: Partition) -> None:
     assert [row.marker_offset for row in found] == [3, 5]
     everything = select(finished_transactions).where(finished_transactions.c.partition_id == partition.id)
     assert len(partition.store.read(lambda connection: connection.execute(everything).all())) == 3
+
+
+def test_the_ends_of_few_of_many_transactions_read_few_and_still_know_what_is_oldest(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In random order, one by one and several at once: it costs the same however many are open."""
+    random = Random(7)
+    read: list[int] = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        found = read_producer_states(*arguments, **options)
+        read.append(len(found))
+        return found
+
+    partition.producer_ids = partition.store.write(lambda c: [allocate_producer_id(c) for _ in range(40)])
+    for producer in range(40):
+        partition.write(producer)
+    opened = dict(enumerate(range(40)))
+    order = random.sample(range(40), 40)
+    monkeypatch.setattr("txnstore.log.append.read_producer_states", noted)
+    wanted = []
+    while order:
+        ended, order = order[: (count := random.choice([1, 1, 3]))], order[count:]
+        markers = [partition.marker(producer, random.choice([ABORT, COMMIT])) for producer in ended]
+        high_watermark = partition.bounds.high_watermark
+        read.clear()
+        partition.store.write(lambda connection, markers=markers: write_markers(connection, markers))
+        assert read[-1] <= 2 * len(ended) + 1
+        for number, producer in enumerate(ended):
+            del opened[producer]
+            wanted.append(min(opened.values(), default=high_watermark + number + 1))
+        assert partition.bounds.last_stable_offset == min(opened.values(), default=high_watermark + len(ended))
+    entries = partition.store.read(
+        lambda connection: (
+            connection.execute(
+                select(finished_transactions.c.last_stable_offset)
+                .where(finished_transactions.c.partition_id == partition.id)
+                .order_by(finished_transactions.c.marker_offset)
+            )
+            .scalars()
+            .all()
+        )
+    )
+    assert entries == wanted

@@ -299,9 +299,7 @@ def test_pages_leave_nothing_out(store, clock, monkeypatch):
 
 @pytest.mark.slow
 def test_ten_thousand_are_found_in_pages_and_ended(store, clock):
-    # A database transaction each: PostgreSQL takes minutes for all of them on a machine that is busy.
-    count = 10_000 if store.backend.name == "sqlite" else 2_500
-    check_found_in_pages(store, count, listing.PAGE_ROWS, clock)
+    check_found_in_pages(store, 10_000, listing.PAGE_ROWS, clock)
 
 
 def test_a_producer_that_was_aborted_by_its_command_learns_of_it(url):

@@ -201,18 +201,19 @@ class LockedPartitions:
         partition_ids: Iterable[int],
         producers: Iterable[ProducerKey],
         *,
-        with_open: bool = False,
+        markers: int = 0,
     ) -> Self:
         """Lock the heads of partitions, at least one, and read what they know of these producers.
 
-        `with_open` reads every producer that has a transaction open there as well, as `finish` needs it.
+        For so many `markers` that `finish` will place, it also reads what is open there besides.
 
         Raises:
             UnknownTopicOrPartition: a partition is not in this database.
         """
         locked = lock_heads(connection, partition_ids)
         wanted = {key for key in producers if key[1] != NO_PRODUCER_ID}
-        known = read_producer_states(connection, wanted, open_in=locked.heads if with_open else ())
+        open_in = locked.heads if markers else ()
+        known = read_producer_states(connection, wanted, open_in=open_in, oldest=markers + 1)
         return cls(connection, locked.heads, locked.now_ms, known)
 
     def producer_state(self, key: ProducerKey) -> ProducerInPartition | None:
@@ -327,7 +328,7 @@ class LockedPartitions:
         )
 
     def _open_offsets(self, partition_id: int) -> Iterable[int]:
-        """Return where each transaction that is still open in the partition begins."""
+        """Return where transactions begin that are still open in the partition; the oldest is among them."""
         states = {**self._known, **self._changed}
         for (of_partition_id, _), state in states.items():
             if of_partition_id == partition_id and state.transaction_first_offset is not None:
@@ -634,7 +635,7 @@ def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
         connection,
         (marker.partition_id for marker in markers),
         (marker.key for marker in markers),
-        with_open=True,
+        markers=len(markers),
     )
     place_markers(work, markers)
     work.save()

@@ -68,6 +68,17 @@ _SELECT_OPEN: Final = select(producer_states).where(
 _STATES: Final = HotStatement(_SELECT_STATES)
 _OPEN: Final = HotStatement(_SELECT_OPEN)
 _STATES_AND_OPEN: Final = HotStatement(union_all(_SELECT_STATES, _SELECT_OPEN))
+# Of one partition the oldest will do: see `read_producer_states`.
+_OLDEST_OPEN: Final = (
+    select(producer_states)
+    .where(
+        producer_states.c.partition_id == bindparam("of_partition_id"), producer_states.c.transaction_first_offset >= 0
+    )
+    .order_by(producer_states.c.transaction_first_offset)
+    .limit(bindparam("open_max"))
+    .subquery()
+)
+_STATES_AND_OLDEST: Final = HotStatement(union_all(_SELECT_STATES, select(_OLDEST_OPEN)))
 _STATES_OF_PARTITION: Final = (
     select(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
@@ -172,16 +183,21 @@ def allocate_producer_id(connection: Connection) -> int:
 
 
 def read_producer_states(
-    connection: Connection, keys: Collection[ProducerKey], *, open_in: Iterable[int] = ()
+    connection: Connection, keys: Collection[ProducerKey], *, open_in: Iterable[int] = (), oldest: int | None = None
 ) -> dict[ProducerKey, ProducerInPartition]:
-    """Return what the partitions know of these producers, and of all that have a transaction open in `open_in`.
+    """Return what the partitions know of these producers, and of those that have a transaction open in `open_in`.
 
-    Those that are unknown are left out.  The heads of the partitions must be locked: see `_SELECT_STATES`.
+    Those that are unknown are left out.  Whoever ends fewer than `oldest` transactions needs to know no more than so
+    many of those that are open, the oldest ones; of several partitions he gets to know all.  The heads of the
+    partitions must be locked: see `_SELECT_STATES`.
     """
     partition_ids = list(open_in)
     # A key is two values of a list.
     size = LISTED_MAX // 3
-    if 0 < len(partition_ids) <= size and len(keys) <= size:
+    if oldest is not None and len(partition_ids) == 1 and len(keys) <= size:
+        of = {"keys": list(keys), "of_partition_id": partition_ids[0], "open_max": oldest}
+        rows = _STATES_AND_OLDEST.rows(connection, of)
+    elif 0 < len(partition_ids) <= size and len(keys) <= size:
         rows = _STATES_AND_OPEN.rows(connection, {"keys": list(keys), "partition_ids": partition_ids})
     else:
         rows = [row for some in chunks(list(keys), size) for row in _STATES.rows(connection, {"keys": some})]
