@@ -11,6 +11,7 @@ from tests.tools.elsewhere import Elsewhere
 from txnstore.db.schema import pending_markers
 from txnstore.errors import InvalidProducerIdMapping, UnknownTopicOrPartition
 from txnstore.model import ControlType
+from txnstore.transactions import recovery
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import complete_all_decided
 from txnstore.transactions.transaction import complete_decided
@@ -147,7 +148,10 @@ def test_recovery_says_what_it_completed(own_bench) -> None:
     assert own_bench.row(producers[1].transactional_id).state is S.ONGOING
 
 
-def test_an_id_that_cannot_be_completed_keeps_no_other_one_from_it(own_bench) -> None:
+@pytest.mark.parametrize("page_rows", [1, 500])
+def test_an_id_that_cannot_be_completed_keeps_no_other_one_from_it(own_bench, monkeypatch, page_rows) -> None:
+    """Nor do so many of them that they fill a page."""
+    monkeypatch.setattr(recovery, "_DECIDED", recovery._DECIDED.limit(page_rows))
     producers = [own_bench.started(writes_elsewhere=True) for _ in range(2)]
     broken, sound = sorted(producers, key=lambda producer: producer.transactional_id)
     for producer, partition_id in zip((broken, sound), own_bench.partition_ids, strict=False):
