@@ -16,7 +16,8 @@ from txnstore.db.opening import open_store
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
-from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, LONG_DUTIES, MaintenanceDuty
+from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, LONG_DUTIES
+from txnstore.maintenance.turns import MaintenanceDuty
 from txnstore.model import Record
 from txnstore.transactions.coordinator import TransactionCoordinator
 
@@ -153,8 +154,8 @@ def test_what_takes_long_keeps_nobody_waiting(url, monkeypatch):
             done_meanwhile.set()
         return 0
 
-    monkeypatch.setattr(command, "LONG_DUTIES", (MaintenanceDuty("long", ABORT_INTERVAL, take_long),))
-    short = MaintenanceDuty("short", ABORT_INTERVAL, do, interval_max_seconds=0.01)
+    monkeypatch.setattr(command, "LONG_DUTIES", (MaintenanceDuty("long", ABORT_INTERVAL, lambda: take_long),))
+    short = MaintenanceDuty("short", ABORT_INTERVAL, lambda: do, interval_max_seconds=0.01)
     with open_cluster(url) as cluster:
         command._run_all(cluster, (short,), stop)
     assert done_meanwhile.is_set()

@@ -15,6 +15,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.schema import outbox
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.turns import do_unleased
 from txnstore.verification.verify import Watch, verify
 
 #: Looks at the least, by somebody who watches; every fourth time somebody else looks at everything.
@@ -100,7 +101,7 @@ class AtWork:
         with open_store(self.url) as store:
             while True:
                 for duty in DUTIES:
-                    duty.do(store, None)
+                    assert not do_unleased(store, None, duty).failed
                 yield self.stop.wait(0.01)
 
 
