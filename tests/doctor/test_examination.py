@@ -408,7 +408,7 @@ def dead_rows(url, monkeypatch):
 @contextmanager
 def table_that_is_not_vacuumed(url, monkeypatch):
     with connected(url) as connection:
-        connection.execute("ALTER TABLE txnstore.partition_heads SET (autovacuum_enabled = false)")
+        connection.execute("ALTER TABLE txnstore.partition_heads SET (autovacuum_enabled = OFF)")
         yield "autovacuum is switched off for partition_heads"
         connection.execute("ALTER TABLE txnstore.partition_heads RESET (autovacuum_enabled)")
 

@@ -77,7 +77,10 @@ _SLOTS: Final = """
 """
 _RELATIONS: Final = """
     SELECT c.relname, coalesce(s.n_live_tup, 0), coalesce(s.n_dead_tup, 0),
-        coalesce('autovacuum_enabled=false' = ANY(c.reloptions), false),
+        EXISTS (
+            SELECT FROM pg_catalog.unnest(c.reloptions) AS option
+            WHERE pg_catalog.lower(option) ~ '^autovacuum_enabled=(f|n|of|0)'
+        ),
         ARRAY(
             SELECT p FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p
             WHERE NOT pg_catalog.has_table_privilege(c.oid, p) AND (p = 'SELECT' OR c.relkind <> 'v')
