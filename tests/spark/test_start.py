@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.databases import on_sqlite_alone
+
 pytest.importorskip("pyspark", reason="needs pyspark: pip install 'txnstore[spark]'")
 pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'txnstore[spark]'")
 
@@ -56,6 +58,7 @@ def imported_by(program, url):
     return set(subprocess.run(run, capture_output=True, text=True, check=True, timeout=120).stdout.split())
 
 
+@on_sqlite_alone
 @pytest.mark.parametrize("program", [LOOK_UP, CREATE], ids=["looked-up", "created"])
 def test_who_asks_for_name_and_columns_imports_no_database(program, txnstore_url):
     needless = {"numpy", "psycopg", "pyarrow", "sqlalchemy", "txnstore.db", "txnstore.spark.stores"}
