@@ -107,16 +107,22 @@ class World:
         self.store.write(lambda connection: delete_topic(connection, self.topic.name))
 
     def rows(self) -> dict[str, list[tuple[Any, ...]]]:
-        def work(connection: Any) -> dict[str, list[tuple[Any, ...]]]:
-            return {
-                str(table.name): [
-                    tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key.columns))
-                ]
-                for table in metadata.tables.values()
-                if str(table.name) not in NOT_COMPARED
-            }
+        """Return what is in each table of this topic, and of tables that are not of topics all."""
+        return rows_of(self.store, self.topic)
 
-        return self.store.read(work)
+
+def rows_of(store: Store, topic: Topic | None = None) -> dict[str, list[tuple[Any, ...]]]:
+    def work(connection: Any) -> dict[str, list[tuple[Any, ...]]]:
+        found = {}
+        for table in metadata.tables.values():
+            statement = select(table).order_by(*table.primary_key.columns)
+            if topic is not None and "partition_id" in table.c:
+                statement = statement.where(table.c.partition_id.in_(topic.partition_ids))
+            if str(table.name) not in NOT_COMPARED:
+                found[str(table.name)] = [tuple(row) for row in connection.execute(statement)]
+        return found
+
+    return store.read(work)
 
 
 @dataclass
@@ -164,6 +170,8 @@ def worlds(txnstore_postgres_server) -> Iterator[Worlds]:
 
         patch.setattr(at_once, "commit_whole", noted)
         yield found
+        # What each test has compared of its own topic, of all of them.
+        assert rows_of(at_once) == rows_of(general)
 
 
 @pytest.fixture

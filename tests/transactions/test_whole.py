@@ -59,6 +59,34 @@ COMMITTERS = [
 ]
 
 
+Rows = dict[str, list[tuple[Any, ...]]]
+
+
+def rows_of(store: Store, world: World | None = None) -> Rows:
+    """Return what is in each table, in the order of the keys; of the journal all but the numbers of entries."""
+
+    def work(connection: Any) -> Rows:
+        found = {}
+        for table in metadata.tables.values():
+            if str(table.name) in NOT_COMPARED:
+                continue
+            columns = [column for column in table.c if column.name != "entry_id"]
+            statement = select(*columns).order_by(*table.primary_key.columns)
+            if world is not None and "partition_id" in table.c:
+                statement = statement.where(table.c.partition_id.in_(world.topic.partition_ids))
+            elif world is not None and "transactional_id" in table.c:
+                statement = statement.where(table.c.transactional_id.in_(world.names))
+            found[str(table.name)] = [tuple(row) for row in connection.execute(statement)]
+        return found
+
+    return store.read(work)
+
+
+def assert_same_rows(at_once: Rows, general: Rows) -> None:
+    for table, expected in general.items():
+        assert at_once[table] == expected, table
+
+
 @dataclass
 class World:
     """A store, and producers with what they remember."""
@@ -215,19 +243,9 @@ class World:
 
         self.store.write(work)
 
-    def rows(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Return what is in each table, in the order of the keys; of the journal all but the numbers of entries."""
-
-        def work(connection: Any) -> dict[str, list[tuple[Any, ...]]]:
-            found = {}
-            for table in metadata.tables.values():
-                if str(table.name) not in NOT_COMPARED:
-                    columns = [column for column in table.c if column.name != "entry_id"]
-                    statement = select(*columns).order_by(*table.primary_key.columns)
-                    found[str(table.name)] = [tuple(row) for row in connection.execute(statement)]
-            return found
-
-        return self.store.read(work)
+    def rows(self) -> Rows:
+        """Return what is in each table of this world, and of tables that are not of worlds all."""
+        return rows_of(self.store, self)
 
     def _end(self, name: str, *, is_repeated: bool = False, open_group_id: str | None = None) -> object:
         producer, appends, offsets = self.last[name]
@@ -286,7 +304,7 @@ def worlds(request, tmp_path_factory) -> Iterator[Worlds]:
         found = Worlds(clock, at_once, general)
         stack.enter_context(noted_places(at_once, found.places))
         yield found
-        assert_sound(at_once)
+        assert_all_are_the_same(found)
 
 
 @contextmanager
@@ -322,12 +340,15 @@ def happens(pair: tuple[World, World], step: str, *arguments: Any) -> object:
 
 def assert_same(pair: tuple[World, World]) -> None:
     at_once, general = (world.rows() for world in pair)
-    for table, expected in general.items():
-        assert at_once[table] == expected, table
+    assert_same_rows(at_once, general)
     # Of all worlds of the database these alone have changed; the others are read once, at the end.
-    partition_ids = pair[0].topic.partition_ids
-    stored = at_once[str(partition_heads.name)]
-    assert_sound(pair[0].store, partition_ids={row[0] for row in stored if row[0] in partition_ids})
+    assert_sound(pair[0].store, partition_ids=[partition_id for partition_id, *_ in at_once[partition_heads.name]])
+
+
+def assert_all_are_the_same(worlds: Worlds) -> None:
+    """Compare what each test has compared of its own worlds, of all of them."""
+    assert_same_rows(rows_of(worlds.at_once), rows_of(worlds.general))
+    assert_sound(worlds.at_once)
 
 
 PRODUCERS = st.sampled_from([0, 1])
@@ -508,8 +529,7 @@ def test_what_is_unusual_goes_the_general_way(worlds: Worlds, pair, steps, cells
         happens(pair, "commit", name, cells, 0, [], 0)
         # What the client knows to be unusual is not even tried.
         assert worlds.places == [None]
-        for table, expected in pair[1].rows().items():
-            assert pair[0].rows()[table] == expected, table
+        assert_same_rows(pair[0].rows(), pair[1].rows())
     finally:
         happens(pair, "forget", name)
 
