@@ -95,6 +95,7 @@ _GROUPS: Final = (
     _Group("topics", "Make, list, describe, change and delete topics."),
     _Group("groups", "List, describe, reset and delete consumer groups."),
     _Group("transactions", "List, describe and abort transactions."),
+    _Group("roles", "Let roles of PostgreSQL do what they are for and no more, or take that from them."),
     _Group("dump", "Print what the tables hold, as kafka-dump-log prints it."),
 )
 NAMES: Final = frozenset(entry.name for entry in (*_COMMANDS, *_GROUPS))

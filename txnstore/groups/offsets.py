@@ -19,7 +19,6 @@ from sqlalchemy.dialects.sqlite import Insert
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.catalogue import read_store_settings
-from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     MINUTE_MS,
@@ -239,8 +238,10 @@ def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], pro
     for group_id in sorted(group_ids):
         these = {"of_group_id": group_id, "of_producer_id": producer_id}
         if not lock_group(connection, group_id):
-            # A store opened while its database was alone would take offsets in another database for finished.
-            check_lives_here(connection, group_id)
+            # A store opened while its database was alone would take offsets in another database for finished.  And
+            # where row-level security hides the group from this role, it hides the offsets: then this is refused.
+            ensure_group(connection, group_id)
+            lock_group(connection, group_id)
         if commit:
             _COUNT_IN.run(connection, these)
         _DROP_PENDING.run(connection, these)

@@ -47,7 +47,8 @@ class Room:
 
 _behind: Final = record_batches.alias("behind")
 # The batch in which, or behind which, the range ends. With it the key bounds the range on both sides; the condition
-# on base_offset alone would read on to the end of the log.
+# on base_offset alone would read on to the end of the log.  All of it is in a subquery: PostgreSQL takes COALESCE for
+# something that may give rows away, and, under row-level security, does not let the key look for it.
 _LAST: Final = (
     select(_behind.c.last_offset)
     .where(_behind.c.partition_id == bindparam("of_partition_id"))
@@ -60,7 +61,7 @@ _LAST: Final = (
 IN_RANGE: Final = and_(
     record_batches.c.partition_id == bindparam("of_partition_id"),
     record_batches.c.last_offset >= bindparam("from_offset"),
-    record_batches.c.last_offset <= func.coalesce(_LAST, bindparam("end_offset")),
+    record_batches.c.last_offset <= select(func.coalesce(_LAST, bindparam("end_offset"))).scalar_subquery(),
     record_batches.c.base_offset < bindparam("end_offset"),
 )
 _IN_PAGE: Final = and_(IN_RANGE, record_batches.c.control_type.is_(None))

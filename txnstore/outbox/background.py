@@ -1,7 +1,8 @@
 """The thread that looks after the outbox for an application that writes to it.
 
 It is started by the first record and ends with its outbox: at `close`, or once the program has forgotten the outbox.
-Without it the rows wait for a consumer of the store, `txnstore maintain` or `txnstore relay`.
+Without it, as where its role may not do so, the rows wait for a consumer of the store, `txnstore maintain` or `txnstore
+relay`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
-from txnstore.errors import StoreClosed, TxnStoreError
+from txnstore.errors import PermissionDenied, StoreClosed, TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
 
 #: After this long without a record it looks more rarely: a caller's database transaction may still be open.
@@ -78,6 +79,14 @@ class BackgroundSequencer:
                 pause_seconds = poller.turn()
                 backoff.succeeded()
             except StoreClosed:
+                return
+            except PermissionDenied as error:
+                # Once: that changes with a grant, not by itself.
+                self._logger.warning(
+                    "rows of the outbox are left to `txnstore maintain` and the like, for this role may not move them:"
+                    " %s",
+                    error,
+                )
                 return
             except TxnStoreError as error:
                 self._logger.warning(

@@ -324,7 +324,7 @@ class PostgreSQLBackend:
         try:
             return _call_commit_function(connection, schema, whole, limits, clock)
         except psycopg.Error as error:
-            if error.sqlstate in _NO_FUNCTION:
+            if _has_no_function(error):
                 raise NoWholeCommits from None
             if error.sqlstate == commit_function.NOT_USUAL:
                 return None
@@ -343,7 +343,7 @@ class PostgreSQLBackend:
         translated = self.translate_driver_error(error, stage)
         if translated.outcome_unknown or sqlstate is None:
             raise translated
-        if sqlstate in _NO_FUNCTION:
+        if _has_no_function(error):
             raise NoWholeCommits
         if isinstance(translated, StatementTimedOut) and not is_early:
             raise translated
@@ -499,6 +499,11 @@ def _call_commit_function(
     with heard(connection, statement):
         answer = driver.call(statement, parameters, commit_function.TYPES, commit_function.FORMATS)
     return None if answer is None else commit_function.places_of(answer)
+
+
+def _has_no_function(error: psycopg.Error) -> bool:
+    """Return whether there is no function for this role; what was refused within it was about one transaction."""
+    return error.sqlstate in _NO_FUNCTION and not error.diag.context
 
 
 def _bound_of_silence(driver: PostgreSQLConnection, limits: Limits) -> str:

@@ -1,0 +1,85 @@
+"""Fixtures with which tests of the clients run once more as a role with a producer's and a consumer's rights.
+
+A file that imports these fixtures and another file's tests runs them as they are, on PostgreSQL: with rights on whole
+tables, and limited by row-level security to names that begin with any letter.  Topics are made, and what a test's
+second hand does straight to the store is done, by a coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import string
+import sys
+
+import pytest
+
+from tests.clients import conftest, steps
+from tests.clients.conftest import crew, hold_database, make_consumer, make_producer
+from tests.clients.consumer.log_writer import LogWriter
+from txnstore.admin import AdminClient
+from txnstore.db import opening
+from txnstore.db.opening import open_store
+from txnstore.db.roles import grants
+from txnstore.db.roles.grants import Bounds
+from txnstore.db.roles.rights import Kind
+
+__all__ = ["clock", "crew", "hold_database", "log", "make_consumer", "make_producer", "roles", "store", "url"]
+
+LETTERS = tuple(f"{letter}*" for letter in string.ascii_letters)
+#: The roles are the server's, and outlive the databases of their tests: they are made once.
+WORKER, UPKEEP = (f"txnstore_again_{os.getpid()}_{name}" for name in ("worker", "upkeep"))
+
+
+@pytest.fixture(scope="module")
+def roles(txnstore_postgres_server):
+    for role in (WORKER, UPKEEP):
+        txnstore_postgres_server.create_role(role, "secret")
+    yield
+    for role in (WORKER, UPKEEP):
+        txnstore_postgres_server.drop_role(role)
+
+
+@pytest.fixture(params=[None, Bounds(LETTERS, LETTERS, LETTERS)], ids=["rights", "limits"])
+def url(request, roles, txnstore_postgres_server, txnstore_postgresql_url, monkeypatch):
+    """The URL of a fresh store for a worker; whoever opens the store of a test gets it as a coordinator."""
+    del roles
+    if "to be created" in request.node.name:
+        pytest.skip("a worker makes no topics")
+    with open_store(txnstore_postgresql_url) as owned:
+        grants.apply(owned, grants.grant(owned, Kind.COORDINATOR, UPKEEP))
+        for kind in (Kind.PRODUCER, Kind.CONSUMER):
+            grants.apply(owned, grants.grant(owned, kind, WORKER, request.param))
+        name = owned.url.url.database
+    url = txnstore_postgres_server.url(name, WORKER, "secret")
+    for_upkeep = txnstore_postgres_server.url(name, UPKEEP, "secret")
+
+    def open_as_coordinator(given, **keywords):
+        return opening.open_store(for_upkeep if given == url else given, **keywords)
+
+    def administer_as_coordinator(configuration, **keywords):
+        return AdminClient({**configuration, "bootstrap.servers": for_upkeep}, **keywords)
+
+    original = sys.modules[request.function.__module__]
+    for module in (conftest, steps, original):
+        monkeypatch.setattr(module, "open_store", open_as_coordinator, raising=False)
+        monkeypatch.setattr(module, "AdminClient", administer_as_coordinator, raising=False)
+    monkeypatch.setattr("tests.db.roles.again.open_store", open_as_coordinator)
+    return url
+
+
+@pytest.fixture
+def clock(txnstore_clock):
+    """The clock that `store` goes by."""
+    return txnstore_clock
+
+
+@pytest.fixture
+def store(url, clock):
+    with open_store(url, clock=clock) as store:
+        yield store
+
+
+@pytest.fixture
+def log(url):
+    with open_store(url) as store:
+        yield LogWriter(store)

@@ -1,0 +1,1 @@
+"""Roles of PostgreSQL: who may do what with the tables, and whose rows."""
