@@ -8,14 +8,14 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from txnstore.db.backend import Limits
 from txnstore.db.opening import connect_store, open_store
-from txnstore.errors import InvalidUrl, PermissionDenied, StoreBusy, StoreDamaged, StoreReadOnly
+from txnstore.errors import ForeignSchema, InvalidUrl, PermissionDenied, StoreBusy, StoreDamaged, StoreReadOnly
 from txnstore.log.topics import create_topic, list_topics
 
 
@@ -197,6 +197,48 @@ def test_triggers_and_functions_of_a_strange_file_have_no_effect(tmp_path):
             ]
         )
     assert settings == [0, 1]
+
+
+#: Each on a store's file; the last ones before there is a store.
+PLANTED = {
+    "a trigger": "CREATE TRIGGER t AFTER INSERT ON txnstore_record_batches BEGIN DELETE FROM txnstore_topics; END",
+    "a trigger by another case": "CREATE TRIGGER t BEFORE DELETE ON TXNSTORE_Groups BEGIN SELECT raise(IGNORE); END",
+    "a trigger on the view": (
+        "CREATE TRIGGER t INSTEAD OF INSERT ON txnstore_records BEGIN DELETE FROM txnstore_topics; END"
+    ),
+    "a view for a table": "DROP TABLE txnstore_groups; CREATE VIEW txnstore_groups AS SELECT load_extension('x') AS y",
+}
+
+
+@pytest.mark.parametrize("statements", PLANTED.values(), ids=PLANTED)
+def test_a_file_in_which_a_strangers_statements_would_run_is_refused(txnstore_sqlite_url, statements):
+    path = txnstore_sqlite_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statements)
+    before = Path(path).read_bytes()
+    with pytest.raises(ForeignSchema, match=r"has what txnstore did not make on its tables: the (trigger|view) '"):
+        open_store(txnstore_sqlite_url)
+    assert Path(path).read_bytes() == before
+
+
+def test_an_applications_own_triggers_and_views_are_left_alone(txnstore_sqlite_url, client_path):
+    path = txnstore_sqlite_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "CREATE TABLE orders (topic TEXT);"
+            "CREATE TRIGGER told AFTER INSERT ON orders"
+            " BEGIN INSERT INTO txnstore_outbox (topic) VALUES (new.topic); END;"
+            "CREATE VIEW names AS SELECT name FROM txnstore_topics;"
+        )
+    with open_store(txnstore_sqlite_url) as store:
+        client_path(store)
+
+
+def test_a_link_to_nothing_makes_no_file_elsewhere(tmp_path):
+    (tmp_path / "store.db").symlink_to(tmp_path / "elsewhere.db")
+    with pytest.raises(InvalidUrl, match="is a symbolic link to a file that does not exist"):
+        open_store(url_of(tmp_path / "store.db"))
+    assert [path.name for path in tmp_path.iterdir()] == ["store.db"]
 
 
 NOBODY = pwd.getpwnam("nobody").pw_uid

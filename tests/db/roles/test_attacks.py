@@ -48,6 +48,7 @@ REFUSED = {
         "SELECT * FROM txnstore.partition_heads FOR UPDATE",
         "SELECT * FROM txnstore.transactions",
         "SELECT value FROM txnstore.outbox",
+        "SELECT * FROM txnstore.open_transactions",
         "DELETE FROM txnstore.groups",
     ],
     "writer": [
@@ -286,6 +287,15 @@ CALLED_WITH = {
     **dict.fromkeys(("base_timestamps_ms", "max_timestamps_ms", "codecs", "crcs", "sizes_bytes"), "'{0}'"),
     "base_sequences": "'{-1}'",
 }
+
+
+def test_the_view_of_open_transactions_is_for_who_sees_all(sessions):
+    statement = "SELECT DISTINCT transactional_id FROM txnstore.open_transactions ORDER BY 1"
+    for role in ("watcher", "upkeep"):
+        assert sessions[role].execute(statement).fetchall() == [("others-id",), ("tenant-id",)]
+    for role in ("writer", "tenant"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            sessions[role].execute(statement)
 
 
 def test_the_short_way_to_a_commit_is_as_closed_as_the_long_one(shop, sessions, places):

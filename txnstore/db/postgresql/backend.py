@@ -28,6 +28,7 @@ from txnstore.db.backend import Access, Durability, Holder, Limits, NoWholeCommi
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
 from txnstore.db.postgresql import commit_function
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
+from txnstore.db.postgresql.protection import warn_of_unverified
 from txnstore.db.postgresql.vacuuming import vacuum_due_tables
 from txnstore.db.statements import heard, run_on_driver
 from txnstore.db.url import DatabaseUrl
@@ -229,6 +230,7 @@ class PostgreSQLBackend:
         self, url: DatabaseUrl, *, schema: str, clock: Clock | None, limits: Limits, pool_size: int
     ) -> Engine:
         """Return an engine that keeps no state in sessions."""
+        warn_of_unverified(url)
         engine = create_engine(
             url.url.set(drivername="postgresql+txnstore"),
             pool_size=pool_size,

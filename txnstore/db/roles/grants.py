@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, text
 
-from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.names import OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, VERSION_TABLE
 from txnstore.db.postgresql.commit_function import NAME, NAME_WITHIN
-from txnstore.db.roles.rights import BELONGING, BOUNDED, CALLS_FUNCTIONS, READS_VIEW, Kind, Per, Right, rights_of
+from txnstore.db.roles.rights import BELONGING, BOUNDED, CALLS_FUNCTIONS, VIEWS_OF, Kind, Per, Right, rights_of
 from txnstore.db.schema import databases, metadata
 from txnstore.db.statements import run_on_driver
 from txnstore.db.store import Store
@@ -27,6 +27,7 @@ from txnstore.errors import InvalidRequest
 ANY: Final = "*"
 #: The first version in which a view can ask with the rights of whoever reads it.
 _HAS_INVOKER_VIEWS: Final = 150_000
+_VIEWS: Final = (RECORDS_VIEW, OPEN_TRANSACTIONS_VIEW)
 _IDENTIFIER_BYTES: Final = 63
 _POLICY_PREFIX: Final = "txnstore"
 _DIGEST_LENGTH: Final = 16
@@ -73,7 +74,7 @@ _OTHERS: Final = text(
     "SELECT DISTINCT pg_catalog.pg_get_userbyid(one.grantee) FROM pg_catalog.pg_class c"
     " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
     " CROSS JOIN pg_catalog.aclexplode(c.relacl) AS one"
-    " WHERE n.nspname = :schema AND c.relkind = 'r' AND one.grantee <> 0 AND one.grantee <> c.relowner ORDER BY 1"
+    " WHERE n.nspname = :schema AND c.relkind IN ('r', 'v') AND one.grantee NOT IN (0, c.relowner) ORDER BY 1"
 )
 
 
@@ -164,7 +165,9 @@ def revoke(store: Store, role: str) -> list[str]:
         )
         return list(
             _Statements(store.schema, role).revoke(
-                [(table, policy) for table, policy, name, _ in ours if name == role], is_needed=is_needed
+                [(table, policy) for table, policy, name, _ in ours if name == role],
+                _server_version(connection),
+                is_needed=is_needed,
             )
         )
 
@@ -233,7 +236,8 @@ class _Statements:
         yield f"ALTER SCHEMA {_quoted(self.schema)} {to_role}"
         for table in (*_our_tables(), VERSION_TABLE):
             yield f"ALTER TABLE {self._named(table)} {to_role}"
-        yield f"ALTER VIEW {self._named(RECORDS_VIEW)} {to_role}"
+        for view in _VIEWS:
+            yield f"ALTER VIEW {self._named(view)} {to_role}"
         for function in (NAME_WITHIN, NAME):
             yield f"ALTER FUNCTION {self._named(function)} {to_role}"
 
@@ -247,8 +251,7 @@ class _Statements:
         if kind in CALLS_FUNCTIONS:
             for function in (NAME, NAME_WITHIN):
                 yield f"GRANT EXECUTE ON FUNCTION {self._named(function)} {to_role}"
-        if kind in READS_VIEW:
-            yield from self._grant_view(bounds, server_version)
+        yield from self._grant_views(kind, bounds, server_version)
         policy = _policy_name(kind, self.role)
         yield from self._make_policies(policy, bounds, rights_by_table)
         # What `list_grants` tells.
@@ -258,16 +261,17 @@ class _Statements:
             for table in BELONGING:
                 yield f"ALTER TABLE {self._named(table)} ENABLE ROW LEVEL SECURITY"
 
-    def _grant_view(self, bounds: Bounds | None, server_version: int) -> Iterator[str]:
-        if server_version >= _HAS_INVOKER_VIEWS:
-            # Who reads the view is asked for rights on its tables, and sees of them what is his.
-            yield f"ALTER VIEW {self._named(RECORDS_VIEW)} SET (security_invoker = true)"
-        if bounds is None or server_version >= _HAS_INVOKER_VIEWS:
-            yield f"GRANT SELECT ON {self._named(RECORDS_VIEW)} TO {_quoted(self.role)}"
-        else:
-            # An earlier grant without limits is taken back.
-            yield f"REVOKE ALL ON {self._named(RECORDS_VIEW)} FROM {_quoted(self.role)}"
-            yield f"-- Before PostgreSQL 15 a view shows the rows of its owner: not for {_comment_of(self.role)}."
+    def _grant_views(self, kind: Kind, bounds: Bounds | None, server_version: int) -> Iterator[str]:
+        for view in VIEWS_OF.get(kind, ()):
+            if bounds is not None and server_version < _HAS_INVOKER_VIEWS:
+                # An earlier grant without limits is taken back.
+                yield f"REVOKE ALL ON {self._named(view)} FROM {_quoted(self.role)}"
+                yield f"-- Before PostgreSQL 15 a view shows the rows of its owner: not for {_comment_of(self.role)}."
+                continue
+            if bounds is not None:
+                # Who reads the view is asked for rights on its tables, and sees of them what is his.
+                yield f"ALTER VIEW {self._named(view)} SET (security_invoker = true)"
+            yield f"GRANT SELECT ON {self._named(view)} TO {_quoted(self.role)}"
 
     def _make_policies(
         self, policy: str, bounds: Bounds | None, rights_by_table: Mapping[str, Sequence[Right]]
@@ -283,12 +287,12 @@ class _Statements:
             to_role = f"TO {_quoted(self.role)}"
             yield f"CREATE POLICY {_quoted(policy)} ON {self._named(table)} FOR {command} {to_role}{using}{check}"
 
-    def revoke(self, policies: Iterable[tuple[str, str]], *, is_needed: bool) -> Iterator[str]:
+    def revoke(self, policies: Iterable[tuple[str, str]], server_version: int, *, is_needed: bool) -> Iterator[str]:
         """Take all rights and policies of the role; turn row-level security off if nobody needs it any more."""
         from_role = f"FROM {_quoted(self.role)}"
         for function in (NAME, NAME_WITHIN):
             yield f"REVOKE ALL ON FUNCTION {self._named(function)} {from_role}"
-        for table in (RECORDS_VIEW, *_our_tables(), VERSION_TABLE):
+        for table in (*_VIEWS, *_our_tables(), VERSION_TABLE):
             yield f"REVOKE ALL ON {self._named(table)} {from_role}"
         yield f"REVOKE ALL ON SCHEMA {_quoted(self.schema)} {from_role}"
         for table, policy in policies:
@@ -296,6 +300,8 @@ class _Statements:
         if not is_needed:
             for table in BELONGING:
                 yield f"ALTER TABLE {self._named(table)} DISABLE ROW LEVEL SECURITY"
+            if server_version >= _HAS_INVOKER_VIEWS:
+                yield f"ALTER VIEW {self._named(RECORDS_VIEW)} RESET (security_invoker)"
 
     def _named(self, name: str) -> str:
         return f"{_quoted(self.schema)}.{_quoted(name)}"

@@ -23,7 +23,7 @@ from sqlalchemy.pool import QueuePool
 
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, CommitWhole, Holder, Limits, Stage, Subjects, WriteAtOnce
-from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
+from txnstore.db.names import CODE_SCHEMA, OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, SQLITE_PREFIX, StoreName
 from txnstore.db.sqlite.connections import (
     Checkpointer,
     FileAnnouncer,
@@ -71,6 +71,11 @@ UNKNOWN_AT_COMMIT: Final = ("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB", "
 
 #: What SQLite says, without a code of its own, when somebody has changed our tables.
 MISSING: Final = re.compile(r"^no such (table|column): |^table \S+ has no column named ")
+#: Triggers on our tables, and views in their place.
+_PLANTED: Final = text(
+    "SELECT type, name FROM sqlite_master WHERE lower(substr(tbl_name, 1, :length)) = :prefix"
+    " AND (type = 'trigger' OR type = 'view' AND lower(name) NOT IN (:records, :open)) ORDER BY name"
+)
 #: The first one with STRICT tables.
 OLDEST_VERSION: Final = (3, 37, 0)
 
@@ -254,12 +259,26 @@ class SQLiteBackend:
         return f"{file_system or file.st_dev:x}:{file.st_ino}"
 
     def check_database(self, connection: Connection) -> None:
-        """Refuse an SQLite without STRICT tables."""
-        del connection
+        """Refuse an SQLite without STRICT tables, and a file in which a stranger's statements would run with ours."""
         if sqlite3.sqlite_version_info < OLDEST_VERSION:
             raise InvalidUrl(
                 f"this Python has SQLite {sqlite3.sqlite_version}; txnstore needs"
                 f" {'.'.join(map(str, OLDEST_VERSION))} or newer"
+            )
+        planted = connection.execute(
+            _PLANTED,
+            {
+                "length": len(SQLITE_PREFIX),
+                "prefix": SQLITE_PREFIX,
+                "records": SQLITE_PREFIX + RECORDS_VIEW,
+                "open": SQLITE_PREFIX + OPEN_TRANSACTIONS_VIEW,
+            },
+        ).all()
+        if planted:
+            told = ", ".join(f"the {kind} {name[:80]!r}" for kind, name in planted[:3])
+            raise ForeignSchema(
+                f"the SQLite file has what txnstore did not make on its tables: {told}; it would run with every"
+                " statement. Drop it, if you know where it is from"
             )
 
     def table_names(self, connection: Connection, schema: str) -> frozenset[str]:
@@ -312,6 +331,9 @@ def _check_path(path: Path) -> None:
         if not _may(path, os.R_OK):
             raise PermissionDenied(f"this user may not read the SQLite file {str(path)!r}")
     except FileNotFoundError:
+        if path.is_symlink():
+            # SQLite would make the file wherever a stranger wants it, and readable by all.
+            raise InvalidUrl(f"{str(path)!r} is a symbolic link to a file that does not exist") from None
         if not path.parent.exists():
             raise InvalidUrl(f"the folder of the SQLite file {str(path)!r} does not exist; create it first") from None
         if not _may(path.parent, os.W_OK):

@@ -1,0 +1,83 @@
+"""Passwords in malformed URLs: no command, no client and no outbox repeats them, whatever is wrong."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.db.test_urls import MALFORMED, SECRET
+from txnstore import Consumer, KafkaException, Outbox, Producer
+from txnstore.admin import AdminClient
+from txnstore.cli.output import report
+from txnstore.cli.program import NAMES, program_with
+from txnstore.db.backend import Limits
+from txnstore.db.opening import connect_store
+from txnstore.errors import StoreUnavailable, TxnStoreError
+
+#: One of each way that commands come to their database.
+COMMANDS = (["info"], ["migrate", "--sql"], ["roles", "list"])
+CLIENTS = {
+    "producer": lambda url: Producer({"bootstrap.servers": url}),
+    "consumer": lambda url: Consumer({"bootstrap.servers": url, "group.id": "g"}),
+    "admin": lambda url: AdminClient({"bootstrap.servers": url}),
+    "outbox": Outbox,
+}
+
+
+def all_of(error):
+    """Return all that a program may print of an error, and of those behind it."""
+    seen = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "".join(f"{each}{each!r}{each.args}{''.join(traceback.format_exception(each))}" for each in seen)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.DEBUG)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_command_repeats_the_password_of_a_malformed_url(command, caplog, capsys):
+    assert len(MALFORMED) >= 50
+    program = program_with(NAMES)
+    for url in MALFORMED:
+        for arguments, environment in (([*command, "--url", url], {}), (command, {"TXNSTORE_URL": url})):
+            if environment and not url.isprintable():
+                # No environment holds some of these.
+                continue
+            done = CliRunner().invoke(program, arguments, prog_name="txnstore", env={"COLUMNS": "500", **environment})
+            assert done.exception is not None, url
+            if isinstance(done.exception, Exception):
+                # As the program's own end does it.
+                report(done.exception)
+            shown = done.output + all_of(done.exception) + "".join(capsys.readouterr()) + caplog.text
+            assert SECRET not in shown, url
+            caplog.clear()
+
+
+@pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
+def test_no_client_repeats_the_password_of_a_malformed_url(make, caplog):
+    for url in MALFORMED:
+        with pytest.raises((KafkaException, TxnStoreError)) as caught:
+            make(url)
+        assert SECRET not in all_of(caught.value) + caplog.text, url
+
+
+def test_a_client_whose_database_is_away_repeats_no_password(caplog):
+    """The password was right in the URL, and is in no text about the connection."""
+    url = f"postgresql://alice:{SECRET}@127.0.0.1:1/shop?connect_timeout=1"
+    with connect_store(url, limits=Limits(retry_timeout_ms=0)) as store, pytest.raises(StoreUnavailable) as caught:
+        store.read(lambda connection: connection)
+    assert SECRET not in all_of(caught.value) + caplog.text + repr(store) + str(store.url)
+    with Producer({"bootstrap.servers": url, "message.timeout.ms": 100}) as producer:
+        told = []
+        producer.produce("t", "v", on_delivery=lambda error, message: told.append((error, message)))
+        producer.flush(10)
+        assert SECRET not in f"{producer!r}{producer}{told}{caplog.text}"
+        assert told
