@@ -176,7 +176,11 @@ SILENCE = {
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_a_network_that_swallows_a_statement_holds_nobody_up(direct, proxy, open_proxied, side):
+def test_a_network_that_swallows_a_statement_holds_nobody_up(
+    direct, proxy, open_proxied, side, txnstore_postgres_server
+):
+    if side == "before" and txnstore_postgres_server.version < 170_000:
+        pytest.skip("before PostgreSQL 17, who got half of a request asks the network, and the proxy's end is there")
     orders = open_proxied(**SILENCE)
     proxy.black_hole(**{side: "INSERT INTO txnstore.record_batches"})
     with pytest.raises(StoreUnavailable):

@@ -13,13 +13,14 @@ from tests.participants.bank import DATABASES, Bank, Table, make_table  # noqa: 
 from txnstore.db.store import Store  # noqa: E402
 from txnstore.testing.manual_clock import ManualClock  # noqa: E402
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster  # noqa: E402
+from txnstore.testing.servers import told_programs  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def other_server():
     """A PostgreSQL server besides the one that stores live on."""
     try:
-        server = PrivateCluster(fsync=False)
+        server = PrivateCluster(fsync=False, programs=told_programs())
     except NoServerProgramsError as error:
         pytest.skip(f"needs a second PostgreSQL server: {error}")
     with server:

@@ -6,8 +6,8 @@ import pytest
 
 from txnstore.testing import servers
 from txnstore.testing.postgres_server import ExistingServer, ServerCannotBeKilledError
-from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
-from txnstore.testing.servers import NoServerError, ServerSource, choose_server
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, find_programs, version_of
+from txnstore.testing.servers import NoServerError, ServerSource, choose_server, told_programs
 
 URL = "postgresql+psycopg://tester:secret@db.invalid:6432/maintenance?application_name=suite"
 
@@ -47,6 +47,37 @@ def test_one_source_can_be_forced(source, monkeypatch):
     monkeypatch.setattr(servers, "why_no_container", lambda _: None)
     environment = {"TXNSTORE_TEST_POSTGRES": source.value, "TXNSTORE_TEST_POSTGRES_URL": URL}
     assert choose_server(environment).source is source
+
+
+def test_programs_that_are_told_come_before_a_container_and_behind_a_url(engine, tmp_path):
+    programs = find_programs(16)
+    told = {"TXNSTORE_TEST_POSTGRES_PROGRAMS": str(programs)}
+    choice = choose_server(told)
+    assert (choice.source, choice.programs) == (ServerSource.PRIVATE, programs)
+    assert choice.reason == "TXNSTORE_TEST_POSTGRES_PROGRAMS is set"
+    assert choose_server({**told, "TXNSTORE_TEST_POSTGRES": "private"}).programs == programs
+    assert choose_server({**told, "TXNSTORE_TEST_POSTGRES_URL": URL}).source is ServerSource.URL
+    assert told_programs(told) == programs
+    assert told_programs({}) is None
+    with pytest.raises(NoServerError, match="holds no bin/initdb"):
+        choose_server({"TXNSTORE_TEST_POSTGRES_PROGRAMS": str(tmp_path)})
+
+
+def test_a_cluster_of_other_programs_is_of_their_version():
+    with choose_server({"TXNSTORE_TEST_POSTGRES_PROGRAMS": str(find_programs(16))}).start(fsync=False) as server:
+        assert server.version // 10_000 == 16
+        assert "a private cluster of PostgreSQL 16 on port" in server.description
+
+
+def test_programs_that_do_not_run_are_told(tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name in ("initdb", "postgres"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
+    with pytest.raises(NoServerProgramsError, match="does not run"):
+        version_of(tmp_path)
+    (tmp_path / "bin" / "postgres").chmod(0o755)
+    with pytest.raises(NoServerProgramsError, match="does not say its version"):
+        version_of(tmp_path)
 
 
 def test_a_forced_source_that_does_not_work_is_an_error(monkeypatch):

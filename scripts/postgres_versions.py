@@ -1,0 +1,72 @@
+"""A part of the tests on each older version of PostgreSQL: the program behind scripts/postgres-versions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.tools.postgres_jars import NoProgramsError, fetch_programs
+
+#: EX_UNAVAILABLE and EX_USAGE of sysexits.h.
+UNAVAILABLE, USAGE = 69, 64
+TIMEOUT_SECONDS = 600
+#: What differs between versions, and what clients do with it; each comes without what is about SQLite.
+PART = (
+    "tests/migrations/test_catalogue.py",
+    "tests/db/test_records_view.py",
+    "tests/db/roles/test_attacks.py",
+    "tests/transactions/test_whole.py",
+    "tests/transactions/test_whole_within.py",
+    "tests/faults/test_sessions.py",
+    "tests/participants/test_branches.py",
+    "tests/clients/producer/test_transactions.py",
+)
+
+
+def run(programs: Path, tests: Sequence[str]) -> tuple[int, str, float]:
+    """Run the tests on the programs in this folder; return the exit code, what was printed, and the seconds."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-k", "not sqlite", *tests]
+    environment = {**os.environ, "TXNSTORE_TEST_POSTGRES_PROGRAMS": str(programs)}
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else ""
+        return 1, f"{printed}\nnot done in {TIMEOUT_SECONDS} seconds", time.monotonic() - began
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - began
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the part on the versions that are named, or all; return the exit code."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    wanted, tests = arguments[:split], list(arguments[split + 1 :]) or PART
+    try:
+        found = fetch_programs()
+    except NoProgramsError as error:
+        print(f"No older PostgreSQL: {' '.join(str(error).split())}")
+        return UNAVAILABLE
+    versions = [int(name) for name in wanted if name.isdecimal()] if wanted else sorted(found)
+    if len(versions) != len(wanted or found) or not set(versions) <= found.keys():
+        print(f"there are the versions {', '.join(map(str, sorted(found)))}", file=sys.stderr)
+        return USAGE
+    failed = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = {version: pool.submit(run, found[version], tests) for version in versions}
+        for version, future in runs.items():
+            code, printed, seconds = future.result()
+            last = printed.strip().splitlines()[-1] if printed.strip() else ""
+            print(f"PostgreSQL {version}: {last if code == 0 else printed} ({seconds:.0f} s)", flush=True)
+            if code != 0:
+                failed.append(version)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
