@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import bindparam, insert, select, text, update
 
 from txnstore.db.backend import NOTHING, Limits
 from txnstore.db.opening import open_store
@@ -516,3 +516,17 @@ def lock(url):
             connection.execute("SELECT FROM txnstore.partition_heads FOR UPDATE")
             yield lambda: observer.execute(waiting).fetchone() is not None
             connection.rollback()
+
+
+def test_what_was_about_to_connect_as_the_store_was_closed_leaves_no_connection_open(store, monkeypatch):
+    """Closed between the question whether it is open and the connection: that is one of a pool nobody would close."""
+    refuse_if_closed = store._refuse_if_closed
+
+    def close_behind():
+        refuse_if_closed()
+        monkeypatch.undo()
+        store.close()
+
+    monkeypatch.setattr(store, "_refuse_if_closed", close_behind)
+    assert store.read(lambda connection: connection.execute(text("SELECT 1")).scalar_one()) == 1
+    assert store.engine.pool.checkedin() == store.engine.pool.checkedout() == 0

@@ -73,7 +73,9 @@ def count(store, table):
 
 
 @pytest.mark.slow
-def test_clients_that_are_killed_in_their_turns_lose_nothing_and_leave_nothing_undone(url, tmp_path, processes):
+def test_clients_that_are_killed_in_their_turns_lose_nothing_and_leave_nothing_undone(
+    url, tmp_path, processes, monkeypatch
+):
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     assert STORE_SETTINGS.keys() >= INTERVALS.keys() | AGES.keys()
@@ -112,7 +114,7 @@ def test_clients_that_are_killed_in_their_turns_lose_nothing_and_leave_nothing_u
         assert count(store, transaction_log) < 2 * len(acknowledged)
         # Who comes last does the rest, once the leases of those that were killed are over.
         deadline = time.monotonic() + PATIENCE_SECONDS
-        vars(upkeep)["_next_looks"].clear()
+        monkeypatch.setattr(upkeep, "PARTING_WAIT_SECONDS", PATIENCE_SECONDS)
         while count(store, producer_states) or count(store, transaction_log) or stored_states(store) > CLIENTS * KEYS:
             assert time.monotonic() < deadline, f"seed {seed}"
             upkeep._next_looks.clear()

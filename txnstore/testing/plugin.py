@@ -31,7 +31,10 @@ from txnstore.testing.store_databases import StoreDatabases
 DATABASES: Final = ("sqlite", "postgresql")
 
 _TEMPLATE: Final = f"txnstore_template_{os.getpid()}"
-#: A copy of an older template would be a store that its first client has to look after.
+#: A store of some age would be one that its first client has to look after.
+_MADE_NOW: Final = """
+    UPDATE txnstore.stores SET created_ms = CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"""
+#: How old a template may be that is copied, for the same reason.
 _TEMPLATE_SECONDS_MAX: Final = 4.0
 _numbers: Final = itertools.count(1)
 #: When each template was made, or made young again.
@@ -110,6 +113,8 @@ def txnstore_postgresql_url(
 ) -> Iterator[str]:
     """The URL of a fresh store in a PostgreSQL database that the test has for itself; it is of no use afterwards."""
     name = _txnstore_postgresql_databases.take()
+    with txnstore_postgres_server.connect(name) as connection:
+        connection.execute(_MADE_NOW)
     yield txnstore_postgres_server.url(name)
     _txnstore_postgresql_databases.give_back(name)
 

@@ -28,9 +28,6 @@ _RESTING_COUNT: Final = 2
 _FIRST_OID_OF_USERS: Final = 16_384
 _NUMBERS: Final = itertools.count(1)
 #: Written by ANALYZE, which is seen in `reltuples`.
-#: A store of some age would be one that its first client has to look after.
-_MADE_NOW: Final = """
-    UPDATE txnstore.stores SET created_ms = CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"""
 _STATISTICS: Final = frozenset({"pg_statistic", "pg_statistic_ext_data"})
 
 #: What all databases of a server share and may be about one of them.
@@ -101,7 +98,6 @@ class StoreDatabases:
         self._server.create_database(name, template=self._template_name)
         if self._can_reuse:
             with self._server.connect(name) as connection:
-                connection.execute(_MADE_NOW)
                 self._reset_times[name] = _reset_counters(connection)
         return name
 
@@ -145,9 +141,7 @@ class StoreDatabases:
         statements = [empty_table[table.oid] for table in touched if table.oid in empty_table]
         # Otherwise this is counted after the counters were reset.
         count_now = sql.SQL("SELECT pg_stat_force_next_flush()")
-        connection.execute(
-            sql.SQL("; ").join([*statements, *self._template.reset_sequences, sql.SQL(_MADE_NOW), count_now])
-        )
+        connection.execute(sql.SQL("; ").join([*statements, *self._template.reset_sequences, count_now]))
 
     def _drop(self, name: str) -> None:
         self._reset_times.pop(name, None)
