@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tests.tools.postgres_jars import NoProgramsError, fetch_programs
 
-#: EX_UNAVAILABLE and EX_USAGE of sysexits.h.
-UNAVAILABLE, USAGE = 69, 64
+#: EX_UNAVAILABLE, EX_TEMPFAIL (a version was not done in time) and EX_USAGE of sysexits.h.
+UNAVAILABLE, LATE, USAGE = 69, 75, 64
 TIMEOUT_SECONDS = 600
 #: What differs between versions, and what clients do with it; each comes without what is about SQLite.
 PART = (
@@ -39,7 +39,7 @@ def run(programs: Path, tests: Sequence[str]) -> tuple[int, str, float]:
         )
     except subprocess.TimeoutExpired as error:
         printed = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else ""
-        return 1, f"{printed}\nnot done in {TIMEOUT_SECONDS} seconds", time.monotonic() - began
+        return LATE, f"{printed}\nnot done in {TIMEOUT_SECONDS} seconds", time.monotonic() - began
     return done.returncode, done.stdout + done.stderr, time.monotonic() - began
 
 
@@ -56,16 +56,15 @@ def main(arguments: Sequence[str]) -> int:
     if len(versions) != len(wanted or found) or not set(versions) <= found.keys():
         print(f"there are the versions {', '.join(map(str, sorted(found)))}", file=sys.stderr)
         return USAGE
-    failed = []
+    codes = set()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         runs = {version: pool.submit(run, found[version], tests) for version in versions}
         for version, future in runs.items():
             code, printed, seconds = future.result()
             last = printed.strip().splitlines()[-1] if printed.strip() else ""
             print(f"PostgreSQL {version}: {last if code == 0 else printed} ({seconds:.0f} s)", flush=True)
-            if code != 0:
-                failed.append(version)
-    return 1 if failed else 0
+            codes.add(code)
+    return LATE if codes <= {0, LATE} and LATE in codes else int(codes != {0})
 
 
 if __name__ == "__main__":
