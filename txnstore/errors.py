@@ -293,6 +293,10 @@ class StoreCopied(TxnStoreError, code=1018, recovery=Recovery.FIX):
     """The tables are a copy of a store, or were moved; they act for it nowhere else until `txnstore adopt` is run."""
 
 
+class StoreMoved(TxnStoreError, code=1019, recovery=Recovery.FIX):
+    """The store is closed: `txnstore copy` is moving it to another database, or has done so; nothing was changed."""
+
+
 class WrongCluster(TxnStoreError, code=1020, recovery=Recovery.FIX):
     """The databases of the list are not those of one cluster, or not in its order."""
 

@@ -110,9 +110,16 @@ def _make_cluster() -> None:
             "Where that was: system identifier:oid, or file system:file; NULL if unknown.",
             null=True,
         ),
+        _column(
+            "move_state", Int16, "Of a move: 0 closed here, 1 gone from here, 2 arriving here; else NULL.", null=True
+        ),
+        _column("move_uuid", UuidText, "The last move, as both databases call it; NULL if there was none.", null=True),
+        _column("move_peer", String, "The other database of that move, without its password; else NULL.", null=True),
+        _column("move_position", String, "JSON: how far an arriving store is copied; else NULL.", null=True),
         PrimaryKeyConstraint("singleton", name="stores_pk"),
         _check("stores_one_row", "singleton = 1"),
         _check("stores_next_producer_id", "next_producer_id >= 0"),
+        _check("stores_move", "move_state BETWEEN 0 AND 2"),
         comment="This database: one row.",
     )
     _table(

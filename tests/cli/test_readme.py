@@ -99,6 +99,28 @@ def test_the_view_of_the_operations_chapter_shows_what_the_command_does(url, ans
     assert printed.replace('"', "") == ",".join(wanted)
 
 
+def test_a_store_moves_as_it_stands_there(terminal):
+    folder, run = terminal
+    session = block_of(__file__, "A store moves", "console").text
+    commands = re.findall(r"^\$ (.*)$", session, re.MULTILINE)
+    printed = run("\n".join(f"printf '%s\\n' {_quoted(f'$ {command}')}\n{command}" for command in commands))
+    printed = printed.replace(str(folder), "/home/ann")
+    assert without_digests(printed) == without_digests(session)
+
+
+def test_a_topic_is_archived_and_loaded_as_it_stands_there(terminal):
+    _, run = terminal
+    session = block_of(__file__, "Archives", "console").text
+    commands = re.findall(r"^\$ (.*)$", session, re.MULTILINE)
+    printed = run("\n".join(f"printf '%s\\n' {_quoted(f'$ {command}')}\n{command}" for command in commands))
+    assert printed == session
+
+
+def without_digests(text):
+    """Leave out what is another one in each store."""
+    return re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{32}\b", "", text)
+
+
 def _quoted(text):
     return "'" + text.replace("'", "'\\''") + "'"
 

@@ -74,7 +74,7 @@ def test_the_wheel_says_what_it_is(wheel, about, metadata):
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert metadata["Requires-Python"] == ">=3.11"
     assert set(metadata.get_all("Provides-Extra")) == {
-        *("compression", "kafka", "metrics", "opentelemetry", "spark", "spark-java", "testing")
+        *("compression", "kafka", "metrics", "opentelemetry", "parquet", "spark", "spark-java", "testing")
     }
     assert f"{about}licenses/LICENSE" in wheel.namelist()
 

@@ -61,6 +61,9 @@ _COMMANDS: Final = (
         "ADOPT_EXAMPLES",
     ),
     _Command(
+        "copy", "Move a store to another database, with all that it holds; clients go on there where they were.", "copy"
+    ),
+    _Command(
         "maintain",
         "Complete decided transactions, abort timed-out ones and delete what has expired, until stopped by Ctrl-C.",
         "maintenance",
@@ -78,6 +81,8 @@ _COMMANDS: Final = (
     ),
     _Command("produce", "Write records: one for each line, as it is, or with a key, or as JSON.", "produce"),
     _Command("consume", "Read records from the first one up to the end, or as the options say.", "consume"),
+    _Command("export", "Write the committed records of a topic to a Parquet file.", "archive", "EXPORT_EXAMPLES"),
+    _Command("load", "Produce the records of an exported file to a topic, each once.", "archive", "LOAD_EXAMPLES"),
     _Command(
         "relay",
         "Move the rows of the outbox into their topics; or copy topics to or from Kafka, each record once.",

@@ -370,3 +370,11 @@ class Backend(Protocol):
     def table_names(self, connection: Connection, schema: str) -> frozenset[str]:
         """Return the names, without prefix, of the tables and views that stand where ours would."""
         ...
+
+    def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
+        """Return the key that a table, which gives out its own, gives out next."""
+        ...
+
+    def set_next_key(self, connection: Connection, schema: str, table: str, column: str, key: int) -> None:
+        """Let it give out this one next; nobody else writes to the table meanwhile."""
+        ...

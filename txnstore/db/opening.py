@@ -14,6 +14,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from txnstore.clock import Clock
 from txnstore.db import migrating
 from txnstore.db.backend import Backend, Limits
+from txnstore.db.closing import Move, move_of, refuse
 from txnstore.db.identity import record_identity
 from txnstore.db.names import DEFAULT_SCHEMA, OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, VERSION_TABLE
 from txnstore.db.schema import (
@@ -94,6 +95,8 @@ class Finding:
     schema_version: int = 0
     store_uuid: str = ""
     why_foreign: str = ""
+    move: Move | None = None
+    """Where the store has gone, or comes from; None: it is at home."""
 
 
 def check_schema_name(schema: object) -> None:
@@ -141,20 +144,23 @@ def open_store(
     limits: Limits | None = None,
     pool_size: int = 5,
     create: bool = True,
+    moving: bool = False,
 ) -> Store:
     """Open the store in the database at `url`; an empty database gets its tables first.
 
     `schema` names the PostgreSQL schema that holds the tables.  `clock` stands in for the database server's clock.
     Several processes may open an empty database at once: one creates the tables, the others wait for it.
+    `moving` is for those who look after a store that has gone elsewhere, or is being filled.
 
     Raises:
         InvalidUrl: the URL cannot be understood or names no database.
+        StoreMoved: it has gone elsewhere, or is being filled.
         SchemaOutdated, SchemaTooNew, ForeignSchema: the tables there are not those of this version.
         TxnStoreError: the database cannot be reached or refuses.
     """
     store = connect_store(url, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
     try:
-        store.store_uuid = ensure_tables(store, create=create)
+        store.store_uuid = ensure_tables(store, create=create, moving=moving)
         store.prepare_announcements()
     except BaseException:
         store.close()
@@ -162,10 +168,11 @@ def open_store(
     return store
 
 
-def ensure_tables(store: Store, *, create: bool) -> str:
+def ensure_tables(store: Store, *, create: bool, moving: bool = False) -> str:
     """Return the uuid of the store, whose tables are there and of this version; create them in an empty database.
 
     Raises:
+        StoreMoved: the store has gone elsewhere, or is being filled; not with `moving`.
         SchemaOutdated, SchemaTooNew, ForeignSchema: the tables there are not those of this version.
         TxnStoreError: the database refuses or cannot be reached.
     """
@@ -177,6 +184,8 @@ def ensure_tables(store: Store, *, create: bool) -> str:
     _check(store, finding)
     if finding.found is Found.TABLES:
         return store.write(lambda connection: _enter_store(store, connection))
+    if finding.move is not None and not moving:
+        raise refuse(store.url, finding.move)
     return finding.store_uuid
 
 
@@ -208,7 +217,7 @@ def upgrade(store: Store) -> Finding:
     elif before.schema_version < SCHEMA_VERSION:
         store.write(lambda connection: _upgrade(store, connection))
     # Tables that were made by printed SQL get their store.
-    ensure_tables(store, create=False)
+    ensure_tables(store, create=False, moving=True)
     return before
 
 
@@ -232,7 +241,9 @@ def _look_inside(connection: Connection, names: frozenset[str]) -> Finding:
         return Finding(Found.TABLES, version)
     if len(rows) > 1 or not _is_store(rows[0], version):
         return _foreign("the table stores is not as txnstore writes it")
-    return Finding(Found.STORE, version, str(rows[0].store_uuid))
+    # An older version's tables may lack the mark.
+    move = move_of(rows[0]) if version == SCHEMA_VERSION else None
+    return Finding(Found.STORE, version, str(rows[0].store_uuid), move=move)
 
 
 def _foreign(why: str) -> Finding:
@@ -246,7 +257,9 @@ def _read_version(connection: Connection) -> int | None:
 
 
 def _is_store(row: Row[Any], version: int) -> bool:
-    wanted = ("store_uuid", "schema_version", "oldest_writer_version", "next_producer_id")
+    wanted: tuple[str, ...] = ("store_uuid", "schema_version", "oldest_writer_version", "next_producer_id")
+    if version == SCHEMA_VERSION:
+        wanted += ("move_state", "move_uuid", "move_peer", "move_position")
     return all(hasattr(row, name) for name in wanted) and bool(row.schema_version == version)
 
 

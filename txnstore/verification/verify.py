@@ -177,6 +177,15 @@ def verify(
     return found
 
 
+def verify_store(store: Store, *, told: Callable[[int, int], None] | None = None) -> list[Violation]:
+    """Return the same of a store that is known to be alone, but for what shows only in a second look.
+
+    Raises:
+        TxnStoreError: the database refused or cannot be reached.
+    """
+    return _verify_alone(store, Watch(), told) + branch_violations(store)
+
+
 def _verify_alone(store: Store, watch: Watch, told: Callable[[int, int], None] | None) -> list[Violation]:
     partition_ids = store.read(lambda connection: connection.execute(PARTITION_IDS).scalars().all())
     for gone in watch.proven.keys() - set(partition_ids):

@@ -61,6 +61,7 @@ def test_what_may_be_called_again_is_retriable_and_nothing_else(error):
         (errors.TransactionPoisoned, KafkaError._TIMED_OUT),
         (errors.StoreFull, KafkaError.KAFKA_STORAGE_ERROR),
         (errors.StoreReadOnly, KafkaError.KAFKA_STORAGE_ERROR),
+        (errors.StoreMoved, KafkaError._INVALID_ARG),
         (errors.StoreDamaged, KafkaError.KAFKA_STORAGE_ERROR),
         (errors.PermissionDenied, KafkaError.CLUSTER_AUTHORIZATION_FAILED),
         (errors.InvalidUrl, KafkaError._INVALID_ARG),

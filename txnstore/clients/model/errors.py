@@ -429,6 +429,7 @@ _OWN_ROWS: Final[dict[type[TxnStoreError], ErrorRow]] = {
     errors.SchemaTooNew: ErrorRow(KafkaError.UNSUPPORTED_VERSION, retriable=False),
     errors.ForeignSchema: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
     errors.StoreCopied: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
+    errors.StoreMoved: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
     errors.WrongCluster: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
     errors.MissingMember: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
     errors.StatementFailed: ErrorRow(KafkaError.UNKNOWN, retriable=False),

@@ -27,6 +27,7 @@ from txnstore.clock import Clock
 from txnstore.db.backend import Access, Durability, Holder, Limits, NoWholeCommits, Stage, Subjects, WholeTransaction
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
 from txnstore.db.postgresql import commit_function
+from txnstore.db.postgresql.closing import CLOSED
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
 from txnstore.db.postgresql.protection import warn_of_unverified
 from txnstore.db.postgresql.vacuuming import vacuum_due_tables
@@ -42,6 +43,7 @@ from txnstore.errors import (
     StoreBusy,
     StoreDamaged,
     StoreFull,
+    StoreMoved,
     StoreReadOnly,
     StoreUnavailable,
     TransactionPoisoned,
@@ -72,6 +74,7 @@ ERRORS_BY_SQLSTATE: Final[dict[str, type[TxnStoreError]]] = {
     "57014": StatementTimedOut,
     "57P": StoreUnavailable,  # the server shuts down, starts up or crashed
     "58": StoreUnavailable,  # the server's own disk failed
+    CLOSED: StoreMoved,
     "XX001": StoreDamaged,
     "XX002": StoreDamaged,
 }
@@ -134,6 +137,9 @@ IDENTIFY: Final = (
     "SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()), oid::text"
     " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
+
+_SEQUENCE: Final = text("SELECT pg_catalog.pg_get_serial_sequence(:of_table, :of_column)")
+_SET_SEQUENCE: Final = text("SELECT pg_catalog.setval(CAST(:sequence AS regclass), :key, false)")
 
 #: There is no function of this name and with these parameters, or this role may not call it.
 _NO_FUNCTION: Final = frozenset({"42883", "42501"})
@@ -373,6 +379,8 @@ class PostgreSQLBackend:
             # The driver did not even send it: the database has no type for one of its values.
             return StatementFailed(f"the driver refused a statement ({type(error).__name__}); nothing was changed")
         kind = _kind_of(sqlstate)
+        if kind is StoreMoved:
+            return StoreMoved(f"{told}; nothing was changed")
         return kind(f"{detail}; nothing was changed")
 
     def is_contended(self, error: DBAPIError) -> bool:
@@ -437,6 +445,27 @@ class PostgreSQLBackend:
             {"schema": schema},
         )
         return frozenset(name for (name,) in rows)
+
+    def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
+        """Return what the column's sequence gives out next."""
+        sequence = _sequence_of(connection, schema, table, column)
+        # PostgreSQL itself has quoted the name.
+        statement = f"SELECT last_value, is_called FROM {sequence}"  # noqa: S608
+        last, is_called = connection.exec_driver_sql(statement).one()
+        return int(last) + (1 if is_called else 0)
+
+    def set_next_key(self, connection: Connection, schema: str, table: str, column: str, key: int) -> None:
+        """Set the column's sequence, at once: a sequence is in no database transaction."""
+        sequence = _sequence_of(connection, schema, table, column)
+        connection.execute(_SET_SEQUENCE, {"sequence": sequence, "key": key})
+
+
+def _sequence_of(connection: Connection, schema: str, table: str, column: str) -> str:
+    """Return the name, as it stands in SQL, of the sequence behind an identity column."""
+    quoted = connection.dialect.identifier_preparer.quote_identifier
+    of_table = f"{quoted(schema)}.{quoted(table)}"
+    sequence: str = connection.execute(_SEQUENCE, {"of_table": of_table, "of_column": column}).scalar_one()
+    return sequence
 
 
 def connect_arguments(url: DatabaseUrl) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from sqlalchemy.pool import QueuePool
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, CommitWhole, Holder, Limits, Stage, Subjects, WriteAtOnce
 from txnstore.db.names import CODE_SCHEMA, OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, SQLITE_PREFIX, StoreName
+from txnstore.db.sqlite.closing import CLOSED, is_ours
 from txnstore.db.sqlite.connections import (
     Checkpointer,
     FileAnnouncer,
@@ -44,6 +45,7 @@ from txnstore.errors import (
     StoreBusy,
     StoreDamaged,
     StoreFull,
+    StoreMoved,
     StoreReadOnly,
     StoreUnavailable,
     TransactionPoisoned,
@@ -73,9 +75,14 @@ UNKNOWN_AT_COMMIT: Final = ("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB", "
 MISSING: Final = re.compile(r"^no such (table|column): |^table \S+ has no column named ")
 #: Triggers on our tables, and views in their place.
 _PLANTED: Final = text(
-    "SELECT type, name FROM sqlite_master WHERE lower(substr(tbl_name, 1, :length)) = :prefix"
+    "SELECT type, name, sql FROM sqlite_master WHERE lower(substr(tbl_name, 1, :length)) = :prefix"
     " AND (type = 'trigger' OR type = 'view' AND lower(name) NOT IN (:records, :open)) ORDER BY name"
 )
+# A table without an index: of each name one row is kept by SQLite itself.
+_LAST_KEY: Final = text("SELECT seq FROM sqlite_sequence WHERE name = :of_table")
+_FORGET_KEY: Final = text("DELETE FROM sqlite_sequence WHERE name = :of_table")
+_ENTER_KEY: Final = text("INSERT INTO sqlite_sequence (name, seq) VALUES (:of_table, :last)")
+
 #: The first one with STRICT tables.
 OLDEST_VERSION: Final = (3, 37, 0)
 
@@ -211,6 +218,8 @@ class SQLiteBackend:
         for prefix, kind in ERRORS_BY_NAME.items():
             if name.startswith(prefix):
                 return kind(f"{detail}; nothing was changed")
+        if name == "SQLITE_CONSTRAINT_TRIGGER" and str(error.orig).startswith(CLOSED):
+            return StoreMoved(f"{error.orig}; nothing was changed")
         kind = ForeignSchema if MISSING.search(str(error.orig)) else StatementFailed
         return kind(f"{detail} ({error.orig}); nothing was changed")
 
@@ -274,8 +283,9 @@ class SQLiteBackend:
                 "open": SQLITE_PREFIX + OPEN_TRANSACTIONS_VIEW,
             },
         ).all()
+        planted = [row for row in planted if not is_ours(row.sql)]
         if planted:
-            told = ", ".join(f"the {kind} {name[:80]!r}" for kind, name in planted[:3])
+            told = ", ".join(f"the {row.type} {row.name[:80]!r}" for row in planted[:3])
             raise ForeignSchema(
                 f"the SQLite file has what txnstore did not make on its tables: {told}; it would run with every"
                 " statement. Drop it, if you know where it is from"
@@ -291,6 +301,18 @@ class SQLiteBackend:
             {"length": len(SQLITE_PREFIX), "prefix": SQLITE_PREFIX},
         )
         return frozenset(name.removeprefix(SQLITE_PREFIX) for (name,) in rows)
+
+    def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
+        """Return the one after the last that AUTOINCREMENT gave out."""
+        del schema, column
+        last = connection.execute(_LAST_KEY, {"of_table": SQLITE_PREFIX + table}).scalar()
+        return int(last or 0) + 1
+
+    def set_next_key(self, connection: Connection, schema: str, table: str, column: str, key: int) -> None:
+        """Write it where AUTOINCREMENT keeps it."""
+        del schema, column
+        connection.execute(_FORGET_KEY, {"of_table": SQLITE_PREFIX + table})
+        connection.execute(_ENTER_KEY, {"of_table": SQLITE_PREFIX + table, "last": key - 1})
 
 
 def _driver_connection(connection: Connection) -> SQLiteConnection:

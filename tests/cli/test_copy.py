@@ -1,0 +1,87 @@
+"""`txnstore copy`: says what it has moved, goes on, gives up, and is not called wrongly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.progress import Progress
+
+from txnstore.cli import copy as command
+from txnstore.db.closing import read_move
+from txnstore.db.opening import open_store
+from txnstore.log.topics import create_topic
+from txnstore.moving import move as moving
+
+
+@pytest.fixture
+def urls(request, url):
+    """A store with a topic, and a fresh database of the other kind."""
+    kind = "postgresql" if url.startswith("sqlite") else "sqlite"
+    with open_store(url) as store:
+        store.write(lambda connection: create_topic(connection, "orders", partition_count=2))
+    return url, request.getfixturevalue(f"txnstore_{kind}_url")
+
+
+def test_it_says_what_went_where(txnstore, urls):
+    ended = txnstore("copy", *urls)
+    assert (ended.code, ended.err) == (0, "")
+    heading, *rows, empty, last = ended.out.splitlines()
+    assert heading.split() == ["TABLE", "ROWS", "DIGEST"]
+    assert [row.split()[:2] for row in rows] == [
+        ["databases", "1"],
+        ["topics", "1"],
+        ["partitions", "2"],
+        ["partition_heads", "2"],
+        ["outbox_sequencers", "1"],
+    ]
+    assert empty == ""
+    assert "lives in" in last
+    assert "***" not in urls[1] or "postgres:***@" in last
+    again = json.loads(txnstore("copy", *urls, "--json").out)
+    assert (again["was_there"], again["tables"]) == (True, [])
+    assert "moved to" in txnstore("topics", "list", "--url", urls[0]).err
+    assert txnstore("topics", "list", "--url", urls[1]).out.splitlines()[1].split()[0] == "orders"
+
+
+def test_a_copy_that_stopped_is_cancelled_or_goes_on(txnstore, urls, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_compare", stop)
+        assert txnstore("copy", *urls).code == 130
+    ended = txnstore("topics", "list", "--url", urls[0])
+    assert (ended.code, "it is being copied to" in ended.err) == (1, True)
+    assert txnstore("copy", "--cancel", urls[0]).out.endswith(": open again\n")
+    assert txnstore("copy", "--cancel", urls[0]).out.endswith(": is not closed\n")
+    assert txnstore("topics", "list", "--url", urls[0]).code == 0
+    ended = txnstore("copy", *urls)
+    assert (ended.code, "a copy that was cancelled" in ended.err) == (1, True)
+    with open_store(urls[0]) as store:
+        assert store.read(read_move) is None
+
+
+def test_a_wrong_call_is_refused(txnstore, tmp_path):
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    for arguments in ((url,), ("--cancel", url, url), (f"{url},{url}b", url), (url, f"{url},{url}b")):
+        assert txnstore("copy", *arguments).code == 2
+    ended = txnstore("copy", url, f"sqlite:///{tmp_path / 'b.db'}")
+    assert (ended.code, "has no tables of txnstore" in ended.err) == (1, True)
+    assert not (tmp_path / "a.db").exists()
+
+
+def test_the_bar_begins_anew_with_each_step(monkeypatch):
+    shown = []
+
+    class Bar(Progress):
+        def update(self, task_id, **values):
+            super().update(task_id, **values)
+            shown.append((self.tasks[0].description, self.tasks[0].completed, self.tasks[0].total))
+
+    monkeypatch.setattr(command, "Progress", Bar)
+    with command._progress() as told:
+        told("copying", 3, 10)
+        told("copying", 9, 10)
+        told("comparing", 1, 20)
+    assert shown == [("copying", 3, 10), ("copying", 9, 10), ("comparing", 1, 20)]

@@ -1,0 +1,316 @@
+"""Archives: what was committed is in the file, whole and exactly; and comes back, each record once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Callable
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.moving.histories import HEADERS, messages
+from txnstore import KafkaException, Producer, TopicPartition
+from txnstore.admin import AdminClient, NewTopic
+from txnstore.db.cluster.cluster import open_cluster
+from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+from txnstore.log.fetch import fetch
+from txnstore.moving import archiving, loading
+from txnstore.moving.archive_files import SCHEMA, Contents, reading
+from txnstore.moving.archiving import Selection, export
+from txnstore.moving.loading import load
+
+BASE_MS = 1_600_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def _small_row_groups(monkeypatch):
+    monkeypatch.setattr(archiving, "ROW_GROUP_ROWS_MAX", 5)
+
+
+@pytest.fixture
+def cluster(url):
+    """A store with the topic `orders`: plain, committed, aborted and open records, headers, nulls, two codecs."""
+    admin = AdminClient({"bootstrap.servers": url})
+    config = {"retention.ms": "-1", "compression.type": "producer"}
+    admin.create_topics([NewTopic("orders", 2, config=config)])["orders"].result()
+    for codec in ("none", "gzip"):
+        with Producer({"bootstrap.servers": url, "compression.type": codec}) as producer:
+            for number in range(12):
+                producer.produce(
+                    "orders",
+                    None if number % 5 == 0 else bytes([number]) * number,
+                    None if number % 4 == 0 else f"k{number}",
+                    partition=number % 2,
+                    timestamp=BASE_MS + number,
+                    headers=HEADERS if number % 3 == 0 else None,
+                )
+            producer.flush()
+    for name, ending in (("good", "commit"), ("bad", "abort"), ("open", "none")):
+        producer = Producer({"bootstrap.servers": url, "transactional.id": name})
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce("orders", name, partition=0, timestamp=BASE_MS + 100)
+        producer.flush()
+        if ending != "none":
+            getattr(producer, f"{ending}_transaction")()
+            producer.close()
+        else:
+            left = producer
+    with open_cluster(url, create=False) as cluster:
+        yield cluster
+    left.close()
+
+
+def rows(path):
+    return pq.read_table(path).to_pylist()
+
+
+def as_seen(row):
+    """Return a row of an archive as a reader sees the record."""
+    milliseconds = (row["timestamp"] - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(milliseconds=1)
+    kind = {"CreateTime": 1, "LogAppendTime": 2}[row["timestamp_type"]]
+    headers = [(pair["key"], pair["value"]) for pair in row["headers"]]
+    return row["partition"], row["offset"], (kind, milliseconds), row["key"], row["value"], headers or None
+
+
+def test_what_is_committed_is_in_the_file_in_order_and_exactly(cluster, url, tmp_path) -> None:
+    path = tmp_path / "orders.parquet"
+    heard = []
+    done = export(cluster, "orders", path, told=lambda *of: heard.append(of))
+    found = rows(path)
+    assert [as_seen(row) for row in found] == messages(url, "orders")
+    assert done.record_count == len(found) == 25
+    assert {row["value"] for row in found if row["is_transactional"]} == {b"good"}
+    assert {row["topic"] for row in found} == {"orders"}
+    assert [pair["value"] for pair in found[0]["headers"]] == [value for _, value in HEADERS]
+    # The marker of `good`, the aborted record with its marker, and what is open are within no range or in no row.
+    assert done.contents.ranges == {0: (0, 16), 1: (0, 12)}
+    assert heard[-1] == (28, 28)
+    with reading(path) as file:
+        assert Contents.of(file, "") == done.contents
+        assert (done.contents.topic, done.contents.partition_count) == ("orders", 2)
+        assert done.contents.config["retention.ms"] == "-1"
+        # A page comes whole.
+        assert file.metadata.num_row_groups == 4
+        assert file.schema_arrow.remove_metadata() == SCHEMA
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("selection", "offsets"),
+    [
+        (Selection(partitions=[1]), {1: range(12)}),
+        (Selection(from_offset=3, until_offset=5), {0: range(3, 5), 1: range(3, 5)}),
+        # Of a batch only what is within the range, on both sides.
+        (Selection(partitions=[1], from_offset=7, until_offset=11), {1: range(7, 11)}),
+        (Selection(partitions=[0], since_ms=BASE_MS + 50), {0: [12]}),
+        (Selection(partitions=[1], before_ms=BASE_MS + 5), {1: range(2)}),
+        (Selection(partitions=[1], since_ms=BASE_MS + 5, before_ms=BASE_MS + 9), {1: range(2, 4)}),
+        (Selection(since_ms=BASE_MS + 10**9), {}),
+        (Selection(from_offset=10**6), {}),
+        (Selection(until_offset=0), {}),
+    ],
+)
+def test_a_range_is_what_was_asked_for(cluster, tmp_path, selection, offsets) -> None:
+    path = tmp_path / "part.parquet"
+    done = export(cluster, "orders", path, selection)
+    found = rows(path)
+    assert {(row["partition"], row["offset"]) for row in found} == {
+        (number, offset) for number, those in offsets.items() for offset in those
+    }
+    assert len(found) == done.record_count
+    assert set(done.contents.ranges) == set(selection.partitions or (0, 1))
+    assert all(0 <= start <= end for start, end in done.contents.ranges.values())
+
+
+def test_two_archives_that_meet_in_time_have_each_record_once(cluster, tmp_path) -> None:
+    paths = tmp_path / "first.parquet", tmp_path / "second.parquet"
+    middle = BASE_MS + 6
+    export(cluster, "orders", paths[0], Selection(before_ms=middle))
+    export(cluster, "orders", paths[1], Selection(since_ms=middle))
+    whole = tmp_path / "whole.parquet"
+    export(cluster, "orders", whole)
+
+    def places(path):
+        return [(row["partition"], row["offset"]) for row in rows(path)]
+
+    assert sorted(places(paths[0]) + places(paths[1])) == places(whole)
+
+
+def test_what_fails_leaves_no_file_and_the_one_that_was_there(cluster, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "orders.parquet"
+    path.write_bytes(b"before")
+    for topic, selection, error in (
+        ("none", None, UnknownTopicOrPartition),
+        ("orders", Selection(partitions=[7]), UnknownTopicOrPartition),
+    ):
+        with pytest.raises(error):
+            export(cluster, topic, path, selection)
+
+    calls = []
+
+    def deleted_meanwhile(connection, positions, **options):
+        calls.append(positions)
+        if len(calls) > 1:
+            raise OffsetOutOfRange
+        return fetch(connection, positions, **options)
+
+    monkeypatch.setattr(archiving, "fetch", deleted_meanwhile)
+    with pytest.raises(OffsetOutOfRange):
+        export(cluster, "orders", path)
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.glob(".*.part")) == []
+    with pytest.raises(OSError, match="No such file"):
+        export(cluster, "orders", tmp_path / "no" / "such")
+
+
+def test_the_file_is_on_disk_before_it_has_its_name(cluster, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "orders.parquet"
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(path.exists()))
+    export(cluster, "orders", path)
+    # The file itself first, then the name in its folder.
+    assert synced == [False, True]
+
+
+def test_a_damaged_batch_is_not_archived(cluster, tmp_path) -> None:
+    from txnstore.db.schema import record_batches
+    from txnstore.errors import CorruptBatch
+
+    cluster.controller.write(lambda connection: connection.execute(record_batches.update().values(crc=1)))
+    with pytest.raises(CorruptBatch):
+        export(cluster, "orders", tmp_path / "orders.parquet")
+    assert not (tmp_path / "orders.parquet").exists()
+
+
+def contents_of(found):
+    """Return what is the same in another topic."""
+    return [(place, stamp, key, value, headers) for place, _, stamp, key, value, headers in found]
+
+
+def settings_of(cluster):
+    return {"bootstrap.servers": cluster.controller.url.url.render_as_string(hide_password=False)}
+
+
+def test_what_is_loaded_is_what_was_exported_and_it_is_loaded_once(cluster, url, tmp_path) -> None:
+    path = tmp_path / "orders.parquet"
+    export(cluster, "orders", path)
+    before = contents_of(messages(url, "orders"))
+    heard = []
+    done = load(cluster, path, {"bootstrap.servers": url}, "again", told=lambda *of: heard.append(of))
+    assert (done.record_count, done.record_count_before, done.is_new) == (25, 0, True)
+    assert [of for of, _ in heard] == sorted({of for of, _ in heard})
+    assert heard[-1] == (25, 25)
+    assert contents_of(messages(url, "again")) == before
+    again = load(cluster, path, {"bootstrap.servers": url}, "again")
+    assert (again.record_count, again.record_count_before, again.is_new) == (0, 25, False)
+    assert contents_of(messages(url, "again")) == before
+    # Another export is another archive, though it holds the same.
+    other = tmp_path / "other.parquet"
+    export(cluster, "orders", other)
+    assert load(cluster, other, {"bootstrap.servers": url}, "again").record_count == 25
+    assert len(messages(url, "again")) == 50
+    described = AdminClient({"bootstrap.servers": url}).list_topics("again").topics["again"]
+    assert len(described.partitions) == 2
+
+
+LIVES = 3
+
+
+class DyingProducer(Producer):
+    """Dies at some place in the first row group that it writes, or just behind it, in the first of its lives."""
+
+    at = ""
+    lives: ClassVar[list[str]] = []
+    left: ClassVar[list[Callable[[], object]]] = []
+
+    def _come_by(self, place):
+        if place == self.at and len(self.lives) < LIVES:
+            self.flush()
+            self.lives.append(place)
+            raise KeyboardInterrupt
+
+    def produce(self, *arguments, **options):
+        super().produce(*arguments, **options)
+        self._come_by("produce")
+
+    def send_offsets_to_transaction(self, *arguments):
+        super().send_offsets_to_transaction(*arguments)
+        self._come_by("offsets")
+
+    def commit_transaction(self, *arguments, **options):
+        self._come_by("before commit")
+        super().commit_transaction(*arguments, **options)
+        self._come_by("after commit")
+
+    def close(self, *_):
+        """Leave everything as it is, as a process that is killed does; the test closes it."""
+        self.left.append(super().close)
+
+
+@pytest.mark.parametrize("at", ["produce", "offsets", "before commit", "after commit"])
+def test_a_load_that_dies_anywhere_is_ended_by_the_next_one_and_nothing_is_there_twice(
+    cluster, url, tmp_path, monkeypatch, at
+) -> None:
+    path = tmp_path / "orders.parquet"
+    export(cluster, "orders", path)
+    before = contents_of(messages(url, "orders"))
+    for name, value in (("at", at), ("lives", []), ("left", [])):
+        monkeypatch.setattr(DyingProducer, name, value)
+    monkeypatch.setattr(loading, "Producer", DyingProducer)
+    for _ in range(LIVES):
+        with pytest.raises(KeyboardInterrupt):
+            load(cluster, path, {"bootstrap.servers": url}, "again")
+    done = load(cluster, path, {"bootstrap.servers": url}, "again")
+    # What was committed is not written again: three row groups of four.
+    assert (done.record_count, done.record_count_before) == ((6, 19) if at == "after commit" else (25, 0))
+    assert contents_of(messages(url, "again")) == before
+    for close in DyingProducer.left:
+        close()
+
+
+def test_old_records_in_a_topic_that_deletes_them_are_told_of(cluster, url, tmp_path) -> None:
+    path = tmp_path / "orders.parquet"
+    export(cluster, "orders", path)
+    admin = AdminClient({"bootstrap.servers": url})
+    admin.create_topics([NewTopic("short", 2), NewTopic("small", 1)])["short"].result()
+    assert load(cluster, path, {"bootstrap.servers": url}, "short").retention_ms == 604_800_000
+    assert load(cluster, path, {"bootstrap.servers": url}, "kept").retention_ms is None
+    with pytest.raises(InvalidRequest, match="2 partitions, and the topic small has 1"):
+        load(cluster, path, {"bootstrap.servers": url}, "small")
+    empty = tmp_path / "empty.parquet"
+    export(cluster, "orders", empty, Selection(until_offset=0))
+    assert load(cluster, empty, {"bootstrap.servers": url}, "short").retention_ms is None
+
+
+def test_what_is_no_archive_or_was_cut_off_is_refused(cluster, url, tmp_path) -> None:
+    path = tmp_path / "orders.parquet"
+    export(cluster, "orders", path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(InvalidRequest, match="was cut off"):
+        load(cluster, path, settings_of(cluster), "again")
+    pq.write_table(pa.table({"value": [b"x"]}), path)
+    with pytest.raises(InvalidRequest, match="other columns"):
+        load(cluster, path, settings_of(cluster), "again")
+    pq.write_table(pa.Table.from_pylist([], SCHEMA), path)
+    with pytest.raises(InvalidRequest, match="did not make it"):
+        load(cluster, path, settings_of(cluster), "again")
+    with pytest.raises(OSError, match="No such file"):
+        load(cluster, tmp_path / "none", settings_of(cluster), "again")
+    assert "again" not in AdminClient({"bootstrap.servers": url}).list_topics().topics
+
+
+def test_a_record_that_is_refused_leaves_its_row_group_out(cluster, url, tmp_path) -> None:
+    path = tmp_path / "orders.parquet"
+    export(cluster, "orders", path)
+    admin = AdminClient({"bootstrap.servers": url})
+    # Its records need keys, and some of the archive have none.
+    admin.create_topics([NewTopic("keyed", 2, config={"cleanup.policy": "compact"})])["keyed"].result()
+    with pytest.raises(KafkaException):
+        load(cluster, path, {"bootstrap.servers": url}, "keyed")
+    assert messages(url, "keyed") == []
+    assert TopicPartition("keyed", 0).partition == 0

@@ -1,0 +1,169 @@
+"""The commands that write a topic to a Parquet file, and bring it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from txnstore.cli.options import FORMS, Schema, Url, complete_topic, examples, opened, parse_time, patient_limits
+from txnstore.cli.output import CommandFailed, duration_text, error_text, exit_code, hint, say
+from txnstore.clients.model.errors import KafkaException
+from txnstore.db.names import DEFAULT_SCHEMA
+
+EXPORT_EXAMPLES: Final = examples(
+    "txnstore export orders --parquet orders.parquet",
+    "txnstore export orders --parquet 2026-01.parquet --since 2026-01-01T00:00 --before 2026-02-01T00:00",
+)
+LOAD_EXAMPLES: Final = examples(
+    "txnstore load orders.parquet",
+    "txnstore load orders.parquet --topic orders-of-then",
+)
+
+_MISSING: Final = "archives need the package pyarrow: pip install 'txnstore[parquet]'"
+_COMPRESSIONS: Final = ("none", "snappy", "gzip", "lz4", "zstd")
+
+
+def _time(text: str | None) -> int | None:
+    return None if text is None else parse_time(text)
+
+
+def export(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")],
+    *,
+    parquet: Annotated[
+        Path, typer.Option("--parquet", metavar="FILE", show_default=False, help="The file, which comes to be whole.")
+    ],
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, show_default=False, help="A partition; repeatable; default: all."),
+    ] = None,
+    from_offset: Annotated[int, typer.Option("--from", metavar="OFFSET", min=0, help="The first offset.")] = 0,
+    until_offset: Annotated[
+        int | None,
+        typer.Option("--until", metavar="OFFSET", min=0, show_default=False, help="The offset behind the last one."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", show_default=False, help=f"The first record of this time: {FORMS}."),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--before",
+            metavar="TIME",
+            show_default=False,
+            help="It ends before the first record of this time.",
+        ),
+    ] = None,
+    compression: Annotated[
+        str, typer.Option("--compression", metavar="CODEC", help=f"One of {', '.join(_COMPRESSIONS)}.")
+    ] = "zstd",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Write the committed records of a topic to a Parquet file.
+
+    It goes up to the last stable offset of this moment, in the order of partitions and offsets. The file appears under
+    its name once all of it is on disk. Spark, pandas and DuckDB read it; `txnstore load` brings it back.
+    """
+    archiving = _archiving()
+    selection = archiving.Selection(
+        partitions or (), from_offset, until_offset, since_ms=_time(since), before_ms=_time(before)
+    )
+    if compression not in _COMPRESSIONS:
+        raise typer.BadParameter(f"one of {', '.join(_COMPRESSIONS)}", param_hint="--compression")
+    if parquet.exists() and not force:
+        raise CommandFailed(f"{parquet} is there already; --force replaces it")
+    with opened(url, schema, limits=patient_limits()) as cluster, _progress("exporting") as told:
+        try:
+            done = archiving.export(cluster, topic, parquet, selection, compression=compression, told=told)
+        except OSError as error:
+            raise CommandFailed(f"{parquet}: {error.strerror or error}") from None
+    for number, (start, end) in done.contents.ranges.items():
+        say(f"{topic}-{number}: offsets {start} to {end - 1}" if start < end else f"{topic}-{number}: nothing")
+    hint(f"{_records(done.record_count)} written to {parquet}")
+
+
+def load(
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="What `txnstore export` wrote.")],
+    *,
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            show_default=False,
+            autocompletion=complete_topic,
+            help="The topic to write to; default: the one of the file.",
+        ),
+    ] = None,
+    url: Url = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Produce the records of an exported file to a topic, each once.
+
+    They get new offsets, and keep partition, timestamp, key, value and headers. Whatever stops it, the same call goes
+    on where it was; once it is complete, it writes nothing.
+    """
+    loading = _loading()
+    settings = {"bootstrap.servers": url, "txnstore.schema": schema}
+    with opened(url, schema) as cluster, _progress("loading") as told:
+        try:
+            done = loading.load(cluster, file, settings, topic, told=told)
+        except OSError as error:
+            raise CommandFailed(f"{file}: {error.strerror or error}") from None
+        except KafkaException as error:
+            raise CommandFailed(f"{error_text(error)}; the same call goes on", code=exit_code(error)) from None
+    before = f"; {done.record_count_before} by earlier calls" if done.record_count_before else ""
+    hint(f"{_records(done.record_count)} written to {done.topic}{before}")
+    if done.retention_ms is not None:
+        hint(
+            f"some are older than {duration_text(done.retention_ms)}, the retention.ms of {done.topic}, and will be"
+            f" deleted: txnstore topics alter {done.topic} --config retention.ms=-1"
+        )
+
+
+def _archiving() -> ModuleType:
+    try:
+        from txnstore.moving import archiving
+    except ImportError:
+        raise CommandFailed(_MISSING) from None
+    return archiving
+
+
+def _loading() -> ModuleType:
+    try:
+        from txnstore.moving import loading
+    except ImportError:
+        raise CommandFailed(_MISSING) from None
+    return loading
+
+
+def _records(count: int) -> str:
+    return "1 record was" if count == 1 else f"{count} records were"
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how much is done, if somebody is looking."""
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,132 @@
+"""The command that moves a store to another database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from txnstore.cli.options import Json, Schema, examples, patient_limits
+from txnstore.cli.output import Column, say, show_json, show_rows
+from txnstore.db.cluster.membership import split_urls
+from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.opening import open_store
+from txnstore.db.store import Store
+from txnstore.moving.move import Moved, Told, cancel, move, name_of
+
+EXAMPLES: Final = examples(
+    "txnstore copy sqlite:///shop.db postgresql://alice@db.example/shop",
+    "txnstore copy --cancel sqlite:///shop.db",
+)
+
+_COLUMNS: Final = (Column("table", "TABLE"), Column("rows", "ROWS"), Column("digest", "DIGEST"))
+
+
+def copy(
+    from_url: Annotated[str, typer.Argument(metavar="FROM", show_default=False, help="The database of the store.")],
+    to_url: Annotated[
+        str | None,
+        typer.Argument(metavar="[TO]", show_default=False, help="An empty database, on a server or in a file."),
+    ] = None,
+    *,
+    stop: Annotated[
+        bool,
+        typer.Option(
+            "--cancel", help="Open FROM again, which a copy has closed and has not finished; TO stays closed for good."
+        ),
+    ] = False,
+    even_if_damaged: Annotated[
+        bool,
+        typer.Option("--even-if-damaged", help="Move the store also if `txnstore verify` finds something wrong in it."),
+    ] = False,
+    as_json: Json = False,
+    schema: Schema = DEFAULT_SCHEMA,
+    to_schema: Annotated[
+        str | None,
+        typer.Option("--to-schema", metavar="NAME", show_default=False, help="The schema in TO; default: as --schema."),
+    ] = None,
+) -> None:
+    """Move a store to another database, with all that it holds; clients go on there where they were.
+
+    FROM is closed for writers meanwhile and stays closed: who still writes to it is told where it went. Everything
+    is compared before TO is opened. Whatever stops it, the same call goes on where it was. Put passwords into
+    PGPASSWORD or ~/.pgpass: others on this machine can see a command line.
+    """
+    for url, what in ((from_url, "FROM"), (to_url, "TO")):
+        if url is not None and len(split_urls(url)) > 1:
+            raise typer.BadParameter("a store of several databases cannot be copied: give one URL", param_hint=what)
+    if stop:
+        if to_url is not None:
+            raise typer.BadParameter("only FROM is opened again: leave out TO", param_hint="--cancel")
+        with _opened(from_url, schema) as source:
+            was_closed = cancel(source)
+            say(f"{source.url}: {'open again' if was_closed else 'is not closed'}")
+        return
+    if to_url is None:
+        raise typer.BadParameter("where to? Give TO", param_hint="TO")
+    with ExitStack() as stack:
+        source = stack.enter_context(_opened(from_url, schema))
+        target = stack.enter_context(_opened(to_url, to_schema or schema, create=True))
+        with _progress() as told:
+            moved = move(source, target, told=told, even_if_damaged=even_if_damaged)
+        _show(moved, source, target, as_json=as_json)
+
+
+def _opened(url: str, schema: str, *, create: bool = False) -> Store:
+    return open_store(url, schema=schema, limits=patient_limits(), create=create, moving=True)
+
+
+def _show(moved: Moved, source: Store, target: Store, *, as_json: bool) -> None:
+    rows = [
+        {"table": name, "rows": digest.row_count, "digest": f"{digest.sum_:032x}"}
+        for name, digest in moved.tables.items()
+    ]
+    if as_json:
+        show_json(
+            {
+                "store_uuid": moved.store_uuid,
+                "from": name_of(source),
+                "to": name_of(target),
+                "was_there": moved.was_there,
+                "tables": rows,
+            }
+        )
+        return
+    if rows:
+        show_rows([row for row in rows if row["rows"]], _COLUMNS, as_json=False)
+        say("")
+    if moved.was_there:
+        say(f"the store {moved.store_uuid} has moved to {target.url} before; nothing was changed")
+    else:
+        say(f"the store {moved.store_uuid} lives in {target.url} now; give its URL to all clients")
+
+
+@contextmanager
+def _progress() -> Iterator[Told]:
+    """Show what is being done, and how much of it, if somebody is looking."""
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with progress:
+        task = progress.add_task("looking", total=None)
+        before = ""
+
+        def told(step: str, done: int, total: int) -> None:
+            nonlocal before
+            if step != before:
+                progress.reset(task, description=step)
+                before = step
+            progress.update(task, completed=done, total=total)
+
+        yield told

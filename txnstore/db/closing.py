@@ -1,0 +1,179 @@
+"""The closing of a store that moves: the mark in its row, and what refuses every write, whoever makes it.
+
+The database itself refuses: clients that were open before, SQL functions, applications that insert into the outbox in
+whatever language.  A store that was opened is asked for its mark; a client of a closed one is told where it went.
+
+    FROM:  at home -> closed -> gone           TO:  fresh -> arriving -> at home
+
+FROM is gone before TO is at home, each by one commit: never may both be written to.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from txnstore.db import ddl
+from txnstore.db.postgresql import closing as closing_postgresql
+from txnstore.db.schema import metadata, stores
+from txnstore.db.sqlite import closing as closing_sqlite
+from txnstore.errors import StoreMoved
+
+
+class MoveState(enum.IntEnum):
+    """What a move has done with a store; as in `stores.move_state`."""
+
+    CLOSED = 0
+    """It is being copied to another database; until that is complete, it can be opened again."""
+
+    GONE = 1
+    """It lives in another database now; nothing opens it again."""
+
+    ARRIVING = 2
+    """It is being filled by a copy, which alone may write to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The mark of a store that moves."""
+
+    state: MoveState
+    uuid: str
+    peer: str
+    """The other database, without its password."""
+
+    position: str | None = None
+    """How far it is filled, as whoever fills it has written it."""
+
+    def __str__(self) -> str:
+        """Return what a client is told."""
+        if self.state is MoveState.GONE:
+            return f"it has moved to {self.peer}: use that one"
+        if self.state is MoveState.CLOSED:
+            return f"it is being copied to {self.peer}; run `txnstore copy` to its end, and use that one"
+        return f"it is being filled by a copy of {self.peer}; run `txnstore copy` to its end"
+
+
+#: All of them but the columns of the mark itself.
+_OF_STORE: Final = tuple(column.name for column in stores.c if not column.name.startswith(("move_", "singleton")))
+#: In the order in which everybody locks rows: few have to be told that they met us the other way round.
+_FIRST: Final = ("stores", "transactions", "partition_heads")
+
+_MARK: Final = select(stores.c.move_state, stores.c.move_uuid, stores.c.move_peer, stores.c.move_position)
+_SET_MARK: Final = update(stores).values(
+    move_state=bindparam("new_state"),
+    move_uuid=bindparam("new_uuid"),
+    move_peer=bindparam("new_peer"),
+    move_position=bindparam("new_position"),
+)
+_ADMIT: Final = update(stores).where(
+    stores.c.move_uuid == bindparam("of_uuid"), stores.c.move_position == bindparam("of_position")
+)
+
+
+def move_of(row: Any) -> Move | None:
+    """Return the mark in a row of `stores`; None: the store is at home, and anybody may write to it."""
+    if row.move_state is None:
+        return None
+    return Move(MoveState(row.move_state), str(row.move_uuid), row.move_peer, row.move_position)
+
+
+def read_move(connection: Connection) -> Move | None:
+    """Return the mark of the store; None: it is at home."""
+    return move_of(connection.execute(_MARK).one())
+
+
+def read_arrival(connection: Connection) -> str | None:
+    """Return the move by which a store has come that is at home; None: it was made where it is."""
+    row = connection.execute(_MARK).one()
+    return None if row.move_state is not None or row.move_uuid is None else str(row.move_uuid)
+
+
+def set_move(connection: Connection, move: Move) -> None:
+    """Write the mark; what refuses writes is put up and taken down by `close` and `open_`."""
+    connection.execute(
+        _SET_MARK,
+        {
+            "new_state": int(move.state),
+            "new_uuid": move.uuid,
+            "new_peer": move.peer,
+            "new_position": move.position,
+        },
+    )
+
+
+def wait_for_writers(connection: Connection) -> None:
+    """Let nobody else write to the store before this database transaction ends; who is writing commits before.
+
+    It comes first: whoever holds rows already, and waits for those of others, could meet them the other way round.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: somebody writes for longer than statements wait for locks.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(ddl.Verbatim(closing_postgresql.lock(_schema(connection), _names())))
+
+
+def close(connection: Connection, move: Move) -> None:
+    """Let every write fail from now on, behind `wait_for_writers`, and write the mark."""
+    tables = [(name, _OF_STORE if name == "stores" else None) for name in _names()]
+    told = str(move) if move.state is MoveState.ARRIVING else f"it goes on in {move.peer}; `txnstore copy` moves it"
+    told = f"{closing_sqlite.CLOSED}: {told}"
+    if connection.dialect.name == "sqlite":
+        statements = closing_sqlite.close(tables, told)
+    else:
+        admitted = move.uuid if move.state is MoveState.ARRIVING else None
+        statements = closing_postgresql.close(_schema(connection), tables, told, admitted)
+    for statement in statements:
+        connection.execute(ddl.Verbatim(statement))
+    set_move(connection, move)
+
+
+def open_(connection: Connection, arrived: Move | None = None) -> None:
+    """Let everybody write again, and take the mark away; of the move by which it `arrived` the name stays."""
+    is_sqlite = connection.dialect.name == "sqlite"
+    names = _names()
+    statements = closing_sqlite.open_(names) if is_sqlite else closing_postgresql.open_(_schema(connection), names)
+    for statement in statements:
+        connection.execute(ddl.Verbatim(statement))
+    connection.execute(
+        _SET_MARK,
+        {
+            "new_state": None,
+            "new_uuid": None if arrived is None else arrived.uuid,
+            "new_peer": None if arrived is None else arrived.peer,
+            "new_position": None,
+        },
+    )
+
+
+def admit(connection: Connection, move: Move) -> bool:
+    """Let this database transaction fill the store; False: it was filled further, or is none of this move's.
+
+    It ends with `set_move`, or nothing is refused any more.
+    """
+    found = connection.execute(
+        _ADMIT.values(move_state=None), {"of_uuid": move.uuid, "of_position": move.position}
+    ).rowcount
+    if connection.dialect.name == "postgresql":
+        connection.execute(ddl.Verbatim(closing_postgresql.admit(move.uuid)))
+    return found == 1
+
+
+def refuse(url: object, move: Move) -> StoreMoved:
+    """Return the error of whoever opens a store that is not at home."""
+    return StoreMoved(f"the store in {url} is closed: {move}")
+
+
+def _names() -> list[str]:
+    names = [str(table.name) for table in metadata.tables.values()]
+    return sorted(names, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+
+
+def _schema(connection: Connection) -> str:
+    dialect: Any = connection.dialect
+    schema: str = dialect.store_schema
+    return schema

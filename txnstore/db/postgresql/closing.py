@@ -1,0 +1,83 @@
+"""PostgreSQL's way to close a store: a trigger on each table that refuses every statement that writes to it.
+
+It asks no table: an application's database transaction may have a snapshot from before the closing, and would see there
+that the store is open.  Whoever fills a store that is closed says for which move, in a setting of the database
+transaction, and may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+#: The SQLSTATE of the refusal.
+CLOSED: Final = "TXN02"
+#: The setting in which whoever fills a store names the move.
+_SETTING: Final = "txnstore.move"
+_TRIGGER: Final = "txnstore_closed"
+_FUNCTION: Final = "refuse_write"
+
+# By the rights of who closed the store: a role that may only write to the outbox is refused for the same reason.
+_CREATE_FUNCTION: Final = f"""\
+CREATE OR REPLACE FUNCTION {{schema}}.{_FUNCTION}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF TG_NARGS < 2 OR current_setting('{_SETTING}', true) IS DISTINCT FROM TG_ARGV[1] THEN
+        RAISE USING MESSAGE = TG_ARGV[0], ERRCODE = '{CLOSED}';
+    END IF;
+    RETURN NULL;
+END
+$function$"""
+
+
+def lock(schema: str, names: Iterable[str]) -> str:
+    """Return the statement that lets nobody else write to the tables.
+
+    It waits for those that are writing: what they have written is committed by then, and is seen.
+    """
+    quoted = _identifier(schema)
+    return f"LOCK TABLE {', '.join(f'{quoted}.{_identifier(name)}' for name in names)} IN SHARE ROW EXCLUSIVE MODE"
+
+
+def close(
+    schema: str, tables: Iterable[tuple[str, Sequence[str] | None]], message: str, move_uuid: str | None
+) -> list[str]:
+    """Return the statements that let all writes to the tables fail with `message`.
+
+    A table may come with the columns whose updates are meant, instead of all.  With `move_uuid`, the database
+    transactions that `admit` that move may write.
+    """
+    quoted = _identifier(schema)
+    arguments = ", ".join(_literal(value) for value in (message, move_uuid) if value is not None)
+    statements = [_CREATE_FUNCTION.replace("{schema}", quoted)]
+    for name, columns in tables:
+        update = "UPDATE" if columns is None else f"UPDATE OF {', '.join(map(_identifier, columns))}"
+        statements.append(
+            f"CREATE TRIGGER {_TRIGGER} BEFORE INSERT OR DELETE OR TRUNCATE OR {update} ON {quoted}.{_identifier(name)}"
+            f" FOR EACH STATEMENT EXECUTE FUNCTION {quoted}.{_FUNCTION}({arguments})"
+        )
+    return statements
+
+
+def open_(schema: str, names: Iterable[str]) -> list[str]:
+    """Return the statements that let them be written to again."""
+    quoted = _identifier(schema)
+    return [
+        *(f"DROP TRIGGER IF EXISTS {_TRIGGER} ON {quoted}.{_identifier(name)}" for name in names),
+        f"DROP FUNCTION IF EXISTS {quoted}.{_FUNCTION}()",
+    ]
+
+
+def admit(move_uuid: str) -> str:
+    """Return the statement by which a database transaction may write to what is closed for that move."""
+    return f"SET LOCAL {_SETTING} = {_literal(move_uuid)}"
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    quoted = text.replace("'", "''")
+    return f" E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in quoted else f"'{quoted}'"

@@ -1,0 +1,161 @@
+"""Archives: the format of the Parquet files that topics are exported to, and how a file comes to be, whole or not.
+
+A row is a record.  A row group is what is in memory at once, when it is written and when it is read.  The file's own
+metadata say what is in it: which archive it is, the topic with its settings, and the ranges of offsets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from txnstore.errors import InvalidRequest
+
+#: The columns, by the names of the view `records`; timestamps are points in time for whoever reads the file.
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("timestamp_type", pa.string(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        # As a list of pairs: a name may come several times, and the order counts.
+        pa.field(
+            "headers",
+            pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])),
+            nullable=False,
+        ),
+        pa.field("producer_id", pa.int64(), nullable=False),
+        pa.field("producer_epoch", pa.int32(), nullable=False),
+        pa.field("is_transactional", pa.bool_(), nullable=False),
+    ]
+)
+#: Where the file says what it is.
+_METADATA: Final = b"txnstore.archive"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an archive says of itself."""
+
+    archive_id: str
+    """Another one for each export: a load that goes on knows by it what it has loaded."""
+
+    topic: str
+    partition_count: int
+    config: Mapping[str, str]
+    """The topic's settings that were set, as text."""
+
+    ranges: Mapping[int, tuple[int, int]]
+    """By partition number, the first offset, and the one behind the last, between which all records are here."""
+
+    def to_metadata(self) -> dict[bytes, bytes]:
+        """Return what the file's metadata hold."""
+        told = {
+            "archive_id": self.archive_id,
+            "topic": self.topic,
+            "partition_count": self.partition_count,
+            "config": dict(self.config),
+            "ranges": {str(number): list(range_) for number, range_ in self.ranges.items()},
+        }
+        return {_METADATA: json.dumps(told).encode()}
+
+    @classmethod
+    def of(cls, file: pq.ParquetFile, name: str) -> Contents:
+        """Return what a file says.
+
+        Raises:
+            InvalidRequest: it is a Parquet file, and no archive.
+        """
+        text = (file.schema_arrow.metadata or {}).get(_METADATA)
+        if text is None:
+            raise InvalidRequest(f"{name} is not an archive: `txnstore export` did not make it")
+        told = json.loads(text)
+        ranges = {int(number): (range_[0], range_[1]) for number, range_ in told["ranges"].items()}
+        return cls(told["archive_id"], told["topic"], told["partition_count"], told["config"], ranges)
+
+
+def new_archive_id() -> str:
+    """Return what a new archive is called."""
+    return str(uuid.uuid4())
+
+
+@contextmanager
+def writing(path: Path, contents: Contents, *, compression: str) -> Iterator[pq.ParquetWriter]:
+    """Write an archive; it stands under its name once all is written and on disk, and does not stand there before.
+
+    Raises:
+        OSError: the file cannot be written; nothing is left of it.
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    schema = SCHEMA.with_metadata(contents.to_metadata())
+    try:
+        # The name is new, so nobody's link leads elsewhere; a log is its owner's alone, as a store in a file is.
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - it has no path to open again
+            with pq.ParquetWriter(file, schema, compression=compression) as writer:
+                yield writer
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the name outlive the loss of power, where folders are files."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open an archive.
+
+    Raises:
+        OSError: the file cannot be read.
+        InvalidRequest: it is no Parquet file, or has not all of an archive's columns.
+    """
+    with path.open("rb") as source:
+        try:
+            file = pq.ParquetFile(source)
+        except pa.ArrowInvalid as error:
+            raise InvalidRequest(f"{path} is not a Parquet file, or was cut off: {error}") from None
+        with file:
+            if not SCHEMA.equals(file.schema_arrow.remove_metadata()):
+                raise InvalidRequest(f"{path} is not an archive: it has other columns than `txnstore export` writes")
+            yield file
+
+
+def row_group_rows(file: pq.ParquetFile, number: int, rows_at_once: int) -> Iterator[dict[str, Any]]:
+    """Return the rows of a row group, by their columns' names; a few are objects at once.
+
+    Raises:
+        InvalidRequest: the file is damaged there.
+    """
+    columns = ["partition", "timestamp", "key", "value", "headers"]
+    try:
+        for batch in file.iter_batches(rows_at_once, row_groups=[number], columns=columns):
+            milliseconds = batch.column("timestamp").cast(pa.int64())
+            yield from batch.set_column(
+                batch.schema.get_field_index("timestamp"), "timestamp", milliseconds
+            ).to_pylist()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidRequest(f"row group {number} of the archive is damaged: {error}") from None

@@ -1,0 +1,181 @@
+"""The export: the committed records of a topic, into a file that others can read, and that can be loaded again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import Connection
+
+from txnstore.db.cluster.cluster import Cluster, repaired
+from txnstore.db.store import Store
+from txnstore.log.bounds import offset_for_time, read_bounds
+from txnstore.log.codec import RecordBatch
+from txnstore.log.fetch import Page, fetch
+from txnstore.log.topics import Topic, get_topic
+from txnstore.model import IsolationLevel, TimestampType
+from txnstore.moving.archive_files import SCHEMA, Contents, new_archive_id, writing
+
+#: What a row group holds at most, but for what a page brings on top; so much is in memory.
+ROW_GROUP_ROWS_MAX: Final = 64 * 1024
+ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
+
+_COMMITTED: Final = IsolationLevel.READ_COMMITTED
+_TYPE_NAMES: Final = {TimestampType.CREATE_TIME: "CreateTime", TimestampType.LOG_APPEND_TIME: "LogAppendTime"}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records are exported: of each partition those that meet all conditions."""
+
+    partitions: Collection[int] = ()
+    """Partition numbers; empty: all."""
+
+    from_offset: int = 0
+    until_offset: int | None = None
+    """The offset behind the last one; None: up to the last stable offset."""
+
+    since_ms: int | None = None
+    """From the first record with this timestamp or a later one."""
+
+    before_ms: int | None = None
+    """Up to the first record with this timestamp or a later one, which stays out: the next archive begins there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an archive holds."""
+
+    record_count: int
+    contents: Contents
+
+
+def export(
+    cluster: Cluster,
+    topic_name: str,
+    path: Path,
+    selection: Selection | None = None,
+    *,
+    compression: str = "zstd",
+    told: Callable[[int, int], None] | None = None,
+) -> Exported:
+    """Write the committed records of a topic to a file, in the order of partitions and offsets.
+
+    What is committed later, or is behind an open transaction, is not in it: its ranges say where it ends.  `told` hears
+    how many offsets are done, and of how many.
+
+    Raises:
+        OSError: the file cannot be written; nothing is left of it.
+        OffsetOutOfRange: records were deleted while they were to be read.
+        CorruptBatch: a stored batch is damaged.
+        TxnStoreError: there is no such topic or partition, or a database refuses or cannot be reached.
+    """
+    wanted = selection or Selection()
+    topic = cluster.controller.read(lambda connection: get_topic(connection, topic_name))
+    numbers = sorted(set(wanted.partitions)) or range(len(topic.partition_ids))
+    ranges = {number: _on_leader(cluster, topic, number, partial(_range, wanted=wanted)) for number in numbers}
+    contents = Contents(new_archive_id(), topic.name, len(topic.partition_ids), topic.config, ranges)
+    total, done, record_count = sum(end - start for start, end in ranges.values()), 0, 0
+    with writing(path, contents, compression=compression) as writer:
+        group = _RowGroup(topic.name, writer)
+        for number, (start, end) in ranges.items():
+            for page, position in _pages(cluster, topic, number, start, end):
+                for batch in page.batches:
+                    record_count += group.add(number, batch, position, end)
+                done += min(page.next_offset, end) - position
+                if told is not None:
+                    told(done, total)
+        group.write()
+    return Exported(record_count, contents)
+
+
+def _on_leader(cluster: Cluster, topic: Topic, number: int, work: Callable[[Connection, int], Any]) -> Any:
+    """Read something of a partition, where it lives."""
+    partition_id = topic.partition_id(number)
+
+    def call(store: Store) -> Any:
+        return store.read(lambda connection: work(connection, partition_id))
+
+    return repaired(cluster, topic.leaders[number], call)
+
+
+def _range(connection: Connection, partition_id: int, *, wanted: Selection) -> tuple[int, int]:
+    """Return the first offset that is wanted, and the one behind the last; of one snapshot."""
+    bounds = read_bounds(connection, [partition_id])[partition_id]
+    start, end = max(bounds.log_start_offset, wanted.from_offset), bounds.end(_COMMITTED)
+    if wanted.until_offset is not None:
+        end = min(end, wanted.until_offset)
+    for time_ms, is_start in ((wanted.since_ms, True), (wanted.before_ms, False)):
+        if time_ms is None:
+            continue
+        found = offset_for_time(connection, partition_id, time_ms, _COMMITTED)
+        offset = bounds.end(_COMMITTED) if found is None else found.offset
+        start, end = (max(start, offset), end) if is_start else (start, min(end, offset))
+    return min(start, end), end
+
+
+def _pages(cluster: Cluster, topic: Topic, number: int, start: int, end: int) -> Iterator[tuple[Page, int]]:
+    """Return what is in the range, page by page, and where each page begins."""
+
+    def read(connection: Connection, partition_id: int) -> Page:
+        return fetch(connection, {partition_id: start}, end_offsets={partition_id: end})[partition_id]
+
+    while start < end:
+        page: Page = _on_leader(cluster, topic, number, read)
+        yield page, start
+        start = page.next_offset
+
+
+@dataclass
+class _RowGroup:
+    """The rows that are not in the file yet, as columns."""
+
+    topic: str
+    writer: pq.ParquetWriter
+    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SCHEMA.names})
+    size_bytes: int = 0
+
+    def add(self, number: int, batch: RecordBatch, from_offset: int, end_offset: int) -> int:
+        """Add the records of a batch that are within the range; return how many."""
+        offsets, timestamps, keys, values, headers = (
+            self.columns[name] for name in ("offset", "timestamp", "key", "value", "headers")
+        )
+        before = len(offsets)
+        for offset, timestamp_ms, key, value, pairs in batch.rows(from_offset):
+            if offset >= end_offset:
+                break
+            offsets.append(offset)
+            timestamps.append(timestamp_ms)
+            keys.append(key)
+            values.append(value)
+            headers.append([{"key": name, "value": content} for name, content in pairs])
+        count = len(offsets) - before
+        row = batch.row
+        same = {
+            "topic": self.topic,
+            "partition": number,
+            "timestamp_type": _TYPE_NAMES[TimestampType(row.timestamp_type)],
+            "producer_id": row.producer_id,
+            "producer_epoch": row.producer_epoch,
+            "is_transactional": row.is_transactional,
+        }
+        for name, cell in same.items():
+            self.columns[name].extend([cell] * count)
+        self.size_bytes += row.size_bytes
+        if len(offsets) >= ROW_GROUP_ROWS_MAX or self.size_bytes >= ROW_GROUP_BYTES_MAX:
+            self.write()
+        return count
+
+    def write(self) -> None:
+        """Write them as a row group."""
+        if self.columns["offset"]:
+            arrays = [pa.array(self.columns[item.name], item.type) for item in SCHEMA]
+            self.writer.write_table(pa.Table.from_arrays(arrays, schema=self.writer.schema))
+        for column in self.columns.values():
+            column.clear()
+        self.size_bytes = 0

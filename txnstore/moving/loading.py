@@ -1,0 +1,173 @@
+"""The load: the records of an archive are produced to a topic, each once, however often the load is broken off.
+
+A row group is a transaction.  How many are done is committed with it, as the offset of a group that has the archive's
+name: whoever comes next goes on behind them.  The records get new offsets; partition, timestamp, key, value and headers
+are those of the archive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pyarrow.parquet as pq
+
+from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.producer.producer import Producer
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.errors import InvalidRequest, TopicAlreadyExists
+from txnstore.log.cluster_topics import create_topic
+from txnstore.log.topics import Topic, find_topics
+from txnstore.moving.archive_files import Contents, reading, row_group_rows
+
+#: How many records are objects at once, besides those in the producer's queue.
+_ROWS_AT_ONCE: Final = 1_000
+#: Settings of a topic that speak of the databases that it was in.
+_OF_THE_CLUSTER: Final = frozenset({"txnstore.placement"})
+#: How long one call of a transaction may take.
+_CALL_SECONDS: Final = 60.0
+#: How long a full queue is waited for before it is looked at again.
+_QUEUE_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load has done."""
+
+    contents: Contents
+    topic: str
+    record_count: int
+    """How many records this call has written."""
+
+    record_count_before: int
+    """How many earlier calls had written."""
+
+    is_new: bool
+    """Whether the topic was made for it."""
+
+    retention_ms: int | None = None
+    """The age at which the topic deletes records, if some of these are older than that."""
+
+
+def load(
+    cluster: Cluster,
+    path: Path,
+    settings: Mapping[str, Any],
+    topic_name: str | None = None,
+    *,
+    told: Callable[[int, int], None] | None = None,
+) -> Loaded:
+    """Produce what is in an archive to a topic; by default to that of its name.
+
+    A topic that is not there is made, with the archive's partitions and settings.  `settings` are those of a client:
+    where the database is.  `told` hears how many records are done, and of how many.
+
+    Raises:
+        OSError: the file cannot be read.
+        InvalidRequest: it is not an archive, or is damaged; or the topic has fewer partitions.
+        KafkaException: the records were refused, or the database cannot be reached; the next call goes on.
+        TxnStoreError: a database refuses or cannot be reached.
+    """
+    with reading(path) as file:
+        contents = Contents.of(file, str(path))
+        name = topic_name or contents.topic
+        topic, is_new = _topic(cluster, name, contents)
+        needed = max(contents.ranges, default=-1) + 1
+        if len(topic.partition_ids) < needed:
+            raise InvalidRequest(
+                f"the archive has records of {needed} partitions, and the topic {name} has"
+                f" {len(topic.partition_ids)}: add some with `txnstore topics alter`"
+            )
+        count = file.metadata.num_row_groups
+        rows = [file.metadata.row_group(number).num_rows for number in range(count)]
+        with _Loading(settings, name, contents) as loading:
+            done = loading.row_groups_done()
+            for number in range(done, count):
+                loading.load(file, number)
+                if told is not None:
+                    told(sum(rows[: number + 1]), sum(rows))
+        retention_ms = _retention_ms(topic, file)
+    return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]), is_new, retention_ms)
+
+
+def _retention_ms(topic: Topic, file: pq.ParquetFile) -> int | None:
+    """Return how long the topic keeps records, if some of the archive are too old for it."""
+    kept_ms = int(topic.settings["retention.ms"])
+    if "delete" not in str(topic.settings["cleanup.policy"]) or kept_ms < 0 or file.metadata.num_rows == 0:
+        return None
+    column = file.schema_arrow.get_field_index("timestamp")
+    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+    oldest = min(group.column(column).statistics.min for group in groups)
+    return kept_ms if oldest.timestamp() * 1000 < time.time() * 1000 - kept_ms else None
+
+
+def _topic(cluster: Cluster, name: str, contents: Contents) -> tuple[Topic, bool]:
+    """Return the topic, and whether it was made now."""
+    found = cluster.controller.read(lambda connection: find_topics(connection, [name]))
+    if found:
+        return found[0], False
+    config = {key: value for key, value in contents.config.items() if key not in _OF_THE_CLUSTER}
+    try:
+        return create_topic(cluster, name, partition_count=contents.partition_count, config=config), True
+    except TopicAlreadyExists:
+        # Another client was faster.
+        (topic,) = cluster.controller.read(lambda connection: find_topics(connection, [name]))
+        return topic, False
+
+
+class _Loading:
+    """The producer of one load, and the group by which it remembers how far it is."""
+
+    def __init__(self, settings: Mapping[str, Any], topic: str, contents: Contents) -> None:
+        name = f"txnstore-load-{contents.archive_id}-{topic}"
+        self._topic = topic
+        # Of the group's offsets, the one of partition 0 counts row groups.
+        self._place = TopicPartition(topic, 0)
+        self._consumer = Consumer({**settings, "group.id": name, "enable.auto.commit": False})
+        self._producer = Producer({**settings, "transactional.id": name})
+
+    def __enter__(self) -> Self:
+        """Take over from whoever has loaded it before."""
+        self._producer.init_transactions(_CALL_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give up what is not committed."""
+        self._producer.close()
+        self._consumer.close()
+
+    def row_groups_done(self) -> int:
+        """Return how many row groups are in the topic."""
+        (place,) = self._consumer.committed([self._place], _CALL_SECONDS)
+        return max(0, place.offset)
+
+    def load(self, file: pq.ParquetFile, number: int) -> None:
+        """Write one row group, or nothing of it."""
+        producer = self._producer
+        producer.begin_transaction()
+        for row in row_group_rows(file, number, _ROWS_AT_ONCE):
+            self._produce(row)
+        position = TopicPartition(self._topic, self._place.partition, number + 1)
+        producer.send_offsets_to_transaction([position], self._consumer.consumer_group_metadata(), _CALL_SECONDS)
+        producer.commit_transaction(_CALL_SECONDS)
+
+    def _produce(self, row: Mapping[str, Any]) -> None:
+        headers = [(pair["key"], pair["value"]) for pair in row["headers"]]
+        while True:
+            try:
+                self._producer.produce(
+                    self._topic,
+                    row["value"],
+                    row["key"],
+                    partition=row["partition"],
+                    timestamp=row["timestamp"],
+                    headers=headers or None,
+                )
+            except BufferError:
+                self._producer.poll(_QUEUE_SECONDS)
+            else:
+                return
