@@ -39,6 +39,7 @@ from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.append import Append, append, find_appended
 from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp, read_bounds
 from txnstore.log.codec import encode
+from txnstore.log.commit_order import STRETCH_BATCHES, CommitPosition, fetch_in_commit_order
 from txnstore.log.fetch import PAGE_OFFSETS_MAX, Page, Room, fetch
 from txnstore.log.news import OFFSETS_MAX, read_news
 from txnstore.log.outbox.rows import has_outbox_rows
@@ -88,6 +89,11 @@ def _write(work: Callable[[BigStore, Connection], object]) -> _Call:
 
 def _page(of: Callable[[BigStore], int], position: int, isolation: IsolationLevel = COMMITTED, **options: Any) -> _Call:
     return _read(lambda big, connection: fetch(connection, {of(big): position}, isolation=isolation, **options))
+
+
+def _places(of: Callable[[BigStore], int], *position: int) -> _Call:
+    """Read a page in commit order."""
+    return _read(lambda big, connection: fetch_in_commit_order(connection, {of(big): CommitPosition(*position)}))
 
 
 def _producer(big: BigStore) -> CoreProducer:
@@ -295,6 +301,8 @@ def _all_ends(big: BigStore) -> dict[int, int]:
 PAGE = {"rows": 500, "instructions": 10_000}
 #: The batches of as many offsets as one page looks at.
 LONG_PAGE = {"rows": 5 * PAGE_OFFSETS_MAX, "instructions": 50 * PAGE_OFFSETS_MAX}
+#: In commit order: the batches of a stretch, and those before it, each with a look at its transaction.
+STRETCH = {"rows": 4 * 2 * STRETCH_BATCHES, "instructions": 200 * STRETCH_BATCHES}
 
 CALLS = [
     Call("append", _write(_append)),
@@ -314,6 +322,12 @@ CALLS = [
     Call("page below an open transaction", _page(_held_back, OPEN_OFFSET - 10)),
     Call("page at the last stable offset", _page(_held_back, OPEN_OFFSET)),
     Call("page at the end", _page(_plain, 499_990)),
+    Call("places in the middle", _places(_plain, 250_000), **STRETCH),
+    Call("places of transactions", _places(_transactions, 50_500), **STRETCH),
+    Call("places where nothing was committed", _places(_transactions, ABORTED.start * COPIES + 1), **STRETCH),
+    Call("places behind an open transaction", _places(_held_back, OPEN_OFFSET), **STRETCH),
+    Call("places at the end", _places(_plain, 499_990), **STRETCH),
+    Call("places within a transaction", _places(_transactions, 50_000, 49_500), **STRETCH),
     Call("news at the end", _news(lambda big: {big.plain: 499_998}), **PAGE),
     Call("news at the end of transactions", _news(lambda big: {big.transactions: 299_998}), **PAGE),
     Call("news of several partitions", _news(_all_ends), rows=OFFSETS_MAX + 50, instructions=50 * OFFSETS_MAX),

@@ -167,7 +167,7 @@ def _page(
     # No batch has less than one record.
     batches_max = min(PAGE_BATCHES_MAX, room.records)
     sizes = sizes_statement.rows(connection, {**range_, "batches_max": batches_max})
-    count, full = _fitting(sizes, room)
+    count, full = fitting(sizes, room)
     full = full or count == batches_max
     if count == 0 and is_cut:
         found = _NEXT.value(connection, range_)
@@ -185,7 +185,7 @@ def _page(
     return Page(bounds, batches, range_["end_offset"])
 
 
-def _fitting(sizes: Sequence[Any], room: Room) -> tuple[int, bool]:
+def fitting(sizes: Sequence[Any], room: Room) -> tuple[int, bool]:
     """Return how many of these batches make the page, and whether some have no room."""
     records = size_bytes = 0
     for index, batch in enumerate(sizes):

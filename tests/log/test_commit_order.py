@@ -1,0 +1,319 @@
+"""The fetch in commit order: whole transactions at their markers, in whatever pages and from wherever it begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import event
+
+from tests.log.histories import Log
+from txnstore.db.store import Store
+from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
+from txnstore.log import commit_order
+from txnstore.log.commit_order import CommitPage, CommitPosition, fetch_in_commit_order
+from txnstore.log.deleting import advance_log_start
+from txnstore.model import ControlType
+
+START = CommitPosition(0)
+
+
+@dataclass
+class Delivered:
+    """A record as it should come: what is behind it is `behind`."""
+
+    offset: int
+    value: bytes
+    place: int
+    behind: CommitPosition
+
+
+@dataclass
+class Model:
+    """One partition in memory."""
+
+    end_offset: int = 0
+    log_start: int = 0
+    open: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+    delivered: list[Delivered] = field(default_factory=list)
+
+    def append(self, count: int) -> list[tuple[int, bytes]]:
+        first, self.end_offset = self.end_offset, self.end_offset + count
+        return [(offset, b"%d" % offset) for offset in range(first, self.end_offset)]
+
+    def plain(self, count: int) -> None:
+        for offset, value in self.append(count):
+            self.delivered.append(Delivered(offset, value, offset, CommitPosition(offset + 1)))
+
+    def write(self, producer: str, count: int) -> None:
+        self.open.setdefault(producer, []).extend(self.append(count))
+
+    def end(self, producer: str, *, commit: bool) -> None:
+        place = self.end_offset
+        self.end_offset += 1
+        for offset, value in self.open.pop(producer, []) if commit else []:
+            self.delivered.append(Delivered(offset, value, place, CommitPosition(place, offset + 1)))
+        self.open.pop(producer, None)
+
+    def delete_before(self, offset: int) -> None:
+        """Move the log start; what is open goes on, but never comes."""
+        self.log_start = offset
+        firsts: dict[int, int] = {}
+        for one in self.delivered:
+            firsts.setdefault(one.place, one.offset)
+        self.delivered = [one for one in self.delivered if firsts[one.place] >= offset and one.place >= offset]
+        self.open = {name: records for name, records in self.open.items() if records[0][0] >= offset}
+
+
+def page_of(log: Log, position: CommitPosition, **options: Any) -> CommitPage:
+    return log.store.read(lambda connection: fetch_in_commit_order(connection, {log.id: position}, **options))[log.id]
+
+
+def records_of(page: CommitPage) -> list[tuple[int, bytes | None]]:
+    return [
+        (record.offset, record.value) for placed in page.batches for record in placed.batch.records(placed.from_offset)
+    ]
+
+
+def read_all(log: Log, position: CommitPosition = START, **options: Any) -> list[tuple[int, bytes | None]]:
+    """Return all records behind the position, page after page; the last page leaves the reader at the end."""
+    found: list[tuple[int, bytes | None]] = []
+    while True:
+        page = page_of(log, position, **options)
+        for placed in page.batches:
+            assert position.place <= placed.start.place
+            assert placed.start < page.next_position
+        found += records_of(page)
+        if page.next_position == position:
+            assert position == CommitPosition(page.bounds.high_watermark)
+            return found
+        assert page.next_position > position
+        position = page.next_position
+
+
+@pytest.fixture
+def log(shared_store: Store) -> Log:
+    return Log(shared_store)
+
+
+def test_the_transaction_that_commits_first_comes_first_and_what_is_in_none_at_its_own_place(log: Log) -> None:
+    log.write("A", b"X1 a")
+    log.write("B", b"X2 a")
+    log.plain(b"N1")
+    log.write("A", b"X1 b")
+    log.write("B", b"X2 b")
+    log.commit("B")
+    log.plain(b"N2")
+    log.commit("A")
+    log.plain(b"N3")
+    values = [value for _, value in read_all(log)]
+    assert values == [b"N1", b"X2 a", b"X2 b", b"N2", b"X1 a", b"X1 b", b"N3"]
+
+
+def test_an_open_transaction_holds_nobody_back_and_an_aborted_one_never_comes(log: Log) -> None:
+    log.write("A", b"open")
+    log.write("B", b"aborted")
+    log.write("C", b"committed")
+    log.abort("B")
+    log.commit("C")
+    log.plain(b"plain")
+    page = page_of(log, CommitPosition(0))
+    assert [value for _, value in records_of(page)] == [b"committed", b"plain"]
+    assert page.next_position == CommitPosition(page.bounds.high_watermark)
+    log.commit("A")
+    assert read_all(log, page.next_position) == [(0, b"open")]
+
+
+def test_what_was_open_comes_at_its_marker_however_long_ago_it_began(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_order, "STRETCH_BATCHES", 2)
+    monkeypatch.setattr(commit_order, "WALK_BATCHES", 3)
+    monkeypatch.setattr(commit_order, "WALKS_MAX", 2)
+    monkeypatch.setattr(commit_order, "PAGE_OFFSETS_MAX", 3)
+    first = log.write("A", b"first")
+    for number in range(20):
+        log.plain(b"%d" % number)
+    last = log.write("A", b"last")
+    position = CommitPosition(log.plain(b"before"))
+    log.commit("A")
+    log.plain(b"behind")
+    values = [b"before", b"first", b"last", b"behind"]
+    assert [value for _, value in read_all(log, position)] == values
+    assert [value for _, value in read_all(log, CommitPosition(position.place + 1, first + 1))] == values[2:]
+    assert [value for _, value in read_all(log, CommitPosition(position.place + 1, last + 1))] == values[3:]
+
+
+def test_a_position_within_something_that_is_no_committed_transaction_is_that_of_its_place(log: Log) -> None:
+    log.plain(b"0", b"1")
+    log.write("A", b"aborted")
+    log.abort("A")
+    log.plain(b"4")
+    for position in (CommitPosition(1, 1), CommitPosition(1, 99)):
+        assert [value for _, value in read_all(log, position)] == [b"1", b"4"]
+    assert [value for _, value in read_all(log, CommitPosition(3, 3))] == [b"4"]
+    page = page_of(log, CommitPosition(5, 3))
+    assert (page.batches, page.next_position) == ((), CommitPosition(5))
+
+
+def test_a_transaction_of_which_a_part_is_deleted_is_left_out_unless_the_reader_is_in_it(log: Log) -> None:
+    for value in (b"a0", b"a1", b"a2"):
+        log.write("A", value)
+    log.commit("A")  # 3
+    log.plain(b"4")
+    log.store.write(lambda connection: advance_log_start(connection, log.id, 2))
+    assert read_all(log, CommitPosition(2)) == [(4, b"4")]
+    assert read_all(log, CommitPosition(3)) == [(4, b"4")]
+    # Who had not begun it does not begin it now.
+    assert read_all(log, CommitPosition(3, 0)) == [(4, b"4")]
+    # Who has read the first two goes on; who has read one would miss the second.
+    assert read_all(log, CommitPosition(3, 2)) == [(2, b"a2"), (4, b"4")]
+    with pytest.raises(OffsetOutOfRange, match="offset 1 of the transaction at place 3 lies before the log start 2"):
+        page_of(log, CommitPosition(3, 1))
+    # Deleted before it was committed, it is not whole either.
+    first = log.write("B", b"b0")
+    log.store.write(lambda connection: advance_log_start(connection, log.id, first + 1))
+    log.write("B", b"b1")
+    log.commit("B")
+    assert read_all(log, CommitPosition(first + 1)) == []
+
+
+@pytest.mark.parametrize("place", [-1, 1, 5, 2**63 - 1])
+def test_a_place_outside_the_log_is_refused(log: Log, place: int) -> None:
+    log.plain(b"0", b"1", b"2", b"3")
+    log.store.write(lambda connection: advance_log_start(connection, log.id, 2))
+    with pytest.raises(OffsetOutOfRange, match=rf"partition id {log.id}: place {place} is not within 2 to 4"):
+        page_of(log, CommitPosition(place))
+    assert page_of(log, CommitPosition(4)).batches == ()
+    with pytest.raises(UnknownTopicOrPartition):
+        log.store.read(lambda connection: fetch_in_commit_order(connection, {10**12: CommitPosition(0)}))
+
+
+def test_the_bounds_of_a_page_hold_for_all_partitions_together_and_one_batch_comes_at_least(log: Log) -> None:
+    for partition_id in log.partition_ids:
+        for _ in range(2):
+            log.write("A", b"x", b"y", partition_id=partition_id)
+    log.commit("A", *log.partition_ids)
+    start = dict.fromkeys(log.partition_ids, CommitPosition(0))
+
+    def counts(**options: Any) -> list[int]:
+        pages = log.store.read(lambda connection: fetch_in_commit_order(connection, start, **options))
+        return [len(pages[partition_id].batches) for partition_id in log.partition_ids]
+
+    assert counts(records_max=1) == [1, 0, 0]
+    assert counts(records_max=5) == [2, 1, 0]
+    assert counts(bytes_max=1) == [1, 0, 0]
+    assert counts() == [2, 2, 2]
+    assert counts(records_max=0) == [0, 0, 0]
+
+
+def test_a_commit_in_the_middle_of_a_fetch_shows_all_of_the_transaction_or_nothing_of_it(log: Log) -> None:
+    """Whatever statement of the fetch somebody commits before: what is read is of one snapshot."""
+    one, two, _ = log.partition_ids
+    step, steps = 0, 0
+
+    def commit_meanwhile(connection: Any, cursor: Any, statement: str, *_: object) -> None:
+        nonlocal steps
+        if statement.startswith("SELECT") and ("record_batches" in statement or "partition_heads" in statement):
+            steps += 1
+            if steps == step:
+                log.commit("A", one, two)
+
+    while steps >= step:
+        for partition_id in (one, two):
+            log.write("A", b"A", partition_id=partition_id)
+            log.plain(b"p", partition_id=partition_id)
+        start = {
+            partition_id: CommitPosition(log.plain(b"q", partition_id=partition_id)) for partition_id in (one, two)
+        }
+        step, steps = step + 1, 0
+        event.listen(log.store.engine, "before_cursor_execute", commit_meanwhile)
+        try:
+            pages = log.store.read(lambda connection, start=start: fetch_in_commit_order(connection, start))
+        finally:
+            event.remove(log.store.engine, "before_cursor_execute", commit_meanwhile)
+        seen = [[value for _, value in records_of(pages[partition_id])] for partition_id in (one, two)]
+        assert seen in ([[b"q"], [b"q"]], [[b"q", b"A"], [b"q", b"A"]]), step
+        if steps < step:
+            log.commit("A", one, two)
+    assert step > 4
+
+
+PRODUCERS = st.sampled_from("ABC")
+STEPS = st.one_of(
+    st.tuples(st.just("plain"), st.integers(1, 3)),
+    st.tuples(st.just("write"), PRODUCERS, st.integers(1, 3)),
+    st.tuples(st.just("write"), PRODUCERS, st.integers(1, 3)),
+    st.tuples(st.just("end"), PRODUCERS, st.sampled_from([True, True, True, False])),
+)
+LONG = [("write", "A", 2), ("plain", 1), ("write", "B", 1), ("write", "A", 3)] * 2 + [("end", "A", True)]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    steps=st.lists(STEPS, max_size=25),
+    deleted=st.integers(0, 4),
+    stretch=st.integers(1, 5),
+    walk=st.integers(1, 4),
+    walks=st.integers(1, 2),
+    offsets=st.sampled_from([1, 2, 5, 50_000]),
+    options=st.sampled_from([{}, {"records_max": 1}, {"records_max": 4}, {"bytes_max": 1}]),
+)
+@example(steps=LONG, deleted=0, stretch=1, walk=1, walks=1, offsets=2, options={"records_max": 1})
+@example(steps=[*LONG, ("end", "B", True)], deleted=1, stretch=2, walk=2, walks=1, offsets=2, options={})
+def test_every_record_comes_once_and_in_order_from_wherever_the_reader_begins(
+    shared_store: Store,
+    steps: list[tuple[Any, ...]],
+    deleted: int,
+    stretch: int,
+    walk: int,
+    walks: int,
+    offsets: int,
+    options: dict[str, int],
+) -> None:
+    log, model = Log(shared_store), Model()
+    for kind, *of in steps:
+        if kind == "plain":
+            log.plain(*(value for _, value in _values(model, of[0])))
+            model.plain(of[0])
+        elif kind == "write":
+            log.write(of[0], *(value for _, value in _values(model, of[1])))
+            model.write(of[0], of[1])
+        else:
+            log.end(of[0], ControlType.COMMIT if of[1] else ControlType.ABORT)
+            model.end(of[0], commit=of[1])
+    everything = model.delivered
+    if deleted:
+        model.delete_before(min(deleted * 3, model.end_offset))
+        log.store.write(lambda connection: advance_log_start(connection, log.id, model.log_start))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit_order, "STRETCH_BATCHES", stretch)
+        patch.setattr(commit_order, "WALK_BATCHES", walk)
+        patch.setattr(commit_order, "WALKS_MAX", walks)
+        patch.setattr(commit_order, "PAGE_OFFSETS_MAX", offsets)
+        expected = [(one.offset, one.value) for one in model.delivered]
+        assert read_all(log, CommitPosition(model.log_start), **options) == expected
+        for place in range(model.log_start, model.end_offset + 1):
+            behind = [(one.offset, one.value) for one in model.delivered if one.place >= place]
+            assert read_all(log, CommitPosition(place), **options) == behind
+        for placed in page_of(log, CommitPosition(model.log_start), **options).batches:
+            # Who begins there again gets that batch first.
+            again = page_of(log, placed.start, **options).batches[0]
+            assert (again.batch.base_offset, again.from_offset) == (placed.batch.base_offset, placed.from_offset)
+        for number, one in enumerate(everything):
+            position = one.behind
+            if position.place < model.log_start:
+                continue
+            if 0 < position.offset_in_transaction < model.log_start:
+                with pytest.raises(OffsetOutOfRange):
+                    page_of(log, position, **options)
+                continue
+            rest = everything[number + 1 :]
+            # Those of the reader's own transaction still come, for he has begun it; of others only whole ones.
+            kept = [later for later in rest if later.place == one.place or later in model.delivered]
+            assert read_all(log, position, **options) == [(later.offset, later.value) for later in kept]
+
+
+def _values(model: Model, count: int) -> list[tuple[int, bytes]]:
+    return [(offset, b"%d" % offset) for offset in range(model.end_offset, model.end_offset + count)]
