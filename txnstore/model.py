@@ -115,6 +115,10 @@ class OffsetAndMetadata:
     metadata: str | None = None
     """Text that the client keeps beside it; None and "" are not the same."""
 
+    offset_in_transaction: int | None = None
+    """None: in offset order.  In commit order `offset` is a place, and this the offset of the next record of the
+    transaction at that place; 0: at its beginning, or outside transactions."""
+
 
 #: Of an offset that is committed by nobody in particular: no group membership is checked.
 NO_GENERATION: Final = -1

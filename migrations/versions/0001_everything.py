@@ -530,7 +530,13 @@ def _make_groups() -> None:
         "group_offsets",
         _column("group_id", String, "The group."),
         _column("partition_id", Int64, "The partition."),
-        _column("committed_offset", Int64, "The offset of the next record to read."),
+        _column("committed_offset", Int64, "The offset of the next record to read; in commit order the place."),
+        _column(
+            "offset_in_transaction",
+            Int64,
+            "In commit order, the next record of the transaction at that place, or 0; in offset order NULL.",
+            null=True,
+        ),
         _column("leader_epoch", Int32, "The leader epoch that the client sent; -1 if it sent no epoch."),
         _column(
             "offset_metadata",
@@ -543,7 +549,7 @@ def _make_groups() -> None:
         _column("producer_id", Int64, "The producer of the transaction that committed it; -1 without a transaction."),
         _column("producer_epoch", Int32, "That producer's epoch; -1 without a transaction."),
         PrimaryKeyConstraint("group_id", "partition_id", name="group_offsets_pk"),
-        _check("group_offsets_offset", "committed_offset >= 0"),
+        _check("group_offsets_offset", "committed_offset >= 0 AND coalesce(offset_in_transaction, 0) >= 0"),
         comment="The offsets that each group has committed.",
         sqlite_with_rowid=False,
         postgresql_with=_HOT,
@@ -555,6 +561,7 @@ def _make_groups() -> None:
         _column("producer_id", Int64, "The producer of the open transaction."),
         _column("producer_epoch", Int32, "The producer's epoch."),
         _column("pending_offset", Int64, "The group's committed offset if the transaction commits."),
+        _column("offset_in_transaction", Int64, "The same column of group_offsets then.", null=True),
         _column("leader_epoch", Int32, "The leader epoch that the client sent; -1 if it sent no epoch."),
         _column(
             "offset_metadata",
@@ -565,7 +572,7 @@ def _make_groups() -> None:
         _column("commit_ms", Int64, "When the client sent it."),
         _column("commit_number", Int64, "Its place in the order of the group's commits: a later plain commit wins."),
         PrimaryKeyConstraint("group_id", "partition_id", "producer_id", name="pending_group_offsets_pk"),
-        _check("pending_group_offsets_offset", "pending_offset >= 0"),
+        _check("pending_group_offsets_offset", "pending_offset >= 0 AND coalesce(offset_in_transaction, 0) >= 0"),
         comment="Offsets that an open transaction will commit.",
         sqlite_with_rowid=False,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from tests.log.histories import Log
+from tests.log.places import Model
 from txnstore.db.store import Store
 from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.log import commit_order
@@ -19,53 +19,6 @@ from txnstore.log.deleting import advance_log_start
 from txnstore.model import ControlType
 
 START = CommitPosition(0)
-
-
-@dataclass
-class Delivered:
-    """A record as it should come: what is behind it is `behind`."""
-
-    offset: int
-    value: bytes
-    place: int
-    behind: CommitPosition
-
-
-@dataclass
-class Model:
-    """One partition in memory."""
-
-    end_offset: int = 0
-    log_start: int = 0
-    open: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
-    delivered: list[Delivered] = field(default_factory=list)
-
-    def append(self, count: int) -> list[tuple[int, bytes]]:
-        first, self.end_offset = self.end_offset, self.end_offset + count
-        return [(offset, b"%d" % offset) for offset in range(first, self.end_offset)]
-
-    def plain(self, count: int) -> None:
-        for offset, value in self.append(count):
-            self.delivered.append(Delivered(offset, value, offset, CommitPosition(offset + 1)))
-
-    def write(self, producer: str, count: int) -> None:
-        self.open.setdefault(producer, []).extend(self.append(count))
-
-    def end(self, producer: str, *, commit: bool) -> None:
-        place = self.end_offset
-        self.end_offset += 1
-        for offset, value in self.open.pop(producer, []) if commit else []:
-            self.delivered.append(Delivered(offset, value, place, CommitPosition(place, offset + 1)))
-        self.open.pop(producer, None)
-
-    def delete_before(self, offset: int) -> None:
-        """Move the log start; what is open goes on, but never comes."""
-        self.log_start = offset
-        firsts: dict[int, int] = {}
-        for one in self.delivered:
-            firsts.setdefault(one.place, one.offset)
-        self.delivered = [one for one in self.delivered if firsts[one.place] >= offset and one.place >= offset]
-        self.open = {name: records for name, records in self.open.items() if records[0][0] >= offset}
 
 
 def page_of(log: Log, position: CommitPosition, **options: Any) -> CommitPage:
@@ -275,10 +228,10 @@ def test_every_record_comes_once_and_in_order_from_wherever_the_reader_begins(
     log, model = Log(shared_store), Model()
     for kind, *of in steps:
         if kind == "plain":
-            log.plain(*(value for _, value in _values(model, of[0])))
+            log.plain(*(value for _, value in model.values(of[0])))
             model.plain(of[0])
         elif kind == "write":
-            log.write(of[0], *(value for _, value in _values(model, of[1])))
+            log.write(of[0], *(value for _, value in model.values(of[1])))
             model.write(of[0], of[1])
         else:
             log.end(of[0], ControlType.COMMIT if of[1] else ControlType.ABORT)
@@ -313,7 +266,3 @@ def test_every_record_comes_once_and_in_order_from_wherever_the_reader_begins(
             # Those of the reader's own transaction still come, for he has begun it; of others only whole ones.
             kept = [later for later in rest if later.place == one.place or later in model.delivered]
             assert read_all(log, position, **options) == [(later.offset, later.value) for later in kept]
-
-
-def _values(model: Model, count: int) -> list[tuple[int, bytes]]:
-    return [(offset, b"%d" % offset) for offset in range(model.end_offset, model.end_offset + count)]

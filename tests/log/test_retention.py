@@ -402,3 +402,23 @@ def test_a_group_that_fell_behind_goes_on_where_its_reset_says(log, clock, url, 
         assert (message.value() if error is None else error.code()) == expected
     finally:
         consumer.close()
+
+
+def test_a_group_in_commit_order_keeps_what_began_before_its_place_and_was_committed_behind_it(log, clock):
+    log.configure(retention_ms=1_000, txnstore_retention_unread_ms=-1)
+    log.put(b"a")
+    transaction = log.transaction()
+    transaction.write(log.name, 0, b"b")
+    log.put(b"c")
+    transaction.end(commit=True)  # 3
+    log.put(b"d")
+    log.commit("quick", 5)
+    committed = {log.partition: OffsetAndMetadata(3, offset_in_transaction=0)}
+    log.store.write(lambda connection: commit_offsets(connection, GroupMembership("slow"), committed))
+    clock.advance(2_000_000_000_000)
+    assert log.run() == 1
+    assert log.bounds == (1, 5, 5)
+    committed = {log.partition: OffsetAndMetadata(4, offset_in_transaction=0)}
+    log.store.write(lambda connection: commit_offsets(connection, GroupMembership("slow"), committed))
+    assert log.run() == 3
+    assert log.bounds == (4, 5, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -30,6 +31,13 @@ from txnstore.groups.unread import count_unread
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.topics import Topic, find_topics, get_topic
 from txnstore.model import IsolationLevel, OffsetAndMetadata, PartitionName
+
+
+class Order(enum.Enum):
+    """The orders of delivery, as txnstore.delivery.order names them."""
+
+    OFFSET = "offset"
+    COMMIT = "commit"
 
 
 def topics_by_name(connection: Connection, names: set[str]) -> dict[str, Topic]:
@@ -79,31 +87,39 @@ def offset_rows(cluster: Cluster, store: Store, connection: Connection, group: L
     rows = []
     for partition, partition_id in ids.items():
         offset = committed.offsets.get(partition)
-        position = None if offset is None else offset.offset
         rows.append(
             {
                 "topic": partition.topic,
                 "partition": partition.partition,
-                "committed_offset": position,
+                **_position(offset),
                 "pending": partition in committed.unstable,
                 "member_id": owners.get(partition),
-                **_distance(read, bounds[partition_id], position),
+                **_distance(read, bounds[partition_id], offset),
             }
         )
     return rows
 
 
-def _distance(read: Reads, bounds: Bounds, position: int | None) -> Mapping[str, Any]:
+def _position(committed: OffsetAndMetadata | None) -> Mapping[str, Any]:
+    """Return the names of the columns with where a group stands."""
+    if committed is None:
+        return {"committed_offset": None, "order": None, "offset_in_transaction": None}
+    within = committed.offset_in_transaction
+    order = Order.OFFSET if within is None else Order.COMMIT
+    return {"committed_offset": committed.offset, "order": order.value, "offset_in_transaction": within}
+
+
+def _distance(read: Reads, bounds: Bounds, committed: OffsetAndMetadata | None) -> Mapping[str, Any]:
     facts = {
         "log_start_offset": bounds.log_start_offset,
         "last_stable_offset": bounds.last_stable_offset,
         "high_watermark": bounds.high_watermark,
     }
-    if position is None:
+    if committed is None:
         return facts | {"lag": None, "open_records": None}
     found = read(
         [bounds.partition_id],
-        lambda connection, _: {bounds.partition_id: count_unread(connection, bounds, position)},
+        lambda connection, _: {bounds.partition_id: count_unread(connection, bounds, committed)},
     )
     lag, open_records = found[bounds.partition_id]
     return facts | {"lag": lag, "open_records": open_records}
@@ -131,6 +147,7 @@ _OFFSET_COLUMNS: Final = (
     Column("topic", "TOPIC"),
     Column("partition", "PARTITION"),
     Column("committed_offset", "COMMITTED"),
+    Column("offset_in_transaction", "IN TRANSACTION"),
     Column("last_stable_offset", "LAST STABLE"),
     Column("high_watermark", "HIGH WATERMARK"),
     Column("lag", "LAG"),
@@ -144,11 +161,14 @@ _RESET_COLUMNS: Final = (
     Column("partition", "PARTITION"),
     Column("committed_offset", "COMMITTED"),
     Column("new_offset", "NEW OFFSET"),
+    Column("order", "ORDER"),
 )
 
 _Group = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete_group, help="The group.")]
 #: Where a partition is to go on: from its bounds and what is committed now; None: it is left as it is.
-_Target = Callable[[Connection, Bounds, "int | None"], "int | None"]
+_Target = Callable[[Connection, Bounds, "int | None", Order], "int | None"]
+#: How far readers see: in commit order nothing open holds them back.
+_ISOLATION_OF: Final = {Order.OFFSET: IsolationLevel.READ_COMMITTED, Order.COMMIT: IsolationLevel.READ_UNCOMMITTED}
 
 
 @app.command(name="list", epilog=examples("txnstore groups list", "txnstore groups list --json | jq -r '.[].group'"))
@@ -173,6 +193,9 @@ def describe(
     LAG counts the records that a reader of committed records has yet to read: no markers, nothing aborted, and
     nothing at or past the last stable offset; OPEN those behind it, of transactions that may still abort.  PENDING:
     an open transaction holds an offset of the group.
+
+    With txnstore.delivery.order=commit COMMITTED is a place, IN TRANSACTION the next record of the transaction there;
+    LAG counts all that is committed, and OPEN what is in open transactions.
     """
     with opened(url, schema) as cluster:
         found = _described_all(cluster, groups)
@@ -187,7 +210,9 @@ def describe(
             say("")
             show_rows(facts["members"], _MEMBER_COLUMNS, as_json=False)
         say("")
-        show_rows(facts["offsets"], _OFFSET_COLUMNS, as_json=False)
+        in_commit_order = any(row["offset_in_transaction"] is not None for row in facts["offsets"])
+        columns = [column for column in _OFFSET_COLUMNS if in_commit_order or column.key != "offset_in_transaction"]
+        show_rows(facts["offsets"], columns, as_json=False)
 
 
 @app.command(
@@ -196,6 +221,7 @@ def describe(
         "txnstore groups reset-offsets billing --to-earliest",
         "txnstore groups reset-offsets billing --topic orders:0,2 --to-datetime 2026-01-31T12:00:00 --execute",
         "txnstore groups reset-offsets billing --shift-by -10 --execute",
+        "txnstore groups reset-offsets billing --to-earliest --order commit --execute",
     ),
 )
 def reset_offsets(
@@ -210,7 +236,9 @@ def reset_offsets(
         ),
     ] = None,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the last stable offset.")] = False,
+    to_latest: Annotated[
+        bool, typer.Option("--to-latest", help="To the last stable offset; in commit order the high watermark.")
+    ] = False,
     to_datetime: Annotated[
         int | None,
         typer.Option("--to-datetime", metavar="TIME", parser=parse_time, help=f"To the first record since {FORMS}."),
@@ -222,6 +250,13 @@ def reset_offsets(
         int | None,
         typer.Option("--shift-by", metavar="N", min=-(2**63), max=2**63 - 1, help="Forward by N, or back if negative."),
     ] = None,
+    order: Annotated[
+        Order | None,
+        typer.Option(
+            "--order",
+            help="The order of delivery that they are meant for (txnstore.delivery.order). Default: as they are.",
+        ),
+    ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Do it; otherwise only show what would be done.")] = False,
     as_json: Json = False,
     url: Url = None,
@@ -229,25 +264,33 @@ def reset_offsets(
 ) -> None:
     """Move a group without members to other offsets; without --execute nothing is changed.
 
-    An offset outside the log becomes its nearest end: the log start or the last stable offset.
+    An offset outside the log becomes its nearest end: the log start or the last stable offset, in commit order the
+    high watermark.
     """
     given = (to_earliest, to_latest, to_datetime is not None, to_offset is not None, shift_by is not None)
     if sum(given) != 1:
         raise typer.BadParameter(
             "say where to, exactly once: --to-earliest, --to-latest, --to-datetime, --to-offset or --shift-by"
         )
+    if order is not None and shift_by is not None:
+        raise typer.BadParameter("--shift-by keeps the order of delivery: say where to instead", param_hint="--order")
     target = _target(to_earliest=to_earliest, to_datetime=to_datetime, to_offset=to_offset, shift_by=shift_by)
     chosen = dict(_parsed_topic(text) for text in topics or ())
     check_group_id(group)
 
     def plan(store: Store, connection: Connection) -> list[dict[str, Any]]:
-        return _plan(reads_at_leaders(cluster, store, connection), connection, group, chosen, target)
+        return _plan(reads_at_leaders(cluster, store, connection), connection, group, chosen, target, order=order)
 
     def change(store: Store, connection: Connection) -> list[dict[str, Any]]:
         rows = plan(store, connection)
-        offsets = {row["partition_id"]: OffsetAndMetadata(row["new_offset"]) for row in rows}
+        offsets = {
+            row["partition_id"]: OffsetAndMetadata(
+                row["new_offset"], offset_in_transaction=0 if row["order"] == Order.COMMIT.value else None
+            )
+            for row in rows
+        }
         if offsets:
-            alter_offsets(connection, group, offsets)
+            alter_offsets(connection, group, offsets, changes_order=order is not None)
         return rows
 
     with opened(url, schema) as cluster:
@@ -258,7 +301,9 @@ def reset_offsets(
             ),
         )
     shown = [{name: value for name, value in row.items() if name != "partition_id"} for row in rows]
-    show_rows(shown, _RESET_COLUMNS, as_json=as_json)
+    names_order = order is not None or any(row["order"] == Order.COMMIT.value for row in rows)
+    columns = [column for column in _RESET_COLUMNS if names_order or column.key != "order"]
+    show_rows(shown, columns, as_json=as_json)
     if not execute:
         hint("nothing was changed: this is what --execute would do")
 
@@ -331,7 +376,13 @@ def _described(
 
 
 def _plan(
-    read: Reads, connection: Connection, group_id: str, chosen: dict[str, list[int] | None], target: _Target
+    read: Reads,
+    connection: Connection,
+    group_id: str,
+    chosen: dict[str, list[int] | None],
+    target: _Target,
+    *,
+    order: Order | None,
 ) -> list[dict[str, Any]]:
     """Return where each partition is to go on; those that stay as they are are left out."""
     committed = list_offsets(connection, group_id).offsets
@@ -351,7 +402,8 @@ def _plan(
         topic = topics.get(partition.topic) or get_topic(connection, partition.topic)
         partition_id = topic.partition_id(partition.partition)
         now = committed.get(partition)
-        bounds, wanted = read([partition_id], partial(_aimed, target, None if now is None else now.offset))[
+        own_order = order or Order(_position(now)["order"] or Order.OFFSET.value)
+        bounds, wanted = read([partition_id], partial(_aimed, target, None if now is None else now.offset, own_order))[
             partition_id
         ]
         if wanted is None:
@@ -363,31 +415,38 @@ def _plan(
                 "partition": partition.partition,
                 "partition_id": partition_id,
                 "committed_offset": None if now is None else now.offset,
-                "new_offset": min(max(wanted, bounds.log_start_offset), bounds.last_stable_offset),
+                "new_offset": min(max(wanted, bounds.log_start_offset), _end_offset(bounds, own_order)),
+                "order": own_order.value,
             }
         )
     return rows
 
 
+def _end_offset(bounds: Bounds, order: Order) -> int:
+    return bounds.end(_ISOLATION_OF[order])
+
+
 def _aimed(
-    target: _Target, committed: int | None, connection: Connection, partition_ids: list[int]
+    target: _Target, committed: int | None, order: Order, connection: Connection, partition_ids: list[int]
 ) -> dict[int, tuple[Bounds, int | None]]:
     found = read_bounds(connection, partition_ids)
-    return {partition_id: (bounds, target(connection, bounds, committed)) for partition_id, bounds in found.items()}
+    return {
+        partition_id: (bounds, target(connection, bounds, committed, order)) for partition_id, bounds in found.items()
+    }
 
 
 def _target(*, to_earliest: bool, to_datetime: int | None, to_offset: int | None, shift_by: int | None) -> _Target:
-    def target(connection: Connection, bounds: Bounds, committed: int | None) -> int | None:
+    def target(connection: Connection, bounds: Bounds, committed: int | None, order: Order) -> int | None:
         if to_earliest:
             return bounds.log_start_offset
         if to_datetime is not None:
-            found = offset_for_time(connection, bounds.partition_id, to_datetime, IsolationLevel.READ_COMMITTED)
-            return bounds.last_stable_offset if found is None else found.offset
+            found = offset_for_time(connection, bounds.partition_id, to_datetime, _ISOLATION_OF[order])
+            return _end_offset(bounds, order) if found is None else found.offset
         if to_offset is not None:
             return to_offset
         if shift_by is not None:
             return None if committed is None else committed + shift_by
-        return bounds.last_stable_offset
+        return _end_offset(bounds, order)
 
     return target
 

@@ -36,6 +36,7 @@ _OFFSETS: Final = select(
     group_offsets.c.committed_offset,
     group_offsets.c.leader_epoch,
     group_offsets.c.offset_metadata,
+    group_offsets.c.offset_in_transaction,
 ).where(group_offsets.c.group_id == bindparam("of_group_id"))
 _PENDING: Final = (
     select(pending_group_offsets.c.partition_id)
@@ -216,8 +217,13 @@ def delete_group(connection: Connection, group_id: str) -> None:
     must_hit(connection, _FORGET_GROUP, {"of_group_id": group_id})
 
 
-def alter_offsets(connection: Connection, group_id: str, offsets: Mapping[int, OffsetAndMetadata]) -> None:
+def alter_offsets(
+    connection: Connection, group_id: str, offsets: Mapping[int, OffsetAndMetadata], *, changes_order: bool = False
+) -> None:
     """Commit offsets by partition id for a group without members, which is created if it does not exist.
+
+    With `changes_order` they may be of another order of delivery than what they replace; so may, without it, those in
+    commit order, which say so themselves.
 
     Raises:
         UnknownMember: the group has members; stop them first.
@@ -226,7 +232,11 @@ def alter_offsets(connection: Connection, group_id: str, offsets: Mapping[int, O
     check_group_id(group_id)
     if lock_group(connection, group_id):
         _locked_group(connection, group_id)
-    commit_offsets(connection, GroupMembership(group_id), offsets)
+    plain = {key: offset for key, offset in offsets.items() if offset.offset_in_transaction is None}
+    placed = {key: offset for key, offset in offsets.items() if key not in plain}
+    for some, says_so in ((plain, changes_order), (placed, True)):
+        if some:
+            commit_offsets(connection, GroupMembership(group_id), some, changes_order=says_so)
 
 
 def delete_offsets(

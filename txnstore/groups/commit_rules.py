@@ -6,7 +6,14 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from txnstore.errors import FencedInstance, IllegalGeneration, InvalidGroupId, OffsetMetadataTooLarge, UnknownMember
+from txnstore.errors import (
+    FencedInstance,
+    IllegalGeneration,
+    InvalidGroupId,
+    InvalidRequest,
+    OffsetMetadataTooLarge,
+    UnknownMember,
+)
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, is_storable_text
 
 #: Longer names fit no index of PostgreSQL, and no screen.
@@ -91,6 +98,16 @@ def check_offsets(offsets: Sequence[OffsetAndMetadata], metadata_bytes_max: int)
             raise OffsetMetadataTooLarge(
                 f"the metadata of an offset has {size} bytes; offset.metadata.max.bytes is {metadata_bytes_max}"
             )
+
+
+def other_order(group_id: str, committed: OffsetAndMetadata) -> InvalidRequest:
+    """Return the error for an offset of the other order of delivery than the one that a group has committed."""
+    own, other = ("offset", "commit") if committed.offset_in_transaction is None else ("commit", "offset")
+    return InvalidRequest(
+        f"group {group_id[:80]!r} has committed offset {committed.offset} of the partition in {own} order, which means"
+        f" nothing in {other} order: let it read with txnstore.delivery.order={own}, use another group.id, or reset it"
+        f" (txnstore groups reset-offsets ... --order {other})"
+    )
 
 
 def _check_member(group: GroupView, committer: GroupMembership) -> None:

@@ -14,7 +14,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, Table, bindparam, case, delete, exists, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import Insert
 from sqlalchemy.dialects.sqlite import insert as upsert
 
@@ -45,6 +58,7 @@ from txnstore.groups.commit_rules import (
     check_group_id,
     check_member_commit,
     check_offsets,
+    other_order,
 )
 from txnstore.groups.rows import ensure_group, lock_group
 from txnstore.log.append import UnannouncedProducerError
@@ -86,6 +100,7 @@ _MEMBERS: Final = HotStatement(
 )
 _OFFSET_COLUMNS: Final = (
     "committed_offset",
+    "offset_in_transaction",
     "leader_epoch",
     "offset_metadata",
     "commit_ms",
@@ -95,16 +110,38 @@ _OFFSET_COLUMNS: Final = (
 )
 
 
-def _of_partition(table: Table, columns: Iterable[str]) -> Insert:
+def _of_partition(table: Table, columns: Iterable[str], *conditions: ColumnElement[bool]) -> Insert:
     """Return an INSERT of one row if its partition exists; it inserts nothing for a deleted one."""
     values = [bindparam(f"new_{name}", type_=table.c[name].type) for name in columns]
     # In one statement, without a look before: a topic made anew has another partition of the same name.
-    source = select(*values).where(partitions.c.partition_id == bindparam("new_partition_id"))
+    source = select(*values).where(partitions.c.partition_id == bindparam("new_partition_id"), *conditions)
     return upsert(table).from_select(list(columns), source)
+
+
+def _is_same_order(one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Return whether two offsets are of one order of delivery."""
+    return or_(and_(one.is_(None), other.is_(None)), and_(one.is_not(None), other.is_not(None)))
+
+
+def _has_other_order(table: Table) -> ColumnElement[bool]:
+    """Return whether the group has an offset of the other order there: one never takes the place of the other."""
+    new = bindparam("new_offset_in_transaction", type_=table.c.offset_in_transaction.type)
+    return exists().where(
+        table.c.group_id == bindparam("new_group_id"),
+        table.c.partition_id == bindparam("new_partition_id"),
+        ~_is_same_order(table.c.offset_in_transaction, new),
+    )
 
 
 _INSERT_OFFSET: Final = _of_partition(group_offsets, ("group_id", "partition_id", *_OFFSET_COLUMNS))
 _COMMIT: Final = HotStatement(
+    _INSERT_OFFSET.on_conflict_do_update(
+        index_elements=[group_offsets.c.group_id, group_offsets.c.partition_id],
+        set_={name: _INSERT_OFFSET.excluded[name] for name in _OFFSET_COLUMNS},
+        where=_is_same_order(group_offsets.c.offset_in_transaction, _INSERT_OFFSET.excluded.offset_in_transaction),
+    )
+)
+_RESET: Final = HotStatement(
     _INSERT_OFFSET.on_conflict_do_update(
         index_elements=[group_offsets.c.group_id, group_offsets.c.partition_id],
         set_={name: _INSERT_OFFSET.excluded[name] for name in _OFFSET_COLUMNS},
@@ -113,13 +150,18 @@ _COMMIT: Final = HotStatement(
 _PENDING_COLUMNS: Final = (
     "producer_epoch",
     "pending_offset",
+    "offset_in_transaction",
     "leader_epoch",
     "offset_metadata",
     "commit_ms",
     "commit_number",
 )
+# It is asked here, so that nothing is left to ask when the transaction ends: what was committed meanwhile is later.
 _INSERT_PENDING: Final = _of_partition(
-    pending_group_offsets, ("group_id", "partition_id", "producer_id", *_PENDING_COLUMNS)
+    pending_group_offsets,
+    ("group_id", "partition_id", "producer_id", *_PENDING_COLUMNS),
+    ~_has_other_order(group_offsets),
+    ~_has_other_order(pending_group_offsets),
 )
 _PEND: Final = HotStatement(
     _INSERT_PENDING.on_conflict_do_update(
@@ -141,6 +183,7 @@ _COUNT_IN_SOURCE: Final = upsert(group_offsets).from_select(
         pending_group_offsets.c.group_id,
         pending_group_offsets.c.partition_id,
         pending_group_offsets.c.pending_offset,
+        pending_group_offsets.c.offset_in_transaction,
         pending_group_offsets.c.leader_epoch,
         pending_group_offsets.c.offset_metadata,
         # Their retention begins now: the transaction may have been open for longer than that.
@@ -168,6 +211,7 @@ _READ: Final = HotStatement(
         group_offsets.c.committed_offset,
         group_offsets.c.leader_epoch,
         group_offsets.c.offset_metadata,
+        group_offsets.c.offset_in_transaction,
     )
     .where(group_offsets.c.group_id == bindparam("of_group_id"))
     .where(group_offsets.c.partition_id.in_(_IN_PARTITIONS))
@@ -177,6 +221,15 @@ _READ_PENDING: Final = HotStatement(
     .where(pending_group_offsets.c.group_id == bindparam("of_group_id"))
     .where(pending_group_offsets.c.partition_id.in_(_IN_PARTITIONS))
     .distinct()
+)
+_READ_PENDING_ORDER: Final = HotStatement(
+    select(
+        pending_group_offsets.c.partition_id,
+        pending_group_offsets.c.pending_offset,
+        pending_group_offsets.c.offset_in_transaction,
+    )
+    .where(pending_group_offsets.c.group_id == bindparam("of_group_id"))
+    .where(pending_group_offsets.c.partition_id.in_(_IN_PARTITIONS))
 )
 
 
@@ -197,18 +250,23 @@ def commit_offsets(
     offsets: Mapping[int, OffsetAndMetadata],
     *,
     producer: ProducerIdentity = NO_PRODUCER,
+    changes_order: bool = False,
 ) -> None:
     """Commit offsets by partition id: by themselves, or together with the transaction of `producer` that commits now.
 
+    With `changes_order` they take the place of whatever was committed.
+
     Raises:
         InvalidGroupId, InvalidRequest, OffsetMetadataTooLarge: the group or an offset is not of the documented form.
+        InvalidRequest: the group has committed an offset of the other order of delivery: the caller has to roll back.
         IllegalGeneration, UnknownMember, FencedInstance: see `commit_rules.check_member_commit`.
         UnknownTopicOrPartition: a partition does not exist (any more): the caller has to roll back.
     """
     _check_request(connection, committer, offsets)
     lock = _lock_for_commit(connection, committer, offsets, is_transactional=producer != NO_PRODUCER)
     if offsets:
-        _write(connection, _COMMIT, _rows(committer.group_id, offsets, lock, producer, "committed_offset"))
+        rows = _rows(committer.group_id, offsets, lock, producer, "committed_offset")
+        _write(connection, _RESET if changes_order else _COMMIT, rows)
 
 
 def add_pending_offsets(
@@ -221,6 +279,7 @@ def add_pending_offsets(
 
     Raises:
         InvalidGroupId, InvalidRequest, OffsetMetadataTooLarge: the group or an offset is not of the documented form.
+        InvalidRequest: the group has an offset of the other order of delivery: the caller has to roll back.
         IllegalGeneration, UnknownMember, FencedInstance: see `commit_rules.check_member_commit`.
     """
     _check_request(connection, committer, offsets)
@@ -322,6 +381,9 @@ def check_form(committer: GroupMembership, offsets: Mapping[int, OffsetAndMetada
             or not 0 <= offset.offset <= OFFSET_MAX
         ):
             raise InvalidRequest(f"a committed offset has to be a number from 0 to {OFFSET_MAX}, not {offset.offset!r}")
+        within = offset.offset_in_transaction
+        if within is not None and (type(within) is not int or not 0 <= within <= OFFSET_MAX):
+            raise InvalidRequest(f"an offset in a transaction has to be a number from 0 to {OFFSET_MAX}")
         if type(offset.leader_epoch) is not int or not -1 <= offset.leader_epoch <= LEADER_EPOCH_MAX:
             raise InvalidRequest(f"a leader epoch has to be a number from -1 to {LEADER_EPOCH_MAX}")
         if offset.metadata is not None and not (isinstance(offset.metadata, str) and is_storable_text(offset.metadata)):
@@ -381,8 +443,22 @@ def _read_members(connection: Connection, committer: GroupMembership) -> list[Co
 def _write(connection: Connection, statement: HotStatement, rows: list[dict[str, Any]]) -> None:
     if statement.run_each(connection, rows) != len(rows):
         check_partitions(connection, {row["new_partition_id"] for row in rows})
+        _check_order(connection, rows)
         # It was deleted between the two statements, or the driver cannot count.
         raise _deleted(rows[0]["new_partition_id"])
+
+
+def _check_order(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse offsets of the other order of delivery than what the group has committed, or an open transaction holds."""
+    group_id, within = (
+        rows[0]["new_group_id"],
+        {row["new_partition_id"]: row["new_offset_in_transaction"] for row in rows},
+    )
+    for some in chunks(list(within)):
+        of = {"of_group_id": group_id, "partition_ids": some}
+        for row in (*_READ.rows(connection, of), *_READ_PENDING_ORDER.rows(connection, of)):
+            if (row.offset_in_transaction is None) != (within[row.partition_id] is None):
+                raise other_order(group_id, OffsetAndMetadata(row[1], offset_in_transaction=row.offset_in_transaction))
 
 
 def _deleted(partition_id: int) -> UnknownTopicOrPartition:
@@ -403,6 +479,7 @@ def _rows(
             "new_group_id": group_id,
             "new_partition_id": partition_id,
             f"new_{offset_column}": offset.offset,
+            "new_offset_in_transaction": offset.offset_in_transaction,
             "new_leader_epoch": offset.leader_epoch,
             "new_offset_metadata": offset.metadata,
             "new_commit_ms": lock.now_ms,

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, case, select
+from sqlalchemy import Connection, and_, bindparam, case, func, select
 
 from txnstore.db.ddl import Int64
 from txnstore.db.schema import finished_transactions, record_batches
@@ -113,6 +113,11 @@ _BEGUN_BEFORE: Final = HotStatement(
     )
     .order_by(finished_transactions.c.marker_offset)
 )
+_FIRST_COMMITTED: Final = select(func.min(finished_transactions.c.first_offset)).where(
+    finished_transactions.c.partition_id == bindparam("of_partition_id"),
+    finished_transactions.c.marker_offset >= bindparam("from_place"),
+    finished_transactions.c.outcome == int(ControlType.COMMIT),
+)
 _TRANSACTION: Final = HotStatement(
     select(
         finished_transactions.c.marker_offset,
@@ -179,6 +184,13 @@ _BATCHES: Final = HotStatement(
     .where(_OF_PARTITION, record_batches.c.last_offset.in_(bindparam("last_offsets", expanding=True)))
     .execution_options(binary_rows=True)
 )
+
+
+def first_unread_offset(connection: Connection, partition_id: int, place: int) -> int:
+    """Return the offset below which a reader at this place has read everything that is committed."""
+    of = {"of_partition_id": partition_id, "from_place": place}
+    first: int | None = connection.execute(_FIRST_COMMITTED, of).scalar_one()
+    return place if first is None else min(place, first)
 
 
 def fetch_in_commit_order(

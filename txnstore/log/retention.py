@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, func, or_, select
 
@@ -32,6 +32,7 @@ from txnstore.db.schema import (
 from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, server_now_ms
 from txnstore.errors import UnknownTopicOrPartition
 from txnstore.log.bounds import FIRST_OPEN
+from txnstore.log.commit_order import first_unread_offset
 from txnstore.log.deleting import advance_log_start, delete_below_log_start
 from txnstore.log.partition_storage import (
     STORED_BATCHES,
@@ -40,6 +41,7 @@ from txnstore.log.partition_storage import (
     count_stored,
     read_storage,
 )
+from txnstore.model import OFFSET_MAX
 
 #: A limit that is none; also Kafka's number for it.
 UNLIMITED: Final = -1
@@ -78,7 +80,12 @@ _PARTITIONS: Final = (
 _FROM_START: Final = STORED_BATCHES.add_columns(record_batches.c.max_timestamp_ms)
 # No index finds what groups have committed in one partition: all are passed once, for all partitions that ask.
 _COMMITTED: Final = (
-    select(group_offsets.c.group_id, group_offsets.c.partition_id, group_offsets.c.committed_offset)
+    select(
+        group_offsets.c.group_id,
+        group_offsets.c.partition_id,
+        group_offsets.c.committed_offset,
+        group_offsets.c.offset_in_transaction,
+    )
     .where(
         or_(
             group_offsets.c.group_id > bindparam("after_group_id"),
@@ -93,8 +100,16 @@ _COMMITTED: Final = (
 )
 
 
-#: Below which offset all groups have read, by partition; None: not all groups can be asked.
-_ReadOffsets = dict[int, int] | None
+class _ReadUpTo(NamedTuple):
+    """How far all groups have read in one partition; OFFSET_MAX: none has committed in that order."""
+
+    offset: int = OFFSET_MAX
+    place: int = OFFSET_MAX
+    """By those that read in commit order."""
+
+
+#: By partition; None: not all groups can be asked.
+_ReadOffsets = dict[int, _ReadUpTo] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,20 +268,38 @@ def _offsets_read_by_all(store: Store, cluster: Cluster | None) -> _ReadOffsets:
     stores = [store] if cluster is None else list(cluster.stores())
     if cluster is not None and len(stores) < len(cluster.databases):
         return None
-    read_offsets: dict[int, int] = {}
+    read_offsets: dict[int, _ReadUpTo] = {}
     for one in stores:
-        for partition_id, offset in _committed(one):
-            read_offsets[partition_id] = min(read_offsets.get(partition_id, offset), offset)
+        for row in _committed(one):
+            offset, place = read_offsets.get(row.partition_id, _ReadUpTo())
+            if row.offset_in_transaction is None:
+                offset = min(offset, row.committed_offset)
+            else:
+                place = min(place, row.committed_offset)
+            read_offsets[row.partition_id] = _ReadUpTo(offset, place)
     return read_offsets
 
 
-def _committed(store: Store) -> Iterator[tuple[int, int]]:
-    """Yield partition and offset of everything that groups have committed in a database."""
+def _read_offset(store: Store, partition_id: int, read_offsets: _ReadOffsets) -> int | None:
+    """Return below which offset all groups have read everything; None: no group has committed there."""
+    if read_offsets is None:
+        return 0
+    up_to = read_offsets.get(partition_id)
+    if up_to is None:
+        return None
+    if up_to.place == OFFSET_MAX:
+        return up_to.offset
+    # What is committed behind the place may have begun long before it.
+    return min(up_to.offset, store.read(lambda connection: first_unread_offset(connection, partition_id, up_to.place)))
+
+
+def _committed(store: Store) -> Iterator[Any]:
+    """Yield everything that groups have committed in a database."""
     after: tuple[str, int] | None = ("", -1)
     while after is not None:
         of = {"after_group_id": after[0], "after_partition_id": after[1]}
         rows = store.read(lambda connection, of=of: connection.execute(_COMMITTED, of).all())  # type: ignore[misc]
-        yield from ((row.partition_id, row.committed_offset) for row in rows)
+        yield from rows
         after = (rows[-1].group_id, rows[-1].partition_id) if len(rows) == LISTED_MAX else None
 
 
@@ -287,7 +320,7 @@ def _expire(
     storage, batches = store.read(partial(_first_batches, partition_id, candidate.last_stable_offset))
     read_offset = None
     if limits.unread_ms != 0:
-        read_offset = 0 if read_offsets is None else read_offsets.get(partition_id)
+        read_offset = _read_offset(store, partition_id, read_offsets)
     through = expired_through(
         batches,
         limits,

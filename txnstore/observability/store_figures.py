@@ -27,7 +27,7 @@ from txnstore.db.schema import (
 )
 from txnstore.db.store import Store, chunks, server_now_ms
 from txnstore.errors import TxnStoreError
-from txnstore.groups.unread import CountedLag, count_lag
+from txnstore.groups.unread import CountedLag, bound_lag, count_lag
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import PartitionName
@@ -79,6 +79,8 @@ class Position:
     group_id: str
     partition_id: int
     offset: int
+    is_place: bool = False
+    """Whether the group reads in commit order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class GroupLag:
     group_id: str
     partition: PartitionName
     offsets: int
-    """Offsets up to the last stable one."""
+    """Offsets up to the last stable one; in commit order places up to the high watermark."""
 
     counted: CountedLag
 
@@ -175,7 +177,12 @@ _WAITING: Final = _counted(select(outbox.c.outbox_id).where(outbox.c.refusal.is_
 _REFUSED: Final = _counted(select(outbox.c.outbox_id).where(outbox.c.refusal.is_not(None)).order_by(outbox.c.outbox_id))
 _SEQUENCED: Final = select(outbox_sequencers.c.sequenced_count)
 _POSITIONS: Final = (
-    select(group_offsets.c.group_id, group_offsets.c.partition_id, group_offsets.c.committed_offset)
+    select(
+        group_offsets.c.group_id,
+        group_offsets.c.partition_id,
+        group_offsets.c.committed_offset,
+        group_offsets.c.offset_in_transaction.is_not(None),
+    )
     .order_by(group_offsets.c.group_id, group_offsets.c.partition_id)
     .limit(bindparam("rows_max"))
 )
@@ -319,15 +326,22 @@ def _lags(
     """Return the lags; those that are least far behind are counted first, so that as many as can be are exact."""
     batches_left = limits.lag_batches
     behind = sorted(
-        (max(0, bounds[one.partition_id].last_stable_offset - _start(one, bounds)), one.group_id, one.partition_id, one)
-        for one in positions
+        (max(0, _end(one, bounds) - _start(one, bounds)), one.group_id, one.partition_id, one) for one in positions
     )
     lags = []
     for offsets, group_id, partition_id, position in behind:
-        counted = count_lag(connection, bounds[partition_id], position.offset, batches_max=batches_left)
+        if position.is_place:
+            counted = bound_lag(connection, bounds[partition_id], position.offset, markers_max=batches_left)
+        else:
+            counted = count_lag(connection, bounds[partition_id], position.offset, batches_max=batches_left)
         batches_left -= counted.batches
         lags.append(GroupLag(group_id, names[partition_id], offsets, counted))
     return lags
+
+
+def _end(position: Position, bounds: Mapping[int, Bounds]) -> int:
+    of_partition = bounds[position.partition_id]
+    return of_partition.high_watermark if position.is_place else of_partition.last_stable_offset
 
 
 def _start(position: Position, bounds: Mapping[int, Bounds]) -> int:

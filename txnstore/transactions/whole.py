@@ -107,8 +107,8 @@ def _is_usual_commit(sent: SentOffsets) -> bool:
         check_form(committer, sent.offsets)
     except TxnStoreError:
         return False
-    if any(offset.metadata for offset in sent.offsets.values()):
-        # The store has a limit for it.
+    if any(offset.metadata or offset.offset_in_transaction is not None for offset in sent.offsets.values()):
+        # The store has a limit for metadata; and the short way is for offset order alone.
         return False
     if committer.member_id:
         return committer.generation > NO_GENERATION

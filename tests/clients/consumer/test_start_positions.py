@@ -35,5 +35,5 @@ TABLE = [
 def test_the_start_is_the_one_of_the_table(wanted, committed, earliest, latest, error):
     for reset, expected in (("earliest", earliest), ("latest", latest), ("error", error)):
         start = start_position(wanted, BOUNDS, BOUNDS.last_stable_offset, committed, reset)
-        assert start.offset == expected
-        assert start.offset is not None or start.why
+        assert start.position == expected
+        assert start.position is not None or start.why

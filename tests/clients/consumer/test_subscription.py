@@ -27,6 +27,7 @@ def chunk(first, last, *, next_offset=None, topic="t", number=0, size_bytes=1, o
         first,
         last,
         last + 1 if next_offset is None else next_offset,
+        first,
     )
 
 
@@ -133,7 +134,7 @@ def test_a_seek_drops_what_is_buffered_and_what_is_on_its_way(make):
     assert subscription.next_message() is None
     assert subscription.buffered_records == 0
     (again,) = subscription.to_resolve(0.0)
-    assert again.offset == 9
+    assert again.position == 9
 
 
 def test_what_was_read_for_a_partition_that_is_gone_is_dropped_even_if_it_is_back(make):
@@ -246,7 +247,7 @@ def test_a_partition_that_is_stopped_is_read_again_after_a_seek_only(make):
     assert subscription.next_message().offset() == 99
     assert subscription.to_read(1e9) == []
     subscription.seek(subscription.find("t", 0), 1)
-    assert [found.offset for found in subscription.to_resolve(0.0)] == [1]
+    assert [found.position for found in subscription.to_resolve(0.0)] == [1]
 
 
 def test_a_batch_that_cannot_be_opened_is_said_and_the_position_stays(make):
@@ -259,7 +260,7 @@ def test_a_batch_that_cannot_be_opened_is_said_and_the_position_stays(make):
     assert offsets(messages) == [0, 1, 2]
     assert messages[2].error().code() == CorruptBatch.code
     partition = subscription.find("t", 0)
-    assert (partition.position, partition.fetch_offset) == (2, 2)
+    assert (partition.position, partition.fetch_position) == (2, 2)
     assert subscription.buffered_records == 0
     assert subscription.to_read(0.0) == []
 
@@ -272,7 +273,7 @@ def test_messages_that_did_not_reach_the_application_come_again(make):
     subscription.give_back(messages)
     partition = subscription.find("t", 0)
     assert (partition.position, partition.stored) == (1, 1)
-    assert [position.offset for position in subscription.to_resolve(0.0)] == [1]
+    assert [position.position for position in subscription.to_resolve(0.0)] == [1]
 
 
 def test_what_is_stored_is_to_be_committed_only_above_what_is_committed(make):
@@ -286,8 +287,8 @@ def test_what_is_stored_is_to_be_committed_only_above_what_is_committed(make):
 def test_an_assignment_without_offset_begins_at_the_committed_one(make):
     subscription = make()
     subscription.add("t", 0, OFFSET_INVALID)
-    assert [position.offset for position in subscription.to_resolve(0.0)] == [OFFSET_STORED]
-    assert subscription.find("t", 0).assigned_offset == OFFSET_STORED
+    assert [position.position for position in subscription.to_resolve(0.0)] == [OFFSET_STORED]
+    assert subscription.find("t", 0).assigned_position == OFFSET_STORED
 
 
 def test_an_offset_that_has_left_the_log_is_resolved_anew(make):
@@ -295,4 +296,4 @@ def test_an_offset_that_has_left_the_log_is_resolved_anew(make):
     (position,) = subscription.to_read(0.0)
     subscription.out_of_range(position)
     assert subscription.to_read(0.0) == []
-    assert [found.offset for found in subscription.to_resolve(0.0)] == [5]
+    assert [found.position for found in subscription.to_resolve(0.0)] == [5]

@@ -64,6 +64,7 @@ def remake_offsets(*, nullable):
         Column("group_id", String, nullable=False),
         Column("partition_id", Int64, nullable=False, autoincrement=False),
         Column("committed_offset", Int64, nullable=False),
+        Column("offset_in_transaction", Int64, nullable=True),
         Column("leader_epoch", Int32, nullable=False),
         Column("offset_metadata", String, nullable=nullable),
         Column("commit_ms", Int64, nullable=False),
@@ -78,7 +79,9 @@ def remake_offsets(*, nullable):
         StoreName("group_offsets"),
         *columns,
         PrimaryKeyConstraint("group_id", "partition_id", name="group_offsets_pk"),
-        CheckConstraint("committed_offset >= 0", name="group_offsets_offset"),
+        CheckConstraint(
+            "committed_offset >= 0 AND coalesce(offset_in_transaction, 0) >= 0", name="group_offsets_offset"
+        ),
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )

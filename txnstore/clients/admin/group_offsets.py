@@ -202,7 +202,12 @@ def _known(connection: Connection, partitions: Iterable[TopicPartition]) -> dict
 
 def _offset_of(partition: TopicPartition) -> OffsetAndMetadata:
     leader_epoch = partition.leader_epoch
-    return OffsetAndMetadata(partition.offset, -1 if leader_epoch is None else leader_epoch, partition.metadata)
+    return OffsetAndMetadata(
+        partition.offset,
+        -1 if leader_epoch is None else leader_epoch,
+        partition.metadata,
+        partition.offset_in_transaction,
+    )
 
 
 def _unknown(partition: TopicPartition) -> UnknownTopicOrPartition:
@@ -226,7 +231,12 @@ def _with_offset(
         found = TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
     else:
         found = TopicPartition(
-            partition.topic, partition.partition, offset.offset, offset.metadata, offset.leader_epoch
+            partition.topic,
+            partition.partition,
+            offset.offset,
+            offset.metadata,
+            offset.leader_epoch,
+            offset_in_transaction=offset.offset_in_transaction,
         )
     return found.with_error(_kafka_error(error))
 

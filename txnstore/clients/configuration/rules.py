@@ -64,6 +64,11 @@ def apply_consumer_rules(values: Values, given: Mapping[str, Any], logger: loggi
     if not values["group.id"]:
         raise ValueError("Failed to create consumer: group.id must be set")
     _default(values, "allow.auto.create.topics", False)
+    if values["txnstore.delivery.order"] == "commit" and values["isolation.level"] == "read_uncommitted":
+        raise ConfigurationError(
+            "Failed to create consumer: `txnstore.delivery.order=commit` requires `isolation.level=read_committed`:"
+            " what is not committed has no place in that order"
+        )
     if values["max.poll.interval.ms"] < values["session.timeout.ms"]:
         raise ConfigurationError("Failed to create consumer: `max.poll.interval.ms` must be >= `session.timeout.ms`")
     if values["group.protocol"] == "consumer":

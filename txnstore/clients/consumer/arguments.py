@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from txnstore.clients.consumer.events import prefixed
+from txnstore.clients.consumer.positions import Positions, position_behind
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.log.bounds import Bounds
 from txnstore.log.fetch import PAGE_BYTES_MAX, PAGE_RECORDS_MAX
 from txnstore.model import IsolationLevel
 
@@ -43,6 +45,8 @@ class ConsumerOptions:
     heartbeat_seconds: float
     max_poll_seconds: float
     isolation: IsolationLevel
+    positions: Positions
+    """How the positions of its order of delivery are numbered."""
     offset_reset: str
     """earliest, latest or error."""
     reports_eof: bool
@@ -69,6 +73,15 @@ class ConsumerOptions:
         """Whether rebalances tell the application what changes, not the whole assignment."""
         return "cooperative-sticky" in self.assignors
 
+    @property
+    def bounding_isolation(self) -> IsolationLevel:
+        """The isolation level that bounds what it reaches: in commit order nothing open holds it back."""
+        return IsolationLevel.READ_UNCOMMITTED if self.positions.in_commit_order else self.isolation
+
+    def end_offset(self, bounds: Bounds) -> int:
+        """Return the offset, or place, that it does not reach."""
+        return bounds.end(self.bounding_isolation)
+
 
 def consumer_options(configuration: Configuration) -> ConsumerOptions:
     """Return the settings of the configuration."""
@@ -81,6 +94,7 @@ def consumer_options(configuration: Configuration) -> ConsumerOptions:
         heartbeat_seconds=configuration["heartbeat.interval.ms"] / 1000,
         max_poll_seconds=configuration["max.poll.interval.ms"] / 1000,
         isolation=_ISOLATION_LEVELS[configuration["isolation.level"]],
+        positions=Positions(in_commit_order=configuration["txnstore.delivery.order"] == "commit"),
         offset_reset=configuration["auto.offset.reset"],
         reports_eof=configuration["enable.partition.eof"],
         stores_offsets=configuration["enable.auto.offset.store"],
@@ -192,18 +206,20 @@ def check_count(count: object) -> int:
     return number
 
 
-def chosen_offsets(message: object, offsets: object, verb: str) -> list[TopicPartition] | None:
+def chosen_offsets(message: object, offsets: object, verb: str, positions: Positions) -> list[TopicPartition] | None:
     """Return the offsets to be committed or stored by a message or a list of offsets; None if neither is given.
 
     Raises:
         ValueError: both are given.
         TypeError: one is of another type.
-        KafkaException: `_INVALID_ARG`: the message is not a record.
+        KafkaException: `_INVALID_ARG`: the message is not a record, or an offset is of the other order of delivery.
     """
     if message is not None and offsets is not None:
         raise ValueError("message and offsets are mutually exclusive")
     if offsets is not None:
-        return check_partitions(offsets)
+        chosen = check_partitions(offsets)
+        positions.check(chosen, f"Cannot {verb} offsets", to_store=True)
+        return chosen
     if message is None:
         return None
     if not isinstance(message, Message):
@@ -215,4 +231,6 @@ def chosen_offsets(message: object, offsets: object, verb: str) -> list[TopicPar
     if topic is None or partition is None or offset is None:
         text = f"Cannot {verb} offsets for a message without topic, partition and offset"
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
-    return [TopicPartition(topic, partition, offset + 1, None, message.leader_epoch())]
+    behind = [position_behind(message, topic, partition, offset)]
+    positions.check(behind, f"Cannot {verb} offsets", to_store=True)
+    return behind

@@ -75,7 +75,7 @@ class OffsetCommits:
         """Return the stored offsets of the partitions, by default of all; OFFSET_INVALID: nothing to commit."""
         with self._lock:
             return [
-                TopicPartition(partition.topic, partition.number, partition.uncommitted)
+                self._options.positions.partition(partition.topic, partition.number, partition.uncommitted)
                 for partition in (self._subscription if partitions is None else partitions)
             ]
 
@@ -143,7 +143,7 @@ class OffsetCommits:
             for partition in ids.values():
                 assigned = self._subscription.find(partition.topic, partition.partition)
                 if assigned is not None:
-                    assigned.committed = partition.offset
+                    assigned.committed = self._options.positions.of(partition)
         answered = [partition.with_error(errors.get(partition)) for partition in offsets]
         return CommitResult(next(iter(errors.values()), None), answered)
 
@@ -163,6 +163,7 @@ class OffsetCommits:
                 partition.offset,
                 -1 if partition.leader_epoch is None else partition.leader_epoch,
                 partition.metadata,
+                partition.offset_in_transaction,
             )
             for partition_id, partition in ids.items()
         }
@@ -221,7 +222,12 @@ class OffsetCommits:
                 answer = TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
             else:
                 answer = TopicPartition(
-                    partition.topic, partition.partition, offset.offset, offset.metadata, offset.leader_epoch
+                    partition.topic,
+                    partition.partition,
+                    offset.offset,
+                    offset.metadata,
+                    offset.leader_epoch,
+                    offset_in_transaction=offset.offset_in_transaction,
                 )
             answered.append(answer.with_error(errors.get(partition)))
         return answered

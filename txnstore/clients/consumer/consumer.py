@@ -321,6 +321,7 @@ class Consumer:
         self._check()
         chosen = check_partitions(partitions)
         check_distinct(chosen, "Failed to set assignment")
+        self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
             self._assignment_changed = True
             self._core.clear()
@@ -343,6 +344,7 @@ class Consumer:
         self._check()
         chosen = check_partitions(partitions)
         check_distinct(chosen, "Failed to set assignment")
+        self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
             self._refuse_if_eager()
             for partition in chosen:
@@ -362,6 +364,7 @@ class Consumer:
         self._check()
         chosen = check_partitions(partitions)
         check_distinct(chosen, "Failed to set assignment")
+        self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
             self._refuse_if_eager()
             for partition in chosen:
@@ -379,7 +382,7 @@ class Consumer:
         self._check()
         with self._core.arrived:
             return [
-                TopicPartition(partition.topic, partition.number, partition.assigned_offset)
+                self._core.options.positions.partition(partition.topic, partition.number, partition.assigned_position)
                 for partition in self._core.subscription
             ]
 
@@ -410,7 +413,8 @@ class Consumer:
                 raise failure(KafkaError._STATE if is_known else KafkaError._UNKNOWN_PARTITION, prefix)
             if wanted.offset == OFFSET_STORED:
                 raise failure(KafkaError._INVALID_ARG, prefix)
-            core.subscription.seek(assigned, wanted.offset)
+            core.options.positions.check([wanted], prefix)
+            core.subscription.seek(assigned, core.options.positions.of(wanted))
             core.read_on()
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -423,8 +427,8 @@ class Consumer:
         with self._core.arrived:
             for partition in check_partitions(partitions):
                 assigned = self._core.find(partition)
-                offset = OFFSET_INVALID if assigned is None else assigned.position
-                answer.append(TopicPartition(partition.topic, partition.partition, offset))
+                position = OFFSET_INVALID if assigned is None else assigned.position
+                answer.append(self._core.options.positions.partition(partition.topic, partition.partition, position))
         return answer
 
     def pause(self, partitions: list[TopicPartition]) -> None:
@@ -458,22 +462,22 @@ class Consumer:
                 `_UNKNOWN_PARTITION`: none of the partitions is assigned.
         """
         self._check()
-        chosen = chosen_offsets(message, offsets, "store")
+        chosen = chosen_offsets(message, offsets, "store", self._core.options.positions)
         if chosen is None:
             raise ValueError("expected either message or offsets")
         if self._core.options.stores_offsets:
             raise failure(KafkaError._INVALID_ARG, "StoreOffsets failed")
         with self._core.arrived:
             found = [
-                (assigned, partition.offset)
+                (assigned, self._core.options.positions.of(partition))
                 for partition in chosen
                 if (assigned := self._core.find(partition)) is not None and not assigned.is_unread
             ]
             if chosen and not found:
                 raise failure(KafkaError._UNKNOWN_PARTITION, "StoreOffsets failed")
-            for assigned, offset in found:
-                if offset >= 0:
-                    assigned.stored = offset
+            for assigned, position in found:
+                if position >= 0:
+                    assigned.stored = position
 
     def commit(
         self,
@@ -505,8 +509,8 @@ class Consumer:
                 `enable.auto.commit` is set, and `_STATE`: its database transaction has failed before.
         """
         self._check()
-        chosen = chosen_offsets(message, offsets, "commit")
         core = self._core
+        chosen = chosen_offsets(message, offsets, "commit", core.options.positions)
         if chosen is None:
             chosen = core.commits.stored()
         if connection is not None:

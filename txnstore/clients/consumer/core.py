@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from txnstore.clients.callbacks import Callbacks, EventQueue, RepeatedTrouble
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
-from txnstore.clients.consumer.arguments import consumer_options, failure
+from txnstore.clients.consumer.arguments import ConsumerOptions, consumer_options, failure
 from txnstore.clients.consumer.commits import CommitResult, OffsetCommits
 from txnstore.clients.consumer.events import (
     MESSAGE_INTERVAL_SECONDS,
@@ -50,7 +50,6 @@ from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import StoreClosed, TxnStoreError
-from txnstore.model import IsolationLevel
 
 Result = TypeVar("Result")
 
@@ -95,6 +94,7 @@ class ConsumerCore:
             bytes_low=options.read_ahead_bytes,
             # A broker that is asked for no bytes at all answers at once.
             eof_wait_seconds=options.fetch_wait_seconds if options.fetch_min_bytes else 0.0,
+            positions=options.positions,
         )
         self.group = ConsumerMember(
             f"{name}-group",
@@ -117,7 +117,7 @@ class ConsumerCore:
             membership=lambda: self.group.membership,
             on_error=self.group.noticed,
         )
-        self.lookups = PartitionLookups(self.connection, self.directory, options.isolation)
+        self.lookups = PartitionLookups(self.connection, self.directory, options)
         self.fetcher = Fetcher(
             f"{name}-fetcher",
             lock=lock,
@@ -193,7 +193,7 @@ class ConsumerCore:
     def add(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions as well, from their offsets on."""
         for partition in partitions:
-            self.subscription.add(partition.topic, partition.partition, partition.offset)
+            self.subscription.add(partition.topic, partition.partition, self.options.positions.of(partition))
         self.read_on()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
@@ -330,7 +330,7 @@ class ConsumerCore:
             topics: dict[str, Any] = {}
             for partition in self.subscription:
                 topic = topics.setdefault(partition.topic, {"topic": partition.topic, "partitions": {}})
-                topic["partitions"][str(partition.number)] = _partition_facts(partition, self.options.isolation)
+                topic["partitions"][str(partition.number)] = _partition_facts(partition, self.options)
             return {
                 "msg_cnt": self.subscription.buffered_records,
                 "msg_size": self.subscription.buffered_bytes,
@@ -413,11 +413,11 @@ def _nothing() -> None:
     """Do nothing: the job behind all others."""
 
 
-def _partition_facts(partition: AssignedPartition, isolation: IsolationLevel) -> dict[str, Any]:
-    bounds = partition.bounds
-    end_offset = -1 if bounds is None else bounds.end(isolation)
+def _partition_facts(partition: AssignedPartition, options: ConsumerOptions) -> dict[str, Any]:
+    bounds, place = partition.bounds, options.positions.place
+    end_offset = -1 if bounds is None else options.end_offset(bounds)
     # As librdkafka: behind what is committed, or what was handed out if nothing is.
-    known_offset = partition.committed if partition.committed >= 0 else partition.position
+    known_offset = place(partition.committed if partition.committed >= 0 else partition.position)
     return {
         "partition": partition.number,
         "fetchq_cnt": partition.buffered_records,
@@ -425,8 +425,8 @@ def _partition_facts(partition: AssignedPartition, isolation: IsolationLevel) ->
         "lo_offset": -1 if bounds is None else bounds.log_start_offset,
         "hi_offset": -1 if bounds is None else bounds.high_watermark,
         "ls_offset": -1 if bounds is None else bounds.last_stable_offset,
-        "app_offset": partition.position,
-        "stored_offset": partition.stored,
-        "committed_offset": partition.committed,
+        "app_offset": place(partition.position),
+        "stored_offset": place(partition.stored),
+        "committed_offset": place(partition.committed),
         "consumer_lag": max(0, end_offset - known_offset) if end_offset >= 0 and known_offset >= 0 else -1,
     }

@@ -428,7 +428,7 @@ class FetchThread:
         pages = [outcome for outcome in outcomes if isinstance(outcome, PageDelivered)]
         size_bytes = sum(chunk.size_bytes for outcome in pages for chunk in outcome.page.chunks)
         is_small = 0 < size_bytes < self._fetcher.options.fetch_min_bytes and all(
-            outcome.page.next_offset >= outcome.page.end_offset for outcome in pages
+            outcome.page.next_position >= outcome.page.end_position for outcome in pages
         )
         now = time.monotonic()
         if not is_small or now >= self._held_until:
@@ -475,7 +475,7 @@ class FetchThread:
         elif isinstance(outcome, StartResolved):
             if outcome.committed is not None:
                 subscription.committed(position, outcome.committed)
-            subscription.resolved(position, outcome.offset, outcome.partition_id)
+            subscription.resolved(position, outcome.start, outcome.partition_id)
         elif isinstance(outcome, PartitionMoved):
             position.partition.leader = None
             subscription.fail(position, None, now)

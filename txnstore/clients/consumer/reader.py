@@ -19,7 +19,7 @@ from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.events import unknown_topic
 from txnstore.clients.consumer.subscription import AssignedPartition, Chunk, FetchPosition, PageRead, start_position
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
-from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, RecordSource
+from txnstore.clients.model.message import NO_MARKER, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, RecordSource
 from txnstore.clients.model.topic_partition import OFFSET_END, OFFSET_STORED, TopicPartition
 from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.clients.topic_directory import TopicDirectory
@@ -35,15 +35,19 @@ from txnstore.errors import (
     UnknownTopicOrPartition,
     UnsupportedCompression,
 )
+from txnstore.groups.commit_rules import other_order
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordBatch
+from txnstore.log.commit_order import CommitPage, fetch_in_commit_order
 from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, Room, fetch
 from txnstore.log.news import read_news
 from txnstore.log.topics import Topic
 from txnstore.model import IsolationLevel, TimestampType
 
 Result = TypeVar("Result")
+#: A page in either order.
+AnyPage = Page | CommitPage
 
 #: How long a reading in the background waits for a database that cannot be reached before the application is told.
 RETRY_TIMEOUT_MS: Final = 1_000
@@ -58,10 +62,10 @@ _OF_ONE_PARTITION: Final = (OffsetOutOfRange, UnknownTopicOrPartition, CorruptBa
 
 @dataclass(frozen=True, slots=True)
 class StartResolved:
-    """The partition is read from this offset on."""
+    """The partition is read from this position on."""
 
     position: FetchPosition
-    offset: int
+    start: int
     partition_id: int
     committed: int | None
     """What the group has committed there, if that was asked for."""
@@ -134,6 +138,7 @@ class PartitionReader:
         self._connection = connection
         self._directory = directory
         self._options = options
+        self._positions = options.positions
         self._is_held_back = False
         self._overdue = OverdueHelp(self.store, connection.cluster)
         #: An open transaction that holds back committed offsets is found in the database of the group.
@@ -193,7 +198,7 @@ class PartitionReader:
         known, outcomes = self._known(positions)
         if not known:
             return outcomes
-        stored_ids = [partition_id for partition_id, position in known.items() if position.offset == OFFSET_STORED]
+        stored_ids = [partition_id for partition_id, position in known.items() if position.position == OFFSET_STORED]
 
         elsewhere: CommittedOffsets | None = None
         if stored_ids and not self._coordinates_group:
@@ -240,33 +245,51 @@ class PartitionReader:
                 outcomes.append(PartitionRecreated(position))
         if not known:
             return outcomes
-        offsets = {partition_id: position.offset for partition_id, position in known.items()}
-
-        def work(connection: Connection) -> dict[int, Page]:
-            return fetch(
-                connection,
-                offsets,
-                isolation=self._options.isolation,
-                records_max=records_max,
-                bytes_max=self._options.page_bytes_max,
-                asks_outbox=asks_outbox,
-            )
-
-        news = None
-        if waiter is not None:
-            room = Room(records_max, self._options.page_bytes_max)
-            news = read_news(waiter.rows, offsets, self._options.isolation, room)
+        wanted = {partition_id: position.position for partition_id, position in known.items()}
+        room = Room(records_max, self._options.page_bytes_max)
         try:
-            pages = self._read(work) if news is None else news
+            delivered = self._news(wanted, room, waiter) or self._pages(wanted, room, asks_outbox=asks_outbox)
         except _OF_ONE_PARTITION as error:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
         for partition_id, position in known.items():
-            page = pages[partition_id]
+            page = delivered[partition_id]
             self.outbox_waits = asks_outbox and page.bounds.outbox_waits
             outcomes.append(self._delivered(position, page))
         return outcomes
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _news(self, wanted: Mapping[int, int], room: Room, waiter: Waiter | None) -> Mapping[int, AnyPage] | None:
+        """Return what a reader that had read everything gets by one statement; None: it asks for pages."""
+        if waiter is None or self._positions.in_commit_order:
+            return None
+        return read_news(waiter.rows, wanted, self._options.isolation, room)
+
+    def _pages(self, wanted: Mapping[int, int], room: Room, *, asks_outbox: bool) -> Mapping[int, AnyPage]:
+        if self._positions.in_commit_order:
+            return self._places(wanted, room, asks_outbox=asks_outbox)
+
+        def work(connection: Connection) -> dict[int, Page]:
+            return fetch(
+                connection,
+                wanted,
+                isolation=self._options.isolation,
+                records_max=room.records,
+                bytes_max=room.size_bytes,
+                asks_outbox=asks_outbox,
+            )
+
+        return self._read(work)
+
+    def _places(self, wanted: Mapping[int, int], room: Room, *, asks_outbox: bool) -> Mapping[int, AnyPage]:
+        positions = {partition_id: self._positions.pair(position) for partition_id, position in wanted.items()}
+
+        def work(connection: Connection) -> dict[int, CommitPage]:
+            return fetch_in_commit_order(
+                connection, positions, records_max=room.records, bytes_max=room.size_bytes, asks_outbox=asks_outbox
+            )
+
+        return self._read(work)
 
     def _one_by_one(
         self, positions: Sequence[FetchPosition], records_max: int, error: TxnStoreError
@@ -282,7 +305,7 @@ class PartitionReader:
         if records_max > 1:
             # What comes before the damaged batch can be read.
             return self.read(positions, records_max=1)
-        return [PartitionFailed(position, kafka_error_of(error), position.offset)]
+        return [PartitionFailed(position, kafka_error_of(error), self._positions.place(position.position))]
 
     def _known(self, positions: Sequence[FetchPosition]) -> tuple[dict[int, FetchPosition], list[ReadOutcome]]:
         """Return the positions by partition id, and what became of those whose partition is not here."""
@@ -335,17 +358,29 @@ class PartitionReader:
             return PartitionFailed(position, None)
         self._overdue_offsets.let_go(partition_id)
         offset = committed.offsets.get(partition_id)
-        end_offset = bounds.end(self._options.isolation)
+        is_stored = position.position == OFFSET_STORED
+        if is_stored and offset is not None and not self._positions.is_own(offset):
+            error = kafka_error_of(other_order(self._options.group_id, offset))
+            return PartitionFailed(position, error, offset.offset, for_good=True)
+        known = None if offset is None else self._positions.at(offset.offset, offset.offset_in_transaction or 0)
         start = start_position(
-            position.offset, bounds, end_offset, offset.offset if offset else None, self._options.offset_reset
+            position.position,
+            bounds,
+            self._options.end_offset(bounds),
+            known,
+            self._options.offset_reset,
+            positions=self._positions,
         )
-        if start.offset is None:
+        if start.position is None:
             error = KafkaError(KafkaError._AUTO_OFFSET_RESET, start.why)
-            return PartitionFailed(position, error, position.offset if position.offset >= 0 else None, for_good=True)
-        return StartResolved(position, start.offset, partition_id, offset.offset if offset else None)
+            place = self._positions.place(position.position)
+            return PartitionFailed(position, error, place if place >= 0 else None, for_good=True)
+        return StartResolved(position, start.position, partition_id, known)
 
-    def _delivered(self, position: FetchPosition, page: Page) -> ReadOutcome:
+    def _delivered(self, position: FetchPosition, page: AnyPage) -> ReadOutcome:
         """Return the page as the subscription takes it."""
+        if isinstance(page, CommitPage):
+            return PageDelivered(position, self._placed(position, page))
         end_offset = page.bounds.end(self._options.isolation)
         if end_offset < page.bounds.high_watermark and page.next_offset >= end_offset:
             self._is_held_back = True
@@ -357,6 +392,30 @@ class PartitionReader:
             _chunk(position, batch, next_offset) for batch, next_offset in zip(page.batches, behind, strict=False)
         ]
         return PageDelivered(position, PageRead(chunks, page.next_offset, page.bounds, end_offset))
+
+    def _placed(self, position: FetchPosition, page: CommitPage) -> PageRead:
+        at = self._positions.at
+        starts = [at(*placed.start) for placed in page.batches]
+        next_position = at(*page.next_position)
+        chunks: list[Chunk] = []
+        for placed, start, behind in zip(page.batches, starts, [*starts[1:], next_position], strict=False):
+            is_within = placed.marker_offset is not None
+            marker_offset = NO_MARKER if placed.marker_offset is None else placed.marker_offset
+            chunks.append(
+                Chunk(
+                    source=_source(position, placed.batch, marker_offset),
+                    open=partial(placed.batch.rows, placed.from_offset),
+                    record_count=placed.batch.record_count,
+                    size_bytes=placed.batch.size_bytes,
+                    first_offset=placed.from_offset,
+                    last_offset=placed.batch.last_offset,
+                    next_position=behind,
+                    start=start,
+                    base=at(marker_offset) if is_within else 0,
+                    unit=1 if is_within else self._positions.unit,
+                )
+            )
+        return PageRead(chunks, next_position, page.bounds, at(page.bounds.high_watermark))
 
     def _read(self, work: Callable[[Connection], Result]) -> Result:
         cluster = self._connection.cluster()
@@ -376,28 +435,34 @@ class PartitionReader:
         return self._connection.cluster().coordinator_of(self._options.group_id)
 
 
-def _chunk(position: FetchPosition, batch: RecordBatch, next_offset: int) -> Chunk:
+def _source(position: FetchPosition, batch: RecordBatch, marker_offset: int | None) -> RecordSource:
     partition = position.partition
-    source = RecordSource(partition.topic, partition.number, _TIMESTAMP_TYPES[batch.timestamp_type])
+    return RecordSource(partition.topic, partition.number, _TIMESTAMP_TYPES[batch.timestamp_type], marker_offset)
+
+
+def _chunk(position: FetchPosition, batch: RecordBatch, next_offset: int) -> Chunk:
+    first_offset = max(batch.base_offset, position.position)
     return Chunk(
-        source=source,
-        open=partial(batch.rows, position.offset),
+        source=_source(position, batch, None),
+        open=partial(batch.rows, position.position),
         record_count=batch.record_count,
         size_bytes=batch.size_bytes,
-        first_offset=max(batch.base_offset, position.offset),
+        first_offset=first_offset,
         last_offset=batch.last_offset,
-        next_offset=next_offset,
+        next_position=next_offset,
+        start=first_offset,
     )
 
 
 class PartitionLookups:
     """A consumer's questions about partitions beside reading them; each method runs on its worker."""
 
-    def __init__(self, connection: StoreConnection, directory: TopicDirectory, isolation: IsolationLevel) -> None:
-        """Answer as a reader of this isolation level sees the log."""
+    def __init__(self, connection: StoreConnection, directory: TopicDirectory, options: ConsumerOptions) -> None:
+        """Answer as a reader with these settings sees the log."""
         self._connection = connection
         self._directory = directory
-        self._isolation = isolation
+        self._options = options
+        self._positions = options.positions
 
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         """Return the first offset, and the first one that the reader may not read yet.
@@ -420,7 +485,7 @@ class PartitionLookups:
         except UnknownTopicOrPartition:
             self._directory.forget(partition.topic)
             raise _unknown_partition() from None
-        return bounds.log_start_offset, bounds.end(self._isolation)
+        return bounds.log_start_offset, self._options.end_offset(bounds)
 
     def offsets_for_times(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Return for each partition, whose offset is a time in milliseconds, the first offset from that time on.
@@ -441,11 +506,11 @@ class PartitionLookups:
             offsets = []
             for index, partition_id, partition in wanted:
                 if partition.offset == OFFSET_END:
-                    end_offset = read_bounds(connection, [partition_id])[partition_id].end(self._isolation)
+                    end_offset = self._options.end_offset(read_bounds(connection, [partition_id])[partition_id])
                     offsets.append((index, end_offset))
                     continue
                 at_ms = min(partition.offset, TIMESTAMP_MS_MAX)
-                found = offset_for_time(connection, partition_id, at_ms, self._isolation)
+                found = offset_for_time(connection, partition_id, at_ms, self._options.bounding_isolation)
                 offsets.append((index, OFFSET_END if found is None else found.offset))
             return offsets
 
@@ -456,7 +521,7 @@ class PartitionLookups:
         for leader, wanted in by_leader.items():
             offsets.update(repaired(cluster, leader, partial(_read, partial(find, wanted))))
         return [
-            TopicPartition(partition.topic, partition.partition, offsets[index])
+            self._positions.partition(partition.topic, partition.partition, self._positions.at(offsets[index]))
             for index, partition in enumerate(partitions)
         ]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Final
 
+from txnstore.clients.consumer.positions import Positions
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.message import Message, RecordSource, RecordTuple, end_of_partition, error_message
 from txnstore.clients.model.topic_partition import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
@@ -32,6 +33,8 @@ REPORT_AGAIN_SECONDS: Final = 30.0
 #: Bound once: it is called for each record.
 _message_of: Final = Message.from_record
 
+OFFSET_ORDER: Final = Positions()
+
 NOTHING_COMMITTED: Final = "no previously committed offset available: Local: No offset stored"
 
 
@@ -39,30 +42,45 @@ NOTHING_COMMITTED: Final = "no previously committed offset available: Local: No 
 class StartPosition:
     """Where to begin."""
 
-    offset: int | None
+    position: int | None
     """None: there is no such offset, because auto.offset.reset is "error"."""
 
     why: str = ""
     """Why auto.offset.reset had to decide."""
 
 
-def start_position(wanted: int, bounds: Bounds, end_offset: int, committed: int | None, reset: str) -> StartPosition:
-    """Return where to begin if `wanted` is an offset or one of the constants; `reset` is earliest, latest or error."""
-    why = f"offset {wanted} is not in the log: Broker: Offset out of range"
+def start_position(
+    wanted: int,
+    bounds: Bounds,
+    end_offset: int,
+    committed: int | None,
+    reset: str,
+    *,
+    positions: Positions = OFFSET_ORDER,
+) -> StartPosition:
+    """Return where to begin if `wanted` is a position or one of the constants; `reset` is earliest, latest or error."""
+    said, given = "offset", wanted
     if wanted == OFFSET_STORED:
         if committed is None:
-            return _reset(bounds, end_offset, reset, NOTHING_COMMITTED)
-        wanted, why = committed, f"the committed offset {committed} is not in the log: Broker: Offset out of range"
-    offset = {OFFSET_BEGINNING: bounds.log_start_offset, OFFSET_END: end_offset}.get(wanted, wanted)
-    if wanted <= OFFSET_TAIL_BASE:
-        offset = max(bounds.log_start_offset, end_offset - (OFFSET_TAIL_BASE - wanted))
-    if bounds.log_start_offset <= offset <= bounds.high_watermark:
-        return StartPosition(offset)
-    return _reset(bounds, end_offset, reset, why)
+            return _reset(bounds.log_start_offset, end_offset, reset, NOTHING_COMMITTED, positions)
+        said, given = "the committed offset", committed
+    why = f"{said} {positions.place(given)} is not in the log: Broker: Offset out of range"
+    place, within = positions.place(given), positions.offset_in_transaction(given) or 0
+    place = {OFFSET_BEGINNING: bounds.log_start_offset, OFFSET_END: end_offset}.get(place, place)
+    if given <= OFFSET_TAIL_BASE:
+        place = max(bounds.log_start_offset, end_offset - (OFFSET_TAIL_BASE - given))
+    if not bounds.log_start_offset <= place <= bounds.high_watermark:
+        return _reset(bounds.log_start_offset, end_offset, reset, why, positions)
+    if 0 < within < bounds.log_start_offset:
+        # It stands in a transaction of which the next records are deleted: the earliest ones are those that are left.
+        start = _reset(place, end_offset, reset, why, positions)
+        return StartPosition(positions.at(place, bounds.log_start_offset), why) if reset == "earliest" else start
+    return StartPosition(positions.at(place, within))
 
 
-def _reset(bounds: Bounds, end_offset: int, reset: str, why: str) -> StartPosition:
-    return StartPosition({"earliest": bounds.log_start_offset, "latest": end_offset}.get(reset), why)
+def _reset(earliest: int, latest: int, reset: str, why: str, positions: Positions) -> StartPosition:
+    place = {"earliest": earliest, "latest": latest}.get(reset)
+    return StartPosition(None if place is None else positions.at(place), why)
 
 
 @dataclass(slots=True)
@@ -75,11 +93,20 @@ class Chunk:
     record_count: int
     size_bytes: int
     first_offset: int
+    """The records' own offset, as all offsets here; what else is where is a position of the consumer."""
+
     last_offset: int
     """The offset of the last record, or a higher one if compaction has removed the last records."""
 
-    next_offset: int
+    next_position: int
     """The position once all records are handed out."""
+
+    start: int
+    """The position at which it is read again."""
+
+    base: int = 0
+    unit: int = 1
+    """Behind a record of the chunk the position is `base + unit * (its offset + 1)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +115,8 @@ class FetchPosition:
 
     partition: AssignedPartition
     version: int
-    offset: int
-    """Where to read; before it is resolved, one of the constants, or an offset that may lie outside the log."""
+    position: int
+    """Where to read; before it is resolved, one of the constants, or a position that may lie outside the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +124,17 @@ class PageRead:
     """What was read of one partition."""
 
     chunks: Sequence[Chunk]
-    next_offset: int
+    next_position: int
     bounds: Bounds
-    end_offset: int
-    """The first offset that this reader may not read yet."""
+    end_position: int
+    """The first position that this reader may not read yet."""
 
 
 class AssignedPartition:
     """One partition of the assignment."""
 
     __slots__ = (
-        "assigned_offset",
+        "assigned_position",
         "bounds",
         "buffered_bytes",
         "buffered_records",
@@ -115,7 +142,7 @@ class AssignedPartition:
         "committed",
         "eof_due_at",
         "eof_reported_at",
-        "fetch_offset",
+        "fetch_position",
         "is_at_end",
         "is_hungry",
         "is_paused",
@@ -137,24 +164,24 @@ class AssignedPartition:
         "waiting",
     )
 
-    def __init__(self, topic: str, number: int, offset: int) -> None:
-        """Begin at this offset, or where one of the constants says."""
+    def __init__(self, topic: str, number: int, position: int) -> None:
+        """Begin at this position, or where one of the constants says."""
         self.topic = topic
         self.number = number
-        self.assigned_offset = OFFSET_STORED if offset == OFFSET_INVALID else offset
-        self.start: int | None = self.assigned_offset
-        """Where to begin, until it has been resolved to an offset within the log; then None."""
+        self.assigned_position = OFFSET_STORED if position == OFFSET_INVALID else position
+        self.start: int | None = self.assigned_position
+        """Where to begin, until it has been resolved to a position within the log; then None."""
         self.leader: int | None = None
         """The number of the database that holds it; None: not looked up, or not needed because there is only one."""
         self.partition_id: int | None = None
         """What these offsets belong to; None: not looked up. A topic that is recreated gets other partitions."""
         self.is_recreated = False
         """Whether it replaces one that was deleted, and the application has not said since where to read it."""
-        self.fetch_offset = OFFSET_INVALID
+        self.fetch_position = OFFSET_INVALID
         self.version = 0
         self.is_paused = False
         self.position = OFFSET_INVALID
-        """The next offset for the application; OFFSET_INVALID until it has got something."""
+        """What comes next for the application; OFFSET_INVALID until it has got something."""
         self.stored = OFFSET_INVALID
         self.committed = OFFSET_INVALID
         self.bounds: Bounds | None = None
@@ -188,7 +215,7 @@ class AssignedPartition:
 
     @property
     def uncommitted(self) -> int:
-        """The stored offset if it is above the committed one, else OFFSET_INVALID."""
+        """The stored position if it is above the committed one, else OFFSET_INVALID."""
         return self.stored if self.stored >= 0 and self.stored > self.committed else OFFSET_INVALID
 
 
@@ -207,11 +234,13 @@ class Subscription:
         records_low: int,
         bytes_low: int,
         eof_wait_seconds: float = 0.0,
+        positions: Positions = OFFSET_ORDER,
     ) -> None:
         """Read ahead while fewer than `records_low` records and `bytes_low` bytes are buffered.
 
         The end of a partition is reported when nothing has arrived for `eof_wait_seconds`.
         """
+        self._positions = positions
         self._eof_wait_seconds = eof_wait_seconds
         self._stores_offsets = stores_offsets
         self._reports_eof = reports_eof
@@ -238,9 +267,9 @@ class Subscription:
         """Return the partition, or None if it is not assigned."""
         return self._partitions.get((topic, number))
 
-    def add(self, topic: str, number: int, offset: int) -> None:
+    def add(self, topic: str, number: int, position: int) -> None:
         """Assign a partition that is not assigned yet."""
-        self._partitions[topic, number] = AssignedPartition(topic, number, offset)
+        self._partitions[topic, number] = AssignedPartition(topic, number, position)
 
     def remove(self, topic: str, number: int) -> AssignedPartition | None:
         """Remove a partition with everything that is buffered of it, and return it."""
@@ -256,10 +285,10 @@ class Subscription:
             self.remove(partition.topic, partition.number)
         return removed
 
-    def seek(self, partition: AssignedPartition, offset: int) -> None:
-        """Continue from `offset`, or from what the constant stands for; the position is unknown until then."""
+    def seek(self, partition: AssignedPartition, position: int) -> None:
+        """Continue from `position`, or from what the constant stands for; it is unknown until then."""
         self._drop_buffer(partition)
-        partition.start = offset
+        partition.start = position
         partition.position = OFFSET_INVALID
         partition.eof_reported_at = None
         partition.is_recreated = False
@@ -300,9 +329,9 @@ class Subscription:
             if offset >= chunk.last_offset:
                 self._finish(partition, chunk)
             else:
-                partition.position = offset + 1
+                partition.position = chunk.base + chunk.unit * (offset + 1)
                 if self._stores_offsets:
-                    partition.stored = offset + 1
+                    partition.stored = partition.position
             return _message_of(chunk.source, record)  # type: ignore[arg-type]  # what has records has a source
         return None
 
@@ -323,7 +352,7 @@ class Subscription:
             if last_offset is None or last_offset >= chunk.last_offset:
                 self._finish(partition, chunk)
             else:
-                self._move(partition, last_offset + 1)
+                self._move(partition, chunk.base + chunk.unit * (last_offset + 1))
 
     def give_back(self, messages: Iterable[Message]) -> None:
         """Hand these messages out again, which were taken but never reached the application."""
@@ -331,12 +360,12 @@ class Subscription:
         for message in messages:
             offset = message.offset()
             if message.error() is None and offset is not None:
-                firsts.setdefault((message.topic(), message.partition()), offset)
-        for (topic, number), offset in firsts.items():
+                firsts.setdefault((message.topic(), message.partition()), self._positions.of_message(message))
+        for (topic, number), position in firsts.items():
             partition = self._partitions.get((str(topic), -1 if number is None else number))
             if partition is not None:
-                self.seek(partition, offset)
-                self._move(partition, offset)
+                self.seek(partition, position)
+                self._move(partition, position)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -365,7 +394,7 @@ class Subscription:
         ]
         hungry = [partition for partition in candidates if partition.is_hungry]
         return [
-            FetchPosition(partition, partition.version, partition.fetch_offset) for partition in hungry or candidates
+            FetchPosition(partition, partition.version, partition.fetch_position) for partition in hungry or candidates
         ]
 
     def next_retry(self, now: float, is_wanted: Wanted | None = None) -> float:
@@ -377,25 +406,25 @@ class Subscription:
         )
         return min(later, default=math.inf)
 
-    def resolved(self, position: FetchPosition, offset: int, partition_id: int | None = None) -> None:
-        """Read from this offset on; the partition has this id."""
+    def resolved(self, position: FetchPosition, start: int, partition_id: int | None = None) -> None:
+        """Read from this position on; the partition has this id."""
         partition = position.partition
         if partition.is_current(position) and partition.start is not None:
             partition.start = None
             partition.partition_id = partition_id
-            partition.fetch_offset = offset
+            partition.fetch_position = start
             partition.is_hungry = partition.is_at_end = False
 
-    def committed(self, position: FetchPosition, offset: int) -> None:
+    def committed(self, position: FetchPosition, committed: int) -> None:
         """Remember what the group had committed before."""
         if position.partition.is_current(position):
-            position.partition.committed = max(position.partition.committed, offset)
+            position.partition.committed = max(position.partition.committed, committed)
 
     def out_of_range(self, position: FetchPosition) -> None:
         """Resolve the start again: the log does not hold the offset, or no longer."""
         partition = position.partition
         if partition.is_current(position) and partition.start is None:
-            partition.start = partition.fetch_offset
+            partition.start = partition.fetch_position
 
     def recreated(self, position: FetchPosition) -> None:
         """Begin as after an assignment: the partition that was read has been deleted, and this is another one."""
@@ -417,15 +446,15 @@ class Subscription:
         if (
             not partition.is_current(position)
             or partition.start is not None
-            or partition.fetch_offset != position.offset
+            or partition.fetch_position != position.position
         ):
             return
         self._forgive(partition)
         partition.bounds = page.bounds
-        partition.fetch_offset = page.next_offset
-        moved = page.next_offset > position.offset
-        partition.is_at_end = page.next_offset >= page.end_offset
-        partition.is_hungry = not moved and position.offset < page.end_offset
+        partition.fetch_position = page.next_position
+        moved = page.next_position > position.position
+        partition.is_at_end = page.next_position >= page.end_position
+        partition.is_hungry = not moved and position.position < page.end_position
         for chunk in page.chunks:
             partition.waiting.append(chunk)
             partition.buffered_records += chunk.record_count
@@ -433,7 +462,10 @@ class Subscription:
             self.buffered_records += chunk.record_count
             self.buffered_bytes += chunk.size_bytes
         if moved and not page.chunks:
-            self._step_over(partition, page.next_offset)
+            self._step_over(partition, page.next_position)
+            if self._positions.in_commit_order and partition.eof_reported_at == position.position:
+                # Others' open transactions have grown, and the end that was reported is still the end.
+                partition.eof_reported_at = page.next_position
         if self._reports_eof:
             self._note_eof(partition, page, now, moved=moved, brought_nothing=brought_nothing)
         self._make_ready(partition)
@@ -442,7 +474,7 @@ class Subscription:
         self, partition: AssignedPartition, page: PageRead, now: float, *, moved: bool, brought_nothing: bool
     ) -> None:
         """Report once that the partition has ended: as a broker does, with the empty answer behind its records."""
-        if page.next_offset < page.end_offset or partition.eof_reported_at == page.next_offset:
+        if page.next_position < page.end_position or partition.eof_reported_at == page.next_position:
             partition.eof_due_at = math.inf
             return
         if moved or partition.eof_due_at == math.inf:
@@ -450,9 +482,10 @@ class Subscription:
         if now < partition.eof_due_at and (moved or brought_nothing):
             return
         partition.eof_due_at = math.inf
-        partition.eof_reported_at = page.next_offset
+        partition.eof_reported_at = page.next_position
+        end_offset = self._positions.place(page.next_position)
         partition.waiting.append(
-            end_of_partition(partition.topic, partition.number, page.next_offset, page.bounds.high_watermark)
+            end_of_partition(partition.topic, partition.number, end_offset, page.bounds.high_watermark)
         )
 
     def hold(self, position: FetchPosition, bounds: Bounds) -> None:
@@ -512,7 +545,7 @@ class Subscription:
     def _stop_at_damage(self, partition: AssignedPartition, chunk: Chunk, error: TxnStoreError) -> Message:
         """Stay at the damaged batch, and try it again after a while."""
         self._drop_buffer(partition)
-        partition.fetch_offset = chunk.first_offset
+        partition.fetch_position = chunk.start
         partition.eof_reported_at = None
         partition.retry_at = time.monotonic() + RETRY_LAST_SECONDS
         return error_message(kafka_error_of(error), partition.topic, partition.number, chunk.first_offset)
@@ -525,16 +558,15 @@ class Subscription:
         self.buffered_records -= chunk.record_count
         self.buffered_bytes -= chunk.size_bytes
         self.wants_more = True
-        self._move(partition, chunk.next_offset)
+        self._move(partition, chunk.next_position)
         self._rotate(partition)
 
-    def _step_over(self, partition: AssignedPartition, next_offset: int) -> None:
+    def _step_over(self, partition: AssignedPartition, next_position: int) -> None:
         """Move the position over markers and aborted records, once everything before them is handed out."""
         if partition.chunk is None and not partition.waiting:
-            self._move(partition, next_offset)
+            self._move(partition, next_position)
         else:
-            last_offset = next_offset - 1
-            partition.waiting.append(Chunk(None, _no_records, 0, 0, last_offset, last_offset, next_offset))
+            partition.waiting.append(Chunk(None, _no_records, 0, 0, -1, -1, next_position, next_position))
 
     def _move(self, partition: AssignedPartition, position: int) -> None:
         partition.position = position

@@ -20,6 +20,10 @@ TIMESTAMP_CREATE_TIME: Final = 1
 TIMESTAMP_LOG_APPEND_TIME: Final = 2
 
 
+#: The marker of a record that is delivered in commit order and belongs to no transaction.
+NO_MARKER: Final = -1
+
+
 class RecordSource(NamedTuple):
     """What the records of a batch have in common; one for all of their messages."""
 
@@ -27,6 +31,9 @@ class RecordSource(NamedTuple):
     partition: int
     timestamp_type: int
     """`TIMESTAMP_CREATE_TIME` or `TIMESTAMP_LOG_APPEND_TIME`."""
+
+    marker_offset: int | None = None
+    """In commit order, where the records' transaction was committed, or `NO_MARKER`; None in offset order."""
 
 
 #: What `StoredRecord` is and what `RecordBatch.rows` yields: offset, timestamp in milliseconds, key, value, headers.
@@ -37,6 +44,7 @@ Details = tuple[KafkaError | None, float, int, int]
 
 _NO_DETAILS: Final[Details] = (None, -1.0, -1, -1)
 _INT32_MAX: Final = 2**31 - 1
+_PLAIN_SOURCE_LENGTH: Final = 3
 _NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, 0)
 
 _new = object.__new__
@@ -69,7 +77,7 @@ class Message:
 
     __slots__ = ("_details", "_record", "_source")
 
-    _source: tuple[Any, int, int]
+    _source: tuple[Any, ...]
     _record: tuple[int, int, Any, Any, Any]
     _details: Details
 
@@ -130,6 +138,11 @@ class Message:
         """Return the offset, or None if there is none: the record was not delivered, or not from the log."""
         offset = self._record[0]
         return offset if offset >= 0 else None
+
+    @property
+    def marker_offset(self) -> int | None:
+        """In commit order, the offset of the marker that the record is delivered at, or -1; None in offset order."""
+        return self._source[3] if len(self._source) > _PLAIN_SOURCE_LENGTH else None
 
     def key(self) -> bytes | None:
         """Return the key, or what `set_key` has set; None and empty are not the same."""
@@ -227,12 +240,12 @@ class Message:
         # Neither key nor value: messages end up in logs.
         return f"<txnstore.Message {self.topic()}[{self.partition()}]@{self.offset()} error={self.error()}>"
 
-    def __reduce__(self) -> tuple[type[Message], tuple[Any, ...]]:
-        topic, partition, kind = self._source
+    def __reduce__(self) -> tuple[Any, ...]:
+        topic, partition, kind = self._source[:_PLAIN_SOURCE_LENGTH]
         offset, milliseconds, key, value, headers = self._record
         error, latency, leader_epoch, delivery_count = self._details
         timestamp = (kind, milliseconds)
-        return type(self), (
+        arguments = (
             topic,
             partition,
             offset,
@@ -245,6 +258,11 @@ class Message:
             leader_epoch,
             delivery_count,
         )
+        marker_offset = self.marker_offset
+        return (type(self), arguments) if marker_offset is None else (type(self), arguments, marker_offset)
+
+    def __setstate__(self, marker_offset: int) -> None:
+        self._source = (*self._source[:_PLAIN_SOURCE_LENGTH], marker_offset)
 
 
 def _checked_timestamp(timestamp: object) -> tuple[int, int]:

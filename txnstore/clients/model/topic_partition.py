@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Final, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 if TYPE_CHECKING:
     from txnstore.clients.model.errors import KafkaError
@@ -24,21 +24,26 @@ class TopicPartition:
 
     `partition` and `offset` can be set; the rest cannot.  `error` is set by the call that returned the object.
 
+    `offset_in_transaction` is there with `txnstore.delivery.order=commit` alone.  `offset` is then a place: of records
+    outside transactions their own offset, of all records of a transaction the offset of its commit marker.
+
     Args:
         topic: the topic's name.
         partition: the partition's number; -1: no particular one.
         offset: an offset, or one of `OFFSET_BEGINNING`, `OFFSET_END`, `OFFSET_STORED` and `OFFSET_INVALID`.
         metadata: the text that is committed beside an offset.
         leader_epoch: the leader epoch of the offset; None or below zero: not known.
+        offset_in_transaction: in commit order, the own offset of the next record of the transaction at that place, 0
+            at its beginning and outside transactions; None in offset order.
 
     Raises:
         TypeError: an argument is of another type.
         ValueError: the topic's name has a null character in it; UnicodeEncodeError: a text has half of a surrogate
             pair in it.
-        OverflowError: the partition does not fit into 32 bits, or the offset not into 64.
+        OverflowError: the partition does not fit into 32 bits, or an offset not into 64.
     """
 
-    __slots__ = ("_error", "_leader_epoch", "_metadata", "_offset", "_partition", "_topic")
+    __slots__ = ("_error", "_leader_epoch", "_metadata", "_offset", "_offset_in_transaction", "_partition", "_topic")
 
     def __init__(
         self,
@@ -47,6 +52,8 @@ class TopicPartition:
         offset: SupportsIndex = OFFSET_INVALID,
         metadata: str | None = None,
         leader_epoch: SupportsIndex | None = None,
+        *,
+        offset_in_transaction: SupportsIndex | None = None,
     ) -> None:
         if not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str, not {_type_name(topic)}")
@@ -64,6 +71,10 @@ class TopicPartition:
         self._metadata = metadata
         self._leader_epoch = -1 if leader_epoch is None else _checked(leader_epoch, _PARTITION_BITS)
         self._error: KafkaError | None = None
+        within = None if offset_in_transaction is None else _checked(offset_in_transaction, _OFFSET_BITS)
+        if within is not None and within < 0:
+            raise ValueError(f"an offset within a transaction has to be 0 or above, not {within}")
+        self._offset_in_transaction = within
 
     @property
     def topic(self) -> str:
@@ -87,6 +98,17 @@ class TopicPartition:
     @offset.setter
     def offset(self, offset: SupportsIndex) -> None:
         self._offset = _checked(offset, _OFFSET_BITS)
+        if self._offset_in_transaction is not None:
+            # It was about the transaction at the former place.
+            self._offset_in_transaction = 0
+
+    @property
+    def offset_in_transaction(self) -> int | None:
+        """In commit order, the own offset of the next record of the transaction at the place; None in offset order.
+
+        Setting `offset` sets it back to 0.
+        """
+        return self._offset_in_transaction
 
     @property
     def metadata(self) -> str | None:
@@ -106,12 +128,15 @@ class TopicPartition:
     def with_error(self, error: KafkaError | None) -> TopicPartition:
         """Return a copy that carries this error."""
         copy = TopicPartition(self._topic, self._partition, self._offset, self._metadata, self._leader_epoch)
+        copy._offset_in_transaction = self._offset_in_transaction
         copy._error = error
         return copy
 
     def __repr__(self) -> str:
+        within = self._offset_in_transaction
         return (
             f"TopicPartition{{topic={self._topic},partition={self._partition},offset={self._offset},"
+            f"{'' if within is None else f'offset_in_transaction={within},'}"
             f"leader_epoch={self.leader_epoch},error={self._error}}}"
         )
 
@@ -138,11 +163,13 @@ class TopicPartition:
     def _key(self) -> tuple[str, int]:
         return self._topic, self._partition
 
-    def __getstate__(self) -> tuple[str, int, int, str | None, int, KafkaError | None]:
-        return self._topic, self._partition, self._offset, self._metadata, self._leader_epoch, self._error
+    def __getstate__(self) -> tuple[Any, ...]:
+        state = (self._topic, self._partition, self._offset, self._metadata, self._leader_epoch, self._error)
+        return state if self._offset_in_transaction is None else (*state, self._offset_in_transaction)
 
-    def __setstate__(self, state: tuple[str, int, int, str | None, int, KafkaError | None]) -> None:
-        self._topic, self._partition, self._offset, self._metadata, self._leader_epoch, self._error = state
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._topic, self._partition, self._offset, self._metadata, self._leader_epoch, self._error, *within = state
+        self._offset_in_transaction = within[0] if within else None
 
 
 def _checked(number: SupportsIndex, bits: int) -> int:

@@ -466,6 +466,6 @@ def _offsets_in(topics: Mapping[str, Topic], positions: Iterable[TopicPartition]
             raise UnknownTopicOrPartition(f"there is no topic {position.topic[:80]!r} to commit an offset for")
         epoch = position.leader_epoch
         offsets[topic.partition_id(position.partition)] = OffsetAndMetadata(
-            position.offset, -1 if epoch is None else epoch, position.metadata
+            position.offset, -1 if epoch is None else epoch, position.metadata, position.offset_in_transaction
         )
     return offsets

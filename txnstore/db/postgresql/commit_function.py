@@ -308,16 +308,17 @@ BEGIN
         END IF;
         -- What was pending becomes committed, unless a plain commit came after it: the later commit holds.
         INSERT INTO {schema}.group_offsets AS known (
-            group_id, partition_id, committed_offset, leader_epoch, offset_metadata, commit_ms, commit_number,
-            producer_id, producer_epoch
+            group_id, partition_id, committed_offset, offset_in_transaction, leader_epoch, offset_metadata, commit_ms,
+            commit_number, producer_id, producer_epoch
         )
-        SELECT group_id, partition_id, pending_offset, leader_epoch, offset_metadata,
+        SELECT group_id, partition_id, pending_offset, offset_in_transaction, leader_epoch, offset_metadata,
             coalesce(given_now_ms, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)), commit_number,
             producer_id, producer_epoch
         FROM {schema}.pending_group_offsets
         WHERE group_id = open_group_id AND producer_id = of_producer_id
         ON CONFLICT (group_id, partition_id) DO UPDATE
         SET committed_offset = excluded.committed_offset,
+            offset_in_transaction = excluded.offset_in_transaction,
             leader_epoch = excluded.leader_epoch,
             offset_metadata = excluded.offset_metadata,
             commit_ms = excluded.commit_ms,
@@ -356,6 +357,17 @@ BEGIN
                 SELECT of_group_id, partition_id, committed_offsets[place], leader_epochs[place], offset_texts[place],
                     consumers.last_update_ms, consumers.commit_number, of_producer_id, of_producer_epoch
                 FROM {schema}.partitions WHERE partition_id = offset_partition_ids[place]
+                    -- An offset in commit order is another thing, here or pending: see groups.offsets.
+                    AND NOT EXISTS (
+                        SELECT FROM {schema}.group_offsets
+                        WHERE group_id = of_group_id AND partition_id = offset_partition_ids[place]
+                            AND offset_in_transaction IS NOT NULL
+                    )
+                    AND NOT EXISTS (
+                        SELECT FROM {schema}.pending_group_offsets
+                        WHERE group_id = of_group_id AND partition_id = offset_partition_ids[place]
+                            AND offset_in_transaction IS NOT NULL
+                    )
                 ON CONFLICT DO NOTHING;
                 IF NOT FOUND THEN
                     RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
@@ -372,6 +384,7 @@ BEGIN
                 producer_epoch = of_producer_epoch
             WHERE group_id = of_group_id
                 AND partition_id = offset_partition_ids[place]
+                AND offset_in_transaction IS NULL
                 AND EXISTS (SELECT FROM {schema}.partitions WHERE partition_id = offset_partition_ids[place]);
             IF FOUND THEN
                 CONTINUE;

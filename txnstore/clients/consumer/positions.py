@@ -1,0 +1,112 @@
+"""The positions of a consumer: one number each, which grows as it reads, in either order of delivery.
+
+In offset order it is the offset of the next record.  In commit order a position is a pair: the place where something
+is delivered, and the offset of the next record within the transaction at that place.  Outside this module nobody takes
+the number apart; a partition that is handed over has the place as its `offset`, and the other one beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.message import NO_MARKER, Message
+from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.log.commit_order import CommitPosition
+from txnstore.model import OffsetAndMetadata
+
+#: An offset within a transaction takes so many bits of the number.
+_BITS: Final = 64
+_MASK: Final = (1 << _BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """How the positions of one consumer are numbered; a number below zero is one of the logical offsets."""
+
+    in_commit_order: bool = False
+
+    @property
+    def unit(self) -> int:
+        """By how much the position grows from one record outside transactions to the next."""
+        return 1 << _BITS if self.in_commit_order else 1
+
+    def at(self, place: int, offset_in_transaction: int = 0) -> int:
+        """Return the position."""
+        if place < 0 or not self.in_commit_order:
+            return place
+        return (place << _BITS) + offset_in_transaction
+
+    def place(self, position: int) -> int:
+        """Return the offset or the place."""
+        return position >> _BITS if self.in_commit_order and position >= 0 else position
+
+    def offset_in_transaction(self, position: int) -> int | None:
+        """Return the offset within the transaction at the place; None in offset order, and of a logical offset."""
+        return position & _MASK if self.in_commit_order and position >= 0 else None
+
+    def pair(self, position: int) -> CommitPosition:
+        """Return the pair."""
+        return CommitPosition(position >> _BITS, position & _MASK)
+
+    def of(self, partition: TopicPartition) -> int:
+        """Return the position that the partition carries; without an offset beside it, the beginning of a place."""
+        return self.at(partition.offset, partition.offset_in_transaction or 0)
+
+    def partition(
+        self,
+        topic: str,
+        number: int,
+        position: int,
+        *,
+        metadata: str | None = None,
+        leader_epoch: int | None = None,
+    ) -> TopicPartition:
+        """Return the partition that carries the position."""
+        within = self.offset_in_transaction(position)
+        place = self.place(position)
+        return TopicPartition(topic, number, place, metadata, leader_epoch, offset_in_transaction=within)
+
+    def of_message(self, message: Message) -> int:
+        """Return the position at which the record comes next."""
+        offset = message.offset() or 0
+        marker_offset = message.marker_offset
+        if marker_offset is None or marker_offset == NO_MARKER:
+            return self.at(offset)
+        return self.at(marker_offset, offset)
+
+    def is_own(self, committed: OffsetAndMetadata) -> bool:
+        """Return whether an offset is of this order."""
+        return self.in_commit_order == (committed.offset_in_transaction is not None)
+
+    def check(self, partitions: Iterable[TopicPartition], prefix: str, *, to_store: bool = False) -> None:
+        """Refuse offsets of the other order; with `to_store` also such as do not say of which they are.
+
+        Raises:
+            KafkaException: `_INVALID_ARG`: one is not what this consumer may take.
+        """
+        for partition in partitions:
+            if partition.offset < 0:
+                continue
+            has_own = partition.offset_in_transaction is not None
+            if has_own and not self.in_commit_order:
+                text = "is in commit order, and this consumer reads in offset order (txnstore.delivery.order=offset)"
+            elif to_store and self.in_commit_order and not has_own:
+                text = "has no offset_in_transaction: in commit order take what position() returns, or give the message"
+            else:
+                continue
+            where = f"{partition.topic} [{partition.partition}]: offset {partition.offset}"
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{prefix}: {where} {text}"))
+
+
+def position_behind(message: Message, topic: str, number: int, offset: int) -> TopicPartition:
+    """Return the partition with the position behind a record, in the order in which it was delivered."""
+    marker_offset = message.marker_offset
+    leader_epoch = message.leader_epoch()
+    if marker_offset is None:
+        return TopicPartition(topic, number, offset + 1, None, leader_epoch)
+    if marker_offset == NO_MARKER:
+        return TopicPartition(topic, number, offset + 1, None, leader_epoch, offset_in_transaction=0)
+    return TopicPartition(topic, number, marker_offset, None, leader_epoch, offset_in_transaction=offset + 1)
