@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.tools.interleaving import explore
+from txnstore.db.schema import record_batches
 from txnstore.groups.offsets import read_offsets
+from txnstore.log.codec import decode
+from txnstore.log.commit_order import CommitPosition, fetch_in_commit_order
 from txnstore.log.fetch import fetch
-from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata
+from txnstore.model import ControlType, GroupMembership, IsolationLevel, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.transaction import SentOffsets
 
@@ -99,3 +104,72 @@ def test_records_and_consumed_offsets_of_a_transaction_appear_at_the_same_step(w
         )
 
     assert explore(make).orders == 15
+
+
+def test_a_reader_in_commit_order_gets_transactions_whole_and_in_the_order_of_their_markers(world, in_turn):
+    """Two that lie among each other and end in either order; whoever reads on after each step loses nothing."""
+
+    def make():
+        setting = world.setting()
+        first = setting.producer("first", world.first, transactional_id=f"{setting.transactional_id}-first")
+        second = setting.producer("second", world.second, transactional_id=f"{setting.transactional_id}-second")
+        plain = setting.producer("first", world.first, transactional_id=None)
+        for producer in (first, second, plain):
+            producer.init()
+        ids = list(setting.partitions.values())
+        positions = dict.fromkeys(ids, CommitPosition(0))
+        seen: dict[int, list[bytes | None]] = {partition_id: [] for partition_id in ids}
+
+        def read_on():
+            read = partial(fetch_in_commit_order, positions=dict(positions))
+            for partition_id, page in world.observer.read(read).items():
+                seen[partition_id] += [
+                    record.value for placed in page.batches for record in placed.batch.records(placed.from_offset)
+                ]
+                positions[partition_id] = page.next_position
+                # Nothing that is open holds him back, and of no transaction there is a part.
+                assert page.next_position == CommitPosition(page.bounds.high_watermark)
+                for name in (b"one", b"two"):
+                    assert sum(bool(value and value.startswith(name)) for value in seen[partition_id]) in (0, 2)
+
+        def compare(finished):
+            read_on()
+            for partition_id in ids:
+                assert seen[partition_id] == world.observer.read(partial(in_commit_order, partition_id))
+
+        return setting.scenario(
+            {
+                "first": in_turn(
+                    lambda: first.append("one", {"p0": ["one/1", "one/2"], "p1": ["one/3"]}),
+                    lambda: plain.append("plain", {"p0": ["plain/1"], "p1": ["plain/2"]}),
+                    lambda: first.append("one", {"p1": ["one/4"]}),
+                    lambda: first.end("one", commit=True),
+                ),
+                "second": in_turn(
+                    lambda: second.append("two", {"p0": ["two/1", "two/2"], "p1": ["two/3", "two/4"]}),
+                    lambda: second.end("two", commit=True),
+                ),
+            },
+            after_step=read_on,
+            at_end=compare,
+        )
+
+    assert explore(make).orders == 15
+
+
+def in_commit_order(partition_id, connection):
+    """Return the values as the markers in the log say."""
+    batches = record_batches.select().where(record_batches.c.partition_id == partition_id)
+    held: dict[int, list[bytes | None]] = {}
+    values: list[bytes | None] = []
+    for row in connection.execute(batches.order_by(record_batches.c.last_offset)):
+        if row.control_type is not None:
+            ended = held.pop(row.producer_id)
+            values += ended if row.control_type == ControlType.COMMIT else []
+            continue
+        found = [record.value for record in decode(row).records()]
+        if row.is_transactional:
+            held.setdefault(row.producer_id, []).extend(found)
+        else:
+            values += found
+    return values

@@ -1,0 +1,81 @@
+"""The memory of a consumer in commit order: the same for a transaction of any size, and whatever else is open."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients.consumer.log_writer import LogWriter
+from txnstore import Consumer, TopicPartition
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
+from txnstore.model import Record
+
+BATCHES, BATCH_RECORDS = 600, 1_000
+VALUE = b"v" * 190
+#: What a consumer may hold at once: pages that are read ahead, and the one that is handed out.
+MORE_MIB_MAX = 32
+PATIENCE_SECONDS = 60
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the system has to tell of memory in /proc")
+def test_a_transaction_of_any_size_is_delivered_with_a_bounded_memory(url, txnstore_open):
+    """More than 100 MiB in one transaction, with as much of another one that stays open among it."""
+    log = LogWriter(txnstore_open(url, clock=None))
+    log.topic()
+    partition_id = log.partition_id("t", 0)
+    committed, open_ = log.transaction(600_000), log.transaction(600_000)
+    records = [Record(VALUE, timestamp_ms=1_000)] * BATCH_RECORDS
+    for number in range(BATCHES):
+        for transaction in (committed, open_):
+            batch = encode(
+                records, producer=transaction.identity, base_sequence=number * BATCH_RECORDS, is_transactional=True
+            )
+            log.coordinator.append(transaction.transactional_id, transaction.identity, [Append(partition_id, batch)])
+    committed.end(commit=True)
+    log.write("t", 0, b"last")
+    last = 2 * BATCHES * BATCH_RECORDS + 1
+    # A process that reads the last record alone, and one that reads all.
+    idle_mib, (count, _) = measured(url, last)
+    all_mib, (count_of_all, is_ordered) = measured(url, 0)
+    assert (count, count_of_all) == (1, BATCHES * BATCH_RECORDS + 1)
+    assert is_ordered
+    assert all_mib - idle_mib < MORE_MIB_MAX
+
+
+def measured(url: str, place: int) -> tuple[float, tuple[int, bool]]:
+    """Return the most memory that a new process takes which reads from the place to the end, and what it has read."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=read, args=(url, place, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    assert ours.poll(PATIENCE_SECONDS * 5)
+    mib, found = ours.recv()
+    process.join(PATIENCE_SECONDS)
+    return mib, found
+
+
+def read(url, place, pipe):
+    settings = {"group.id": "readers", "txnstore.delivery.order": "commit", "enable.auto.commit": False}
+    count, is_ordered, before = 0, True, -1
+    with Consumer({"bootstrap.servers": url, **settings}) as consumer:
+        consumer.assign([TopicPartition("t", 0, place)])
+        while True:
+            messages = consumer.consume(1_000, 0.5)
+            if not messages:
+                continue
+            count += len(messages)
+            offsets = [message.offset() or 0 for message in messages]
+            is_ordered &= offsets == sorted(offsets) and offsets[0] > before
+            before = offsets[-1]
+            if messages[-1].value() == b"last":
+                break
+    # What getrusage() tells is that of the parent, too.
+    (most,) = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    pipe.send((int(most) / 1024, (count, is_ordered)))
