@@ -402,3 +402,33 @@ def test_a_reader_for_a_moment_ends_what_would_move_the_offset_of_a_group_that_l
             # Shorter than the second after which a consumer recovers all databases.
             found = consumer.consume(1, timeout=0.5)
     assert [message.value() for message in found] == [b"first"]
+
+
+def test_in_commit_order_each_partition_has_whole_transactions_and_nothing_waits_for_an_open_one(make, topic):
+    """The group is coordinated in one of three databases; what it commits is a position within a transaction."""
+    slow, quick = (make(Producer, transactional_id=name) for name in ("slow", "quick"))
+    for producer in (slow, quick):
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+    expected = {}
+    for number in range(PARTITIONS):
+        for producer, name in ((slow, b"slow"), (quick, b"quick"), (slow, b"slow"), (quick, b"quick")):
+            producer.produce(topic, name, partition=number)
+            producer.flush(PATIENCE_SECONDS)
+        expected[number] = [b"quick"] * 2 + [b"slow"] * 2
+    quick.commit_transaction(PATIENCE_SECONDS)
+    partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    found: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
+    for count in (PARTITIONS, PARTITIONS, 2 * PARTITIONS):
+        # Each goes on where the one before it was.
+        consumer = make(Consumer, txnstore_delivery_order="commit")
+        consumer.assign(partitions)
+        messages = consumer.consume(count, PATIENCE_SECONDS)
+        assert len(messages) == count
+        for message in messages:
+            found[message.partition()].append(message.value())
+        consumer.commit(asynchronous=False)
+        consumer.close()
+        if sum(map(len, found.values())) == 2 * PARTITIONS:
+            slow.commit_transaction(PATIENCE_SECONDS)
+    assert found == expected

@@ -124,12 +124,29 @@ def test_a_transaction_of_which_a_part_is_deleted_is_left_out_unless_the_reader_
     assert read_all(log, CommitPosition(3, 2)) == [(2, b"a2"), (4, b"4")]
     with pytest.raises(OffsetOutOfRange, match="offset 1 of the transaction at place 3 lies before the log start 2"):
         page_of(log, CommitPosition(3, 1))
-    # Deleted before it was committed, it is not whole either.
+    # Deleted before it was committed, it is not whole either, and who stands before its first record has not begun it.
     first = log.write("B", b"b0")
     log.store.write(lambda connection: advance_log_start(connection, log.id, first + 1))
     log.write("B", b"b1")
     log.commit("B")
+    marker_offset = first + 2
     assert read_all(log, CommitPosition(first + 1)) == []
+    assert read_all(log, CommitPosition(marker_offset, first)) == []
+    assert read_all(log, CommitPosition(marker_offset, first + 1)) == [(first + 1, b"b1")]
+
+
+def test_each_batch_comes_with_the_position_at_which_it_is_read_again(log: Log) -> None:
+    log.plain(b"0", b"1")
+    for value in (b"2", b"3", b"4"):
+        log.write("A", value)
+    log.commit("A")  # 5
+    log.plain(b"6")
+    page = page_of(log, CommitPosition(1))
+    starts = [CommitPosition(1), *(CommitPosition(5, offset) for offset in (0, 3, 4)), CommitPosition(6)]
+    assert [placed.start for placed in page.batches] == starts
+    assert [placed.start for placed in page_of(log, CommitPosition(5, 3)).batches] == starts[2:4]
+    for number, start in enumerate(starts):
+        assert read_all(log, start) == [(offset, b"%d" % offset) for offset in (1, 2, 3, 4, 6)][number:]
 
 
 @pytest.mark.parametrize("place", [-1, 1, 5, 2**63 - 1])

@@ -248,7 +248,7 @@ class _Reading:
             transaction = self._transaction(position.place)
             if transaction is not None and self._is_wanted(transaction, position.offset_in_transaction):
                 return self._walk(transaction, position.offset_in_transaction)
-            position = CommitPosition(position.place + (transaction is not None))
+            position = CommitPosition(position.place)
         place, end_offset = position.place, self._bounds.high_watermark
         if place >= end_offset:
             return self._empty(place)

@@ -86,7 +86,7 @@ def test_an_open_transaction_holds_nobody_back_and_comes_when_it_is_committed(lo
     aborted.write("t", 0, b"no")
     log.write("t", 0, b"plain")
     aborted.end(commit=False)
-    consumer = assigned({"enable.partition.eof": True})
+    consumer = assigned({"enable.partition.eof": True, "fetch.wait.max.ms": 10})
     assert consumer.poll(PATIENCE_SECONDS).value() == b"plain"
     end = consumer.poll(PATIENCE_SECONDS)
     assert (error_code(end), end.offset()) == (KafkaError._PARTITION_EOF, 4)

@@ -246,3 +246,19 @@ def test_a_consumer_is_closed_although_its_thread_lets_a_call_go_first(log, wait
     log.write("t", 0, b"one")
     eventually(lambda: "found" in order)
     assert consumer._core.fetcher.close(PATIENCE_SECONDS)
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_a_reader_in_commit_order_is_woken_by_the_commit_of_what_is_there_for_long(log, waiting, fetches):
+    """Others' open transactions may grow as they like: it looks, finds nothing, and rests."""
+    log.topic()
+    open_ = log.transaction()
+    open_.write("t", 0, b"early")
+    consumer = waiting(configuration={"txnstore.delivery.order": "commit"})
+    fetches.clear()
+    for number in range(60):
+        open_.write("t", 0, b"%d" % number)
+        assert consumer.poll(0) is None
+    assert len(fetches) <= 2 * 60 + 10
+    open_.end(commit=True)
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"early"
