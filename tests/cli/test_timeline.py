@@ -8,6 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.producer import Producer
 
 
@@ -47,6 +49,17 @@ def test_a_partition_is_drawn(drawn, done):
         "group bill<ing           ▲ 4",
         "                     ■ record  ▒ aborted  □ open  C COMMIT marker  A ABORT marker",
     ]
+
+
+def test_a_group_in_commit_order_is_at_a_place_and_within_a_transaction(url, drawn, done, answer):
+    """Its place is the marker's, from where it reads the second record of the transaction on."""
+    done("produce", "other", "-t", "load", stdin=b"a\nb\nc\n")
+    settings = {"group.id": "placed", "auto.offset.reset": "earliest", "txnstore.delivery.order": "commit"}
+    with Consumer({"bootstrap.servers": url, **settings}) as consumer:
+        consumer.assign([TopicPartition("other", 0)])
+        assert consumer.poll(30) is not None
+    pointers = {pointer["name"]: pointer["offset"] for pointer in answer("timeline", "other")["pointers"]}
+    assert pointers["group placed from 1 on"] == 3
 
 
 def test_a_part_is_drawn(drawn, done, answer):

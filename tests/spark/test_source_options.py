@@ -129,6 +129,7 @@ REFUSED = [
     ({"kafka__nonsense": "x"}, True, "there is no option 'kafka.nonsense'"),
     ({"topic": "t"}, False, "topic is an option of the sink"),
     ({"kafka__auto__offset__reset": "earliest"}, True, "kafka.auto.offset.reset cannot be given: say where"),
+    ({"txnstore__delivery__order": "commit"}, True, "txnstore.delivery.order cannot be given: a query reads in offset"),
     ({"kafka__group__id": "a", "group__id": "b"}, True, "group.id and kafka.group.id are names of the same option"),
 ]
 

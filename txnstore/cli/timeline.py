@@ -53,7 +53,7 @@ _FINISHED: Final = union(
     ),
 )
 _GROUPS: Final = (
-    select(group_offsets.c.group_id, group_offsets.c.committed_offset)
+    select(group_offsets.c.group_id, group_offsets.c.committed_offset, group_offsets.c.offset_in_transaction)
     .where(group_offsets.c.partition_id == bindparam("of_partition_id"))
     .order_by(group_offsets.c.group_id)
 )
@@ -144,8 +144,14 @@ def read_timeline(
         Pointer("last stable offset", bounds.last_stable_offset),
         Pointer("high watermark", high_watermark),
     ]
-    pointers += [Pointer(f"group {row[0]}", row[1]) for row in connection.execute(_GROUPS, _of(partition_id))]
+    pointers += [_group_pointer(*row) for row in connection.execute(_GROUPS, _of(partition_id))]
     return Timeline(topic, partition, first, end, _lanes(connection, partition_id, first, end), pointers)
+
+
+def _group_pointer(group_id: str, offset: int, offset_in_transaction: int | None) -> Pointer:
+    """Return where the group is: in commit order at a place, and where in the transaction there."""
+    within = f" from {offset_in_transaction} on" if offset_in_transaction else ""
+    return Pointer(f"group {group_id}{within}", offset)
 
 
 def _of(partition_id: int) -> dict[str, int]:

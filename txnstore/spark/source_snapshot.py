@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from txnstore.clients.overdue_help import end_overdue
 from txnstore.db.store import Store
 from txnstore.errors import InvalidConfiguration, UnknownTopicOrPartition, UnstableOffsetCommit
+from txnstore.groups.commit_rules import other_order
 from txnstore.groups.offsets import read_offsets, read_stable_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.topics import find_topics, list_topics
@@ -57,12 +58,17 @@ def read_snapshot(connection: Connection, options: SourceOptions, *, all_present
 
     Raises:
         UnknownTopicOrPartition: a topic or partition that an option names is not there, and `all_present`.
+        InvalidRequest: the group has committed offsets in commit order.
     """
     bounds = _read_selected(connection, options.selection, all_present=all_present)
     ends = {partition: of.end(options.isolation) for partition, of in bounds.items()}
     committed: dict[PartitionName, int] = {}
     if options.group_id:
         by_id = read_offsets(connection, options.group_id, [of.partition_id for of in bounds.values()]).offsets
+        for offset in by_id.values():
+            if offset.offset_in_transaction is not None:
+                # A place is no offset, and a query reads in offset order.
+                raise other_order(options.group_id, offset)
         committed = {
             partition: by_id[of.partition_id].offset for partition, of in bounds.items() if of.partition_id in by_id
         }
