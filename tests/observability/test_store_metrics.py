@@ -147,6 +147,33 @@ def test_the_lag_of_a_group_is_in_records_that_its_readers_get(collect, store, o
     assert told["txnstore_group_members"] == {("ahead",): 0, ("behind",): 0}
 
 
+def test_the_lag_of_a_group_in_commit_order_is_in_places_and_at_most_so_many_records(collect, store, orders, started):
+    write(store, orders[0], b"x")  # 0
+    producer = started("payments", 600_000)
+    producer.send(orders[0], b"y", b"y", b"y")  # 1 to 3
+    write(store, orders[0], b"x")  # 4
+    producer.commit()  # 5
+    write(store, orders[0], b"x")  # 6
+    started("other", 600_000).send(orders[0], b"open")  # 7
+    for group_id, place in (("behind", 5), ("ahead", 6), ("at the end", 8)):
+        placed = {orders[0]: OffsetAndMetadata(place, offset_in_transaction=0)}
+        store.write(lambda connection, name=group_id, placed=placed: alter_offsets(connection, name, placed))
+
+    def lags(limits):
+        told = collect(limits=limits)
+        return [
+            {group_id: value for (group_id, _, _), value in told[f"txnstore_group_lag_{name}"].items()}
+            for name in ("offsets", "records", "is_exact")
+        ]
+
+    offsets = {"behind": 3, "ahead": 2, "at the end": 0}
+    is_exact = {"behind": 0, "ahead": 0, "at the end": 1}
+    # What is committed behind the place may have begun before it; the end is what is open, too.
+    assert lags(FigureLimits()) == [offsets, {"behind": 7, "ahead": 2, "at the end": 0}, is_exact]
+    # Where not even the markers may be looked at it is all of the log.
+    assert lags(FigureLimits(lag_batches=2)) == [offsets, {"behind": 8, "ahead": 2, "at the end": 0}, is_exact]
+
+
 def test_what_is_far_behind_is_told_in_offsets_from_some_batch_on(collect, store, orders, started):
     producer = started("payments", 600_000)
     for _ in range(5):
