@@ -7,15 +7,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import Connection, delete, update
 
 from tests.log.histories import COMMITTED, LEVELS, UNCOMMITTED, Log, values_of
 from txnstore.db.backend import Subjects, Waiter
 from txnstore.db.schema import outbox, partition_heads, record_batches
 from txnstore.db.store import Store
 from txnstore.log import news as news_module
+from txnstore.log.bounds import read_bounds
+from txnstore.log.commit_order import CommitPage, CommitPosition, fetch_in_commit_order
+from txnstore.log.deleting import advance_log_start
 from txnstore.log.fetch import Page, Room
-from txnstore.log.news import BATCH_BYTES_MAX, BATCHES_MAX, OFFSETS_MAX, PARTITIONS_MAX, read_news
+from txnstore.log.news import (
+    BATCH_BYTES_MAX,
+    BATCHES_MAX,
+    OFFSETS_MAX,
+    PARTITIONS_MAX,
+    read_news,
+    read_news_in_commit_order,
+)
 from txnstore.log.topics import create_topic, delete_topic
 from txnstore.model import ControlType, IsolationLevel
 
@@ -226,3 +236,91 @@ def test_it_is_one_statement_on_a_connection_that_has_no_transaction_open_after_
         assert not connection.in_transaction
     else:
         assert connection.info.transaction_status == connection.info.transaction_status.IDLE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_commit_order_it_is_what_a_fetch_brings_whatever_has_happened(
+    log: Log, news: News, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(news_module, "OFFSETS_MAX", 12)
+    chance = random.Random(seed)
+    open_in: dict[str, set[int]] = {}
+    for _ in range(chance.randrange(5, 40)):
+        producer, to = chance.choice("ABC"), chance.choice(log.partition_ids)
+        match chance.randrange(4):
+            case 0:
+                log.plain(*[b"plain"] * chance.randrange(1, 4), partition_id=to)
+            case 1 | 2:
+                log.write(producer, *[b"in a transaction"] * chance.randrange(1, 3), partition_id=to)
+                open_in.setdefault(producer, set()).add(to)
+            case _:
+                if producer in open_in:
+                    kind = chance.choice([ControlType.COMMIT, ControlType.COMMIT, ControlType.ABORT])
+                    log.end(producer, kind, *sorted(open_in.pop(producer)))
+    cut = chance.randrange(3)
+    for partition_id in log.partition_ids:
+        log.store.write(lambda connection, cut=cut, at=partition_id: _advance(connection, at, cut))
+    brought = 0
+    for _ in range(20):
+        positions = {}
+        for partition_id in chance.sample(log.partition_ids, chance.randrange(1, 4)):
+            bounds = log.pages({partition_id: cut})[partition_id].bounds
+            positions[partition_id] = CommitPosition(
+                chance.randrange(bounds.log_start_offset, bounds.high_watermark + 1)
+            )
+        found = read_news_in_commit_order(news.waiter.rows, positions, ROOM)
+        fetched = log.store.read(lambda connection, positions=positions: fetch_in_commit_order(connection, positions))
+        is_all = all(page.next_position.place - positions[at].place <= 12 for at, page in fetched.items())
+        assert (found is None) or is_all
+        if found is not None:
+            brought += 1
+            assert list(found) == list(positions)
+            assert {at: (page.bounds, page.next_position) for at, page in found.items()} == {
+                at: (page.bounds, page.next_position) for at, page in fetched.items()
+            }
+            assert {at: _placed(page) for at, page in found.items()} == {
+                at: _placed(page) for at, page in fetched.items()
+            }
+    assert brought
+
+
+def _advance(connection: Connection, partition_id: int, offset: int) -> None:
+    bounds = read_bounds(connection, [partition_id])[partition_id]
+    if bounds.high_watermark >= offset:
+        advance_log_start(connection, partition_id, offset)
+
+
+def _placed(page: CommitPage) -> list[tuple[CommitPosition, int, int | None, list[bytes | None]]]:
+    return [
+        (
+            placed.start,
+            placed.from_offset,
+            placed.marker_offset,
+            [record.value for record in placed.batch.records(placed.from_offset)],
+        )
+        for placed in page.batches
+    ]
+
+
+def test_in_commit_order_what_began_long_ago_or_is_read_from_within_does_not_come_at_once(log: Log, news: News) -> None:
+    def ask(*position: int) -> CommitPage | None:
+        found = read_news_in_commit_order(news.waiter.rows, {log.id: CommitPosition(*position)}, ROOM)
+        return None if found is None else found[log.id]
+
+    log.write("A", b"a")
+    log.plain(*[b"x"] * (OFFSETS_MAX - 1))
+    page = ask(OFFSETS_MAX)
+    assert page is not None
+    assert (page.batches, page.next_position) == ((), CommitPosition(OFFSETS_MAX))
+    # What is open is no news, wherever it stands.
+    log.write("B", b"b")
+    page = ask(OFFSETS_MAX)
+    assert page is not None
+    assert (page.batches, page.next_position) == ((), CommitPosition(OFFSETS_MAX + 1))
+    log.commit("A")
+    page = ask(OFFSETS_MAX)
+    assert page is not None
+    assert [placed.marker_offset for placed in page.batches] == [OFFSETS_MAX + 1]
+    assert ask(OFFSETS_MAX + 1, 1) is None
+    assert ask(OFFSETS_MAX + 1) is None
+    assert ask(OFFSETS_MAX + 3) is None

@@ -41,7 +41,7 @@ from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp, read_b
 from txnstore.log.codec import encode
 from txnstore.log.commit_order import STRETCH_BATCHES, CommitPosition, fetch_in_commit_order
 from txnstore.log.fetch import PAGE_OFFSETS_MAX, Page, Room, fetch
-from txnstore.log.news import OFFSETS_MAX, read_news
+from txnstore.log.news import OFFSETS_MAX, read_news, read_news_in_commit_order
 from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import DUTIES
@@ -293,6 +293,18 @@ def _news(ends: Callable[[BigStore], Mapping[int, int]], isolation: IsolationLev
     return _read(work)
 
 
+def _news_by_place(ends: Callable[[BigStore], Mapping[int, int]], *, is_whole: bool = True) -> _Call:
+    def work(big: BigStore, connection: Connection) -> None:
+        def run(statement: HotStatement, parameters: Mapping[str, int]) -> list[Any]:
+            return statement.rows(connection, parameters)
+
+        positions = {partition_id: CommitPosition(place) for partition_id, place in ends(big).items()}
+        found = read_news_in_commit_order(run, positions, Room(10_000, 8 * 1024 * 1024))
+        assert (found is not None) is is_whole
+
+    return _read(work)
+
+
 def _all_ends(big: BigStore) -> dict[int, int]:
     return {big.transactions: 299_998, big.plain: 499_998, big.held_back: OPEN_OFFSET}
 
@@ -332,6 +344,19 @@ CALLS = [
     Call("news at the end of transactions", _news(lambda big: {big.transactions: 299_998}), **PAGE),
     Call("news of several partitions", _news(_all_ends), rows=OFFSETS_MAX + 50, instructions=50 * OFFSETS_MAX),
     Call("news of a reader that sees all", _news(lambda big: {big.plain: 499_998}, UNCOMMITTED), **PAGE),
+    Call("news in commit order", _news_by_place(lambda big: {big.plain: 499_998}), **PAGE),
+    Call(
+        "news of a transaction that began long ago",
+        _news_by_place(lambda big: {big.transactions: 299_998}, is_whole=False),
+        rows=5 * OFFSETS_MAX,
+        instructions=100 * OFFSETS_MAX,
+    ),
+    Call(
+        "news in commit order of several partitions",
+        _news_by_place(lambda big: {big.plain: 499_998, big.held_back: 199_998}),
+        rows=OFFSETS_MAX + 50,
+        instructions=50 * OFFSETS_MAX,
+    ),
     Call("offset at the earliest time", _of_time(0, _plain)),
     Call("offset at a time in the middle", _of_time(250_000, _plain)),
     Call("offset at a time of the last records", _of_time(499_000, _plain)),

@@ -356,20 +356,7 @@ class _Reading:
         if chosen and (is_full or count == self._batches_max):
             behind = _behind(chosen[-1])
         batches = self._batches([row.last_offset for row in chosen])
-        placed: list[PlacedBatch] = []
-        for row in chosen:
-            batch = batches[row.last_offset]
-            if not row.is_transactional:
-                # The first one may begin before the place that is asked for.
-                start = CommitPosition(max(row.base_offset, start.place))
-                placed.append(PlacedBatch(batch, start.place, None, start))
-                continue
-            if row.place != start.place:
-                start = CommitPosition(row.place)
-            from_offset = max(row.base_offset, start.offset_in_transaction)
-            placed.append(PlacedBatch(batch, from_offset, row.place, start))
-            start = CommitPosition(row.place, row.last_offset + 1)
-        return CommitPage(self._bounds, tuple(placed), behind)
+        return CommitPage(self._bounds, in_place(chosen, batches, start), behind)
 
     def _batches(self, last_offsets: Sequence[int]) -> dict[int, RecordBatch]:
         """Return the batches that end there."""
@@ -381,6 +368,24 @@ class _Reading:
             rows = _BATCHES.rows(self._connection, {"of_partition_id": self._bounds.partition_id, "last_offsets": keys})
             batches.update((row.last_offset, decode(row)) for row in rows)
         return batches
+
+
+def in_place(rows: Sequence[Any], batches: Mapping[int, RecordBatch], start: CommitPosition) -> tuple[PlacedBatch, ...]:
+    """Return the batches of these rows, which are in order of delivery, for a reader at this position."""
+    placed: list[PlacedBatch] = []
+    for row in rows:
+        batch = batches[row.last_offset]
+        if not row.is_transactional:
+            # The first one may begin before the place that is asked for.
+            start = CommitPosition(max(row.base_offset, start.place))
+            placed.append(PlacedBatch(batch, start.place, None, start))
+            continue
+        if row.place != start.place:
+            start = CommitPosition(row.place)
+        from_offset = max(row.base_offset, start.offset_in_transaction)
+        placed.append(PlacedBatch(batch, from_offset, row.place, start))
+        start = CommitPosition(row.place, row.last_offset + 1)
+    return tuple(placed)
 
 
 def _behind(row: Any) -> CommitPosition:

@@ -41,7 +41,7 @@ from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordBatch
 from txnstore.log.commit_order import CommitPage, fetch_in_commit_order
 from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, Room, fetch
-from txnstore.log.news import read_news
+from txnstore.log.news import read_news, read_news_in_commit_order
 from txnstore.log.topics import Topic
 from txnstore.model import IsolationLevel, TimestampType
 
@@ -261,8 +261,11 @@ class PartitionReader:
 
     def _news(self, wanted: Mapping[int, int], room: Room, waiter: Waiter | None) -> Mapping[int, AnyPage] | None:
         """Return what a reader that had read everything gets by one statement; None: it asks for pages."""
-        if waiter is None or self._positions.in_commit_order:
+        if waiter is None:
             return None
+        if self._positions.in_commit_order:
+            pairs = {partition_id: self._positions.pair(position) for partition_id, position in wanted.items()}
+            return read_news_in_commit_order(waiter.rows, pairs, room)
         return read_news(waiter.rows, wanted, self._options.isolation, room)
 
     def _pages(self, wanted: Mapping[int, int], room: Room, *, asks_outbox: bool) -> Mapping[int, AnyPage]:
