@@ -450,10 +450,8 @@ def _write(connection: Connection, statement: HotStatement, rows: list[dict[str,
 
 def _check_order(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Refuse offsets of the other order of delivery than what the group has committed, or an open transaction holds."""
-    group_id, within = (
-        rows[0]["new_group_id"],
-        {row["new_partition_id"]: row["new_offset_in_transaction"] for row in rows},
-    )
+    group_id = rows[0]["new_group_id"]
+    within = {row["new_partition_id"]: row["new_offset_in_transaction"] for row in rows}
     for some in chunks(list(within)):
         of = {"of_group_id": group_id, "partition_ids": some}
         for row in (*_READ.rows(connection, of), *_READ_PENDING_ORDER.rows(connection, of)):

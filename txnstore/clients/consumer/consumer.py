@@ -395,10 +395,12 @@ class Consumer:
     def seek(self, partition: TopicPartition) -> None:
         """Go on reading the partition at its `offset`; what was read ahead is dropped.
 
+        In commit order that is a place, and within the transaction there it goes on at its `offset_in_transaction`.
+
         Raises:
             TypeError: this is not a partition.
             KafkaException: `_STATE`: it is not assigned; `_UNKNOWN_PARTITION`: and the consumer has never heard of its
-                topic; `_INVALID_ARG`: one cannot seek to OFFSET_STORED.
+                topic; `_INVALID_ARG`: one cannot seek to OFFSET_STORED, or the offset is of the other order.
         """
         self._check()
         wanted = check_partition(partition)
@@ -420,7 +422,8 @@ class Consumer:
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return for each partition the next offset to be handed out, or OFFSET_INVALID if nothing was.
 
-        Markers and aborted records that follow the last record are stepped over.
+        Markers and aborted records that follow the last record are stepped over.  In commit order the offset is a
+        place, with `offset_in_transaction` beside it.
         """
         self._check()
         answer = []
@@ -582,8 +585,8 @@ class Consumer:
     ) -> tuple[int, int]:
         """Return the first offset of the partition and the one behind the last that this consumer may read.
 
-        With `isolation.level=read_committed` the latter is the last stable offset.  `cached`: as the last reading
-        found them, with the high watermark; OFFSET_INVALID before the first one.
+        With `isolation.level=read_committed` the latter is the last stable offset, in commit order the high watermark.
+        `cached`: as the last reading found them, with the high watermark; OFFSET_INVALID before the first one.
 
         Raises:
             KafkaException: `_UNKNOWN_PARTITION`, `_TIMED_OUT`, and what the database answers.

@@ -73,8 +73,9 @@ def start_position(
         return _reset(bounds.log_start_offset, end_offset, reset, why, positions)
     if 0 < within < bounds.log_start_offset:
         # It stands in a transaction of which the next records are deleted: the earliest ones are those that are left.
-        start = _reset(place, end_offset, reset, why, positions)
-        return StartPosition(positions.at(place, bounds.log_start_offset), why) if reset == "earliest" else start
+        if reset == "earliest":
+            return StartPosition(positions.at(place, bounds.log_start_offset), why)
+        return _reset(bounds.log_start_offset, end_offset, reset, why, positions)
     return StartPosition(positions.at(place, within))
 
 
