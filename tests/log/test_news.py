@@ -324,3 +324,11 @@ def test_in_commit_order_what_began_long_ago_or_is_read_from_within_does_not_com
     assert ask(OFFSETS_MAX + 1, 1) is None
     assert ask(OFFSETS_MAX + 1) is None
     assert ask(OFFSETS_MAX + 3) is None
+    for number in range(OFFSETS_MAX):
+        log.plain(b"%d" % number)
+    first = log.write("C", b"c", b"d")
+    log.commit("C")
+    page = ask(first + 2)
+    assert page is not None
+    assert _placed(page) == [(CommitPosition(first + 2), first, first + 2, [b"c", b"d"])]
+    assert ask(first + 2, first + 1) is None
