@@ -271,6 +271,21 @@ def test_what_is_behind_the_last_stable_offset_makes_nobody_look_again_and_again
     assert log.run() == 2
 
 
+def test_much_behind_the_last_stable_offset_is_weighed_by_its_first_batches(log, monkeypatch):
+    monkeypatch.setattr(compaction, "_WEIGHED_MAX", 2)
+    log.configure(min_cleanable_dirty_ratio=0.5)
+    for key in (b"a", b"b", b"c", b"d"):
+        log.put((key, b"1"))
+    log.run()
+    log.put((b"a", b"2"))
+    slow = log.begin()
+    for _ in range(10):
+        slow.put((b"a", b"x"))
+    assert log.run() == 0
+    slow.end(commit=True)
+    assert log.run() > 0
+
+
 def test_a_pass_that_can_remember_no_more_keys_stops_there_and_the_next_one_goes_on(log, monkeypatch):
     monkeypatch.setattr(compaction, "KEYS_MAX", 3)
     keys = [b"%d" % number for number in range(8)]

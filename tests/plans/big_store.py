@@ -34,11 +34,14 @@ from txnstore.transactions.protocol import TransactionState
 #: How many batches are made of each that is encoded.
 COPIES = 1_000
 #: By partition: how many batches are encoded for it.
-TRANSACTIONS, PLAIN, HELD_BACK, EXPIRED = 300, 500, 200, 50
+TRANSACTIONS, PLAIN, HELD_BACK, EXPIRED, COMPACTED = 300, 500, 200, 50, 50
 #: Of the partition with transactions: those of this stretch were aborted, 100,000 batches in a row.
 ABORTED = range(100, 200)
 #: In the partition whose readers are held back: where the open transaction begins.
 OPEN_OFFSET = 1_000
+
+#: Of the compacted topic; all of its records are older.
+COMPACTS = {"cleanup.policy": "compact", "min.compaction.lag.ms": "1000"}
 
 PRODUCERS = 100_000
 TRANSACTIONAL_IDS = 10_000
@@ -67,6 +70,8 @@ class BigStore:
     """One whose last stable offset lies 199,000 batches before its end."""
     expired: int
     """One whose topic keeps nothing for so long, and has not been looked after yet."""
+    compacted: int
+    """One of a compacted topic that no pass has seen, with a transaction open near its beginning."""
     first_ms: int
     """The first timestamp in `plain`; that of batch n is later by n // 1000 seconds."""
 
@@ -79,7 +84,9 @@ def fill(store: Store, url: str) -> BigStore:
     first_ms = time.time_ns() // 1_000_000 - 3_600_000
     with_transactions, plain, held_back, scratch = topic.partition_ids
     (expired,) = old.partition_ids
-    big = BigStore(store, url, "big", with_transactions, plain, held_back, expired, first_ms)
+    states = store.write(lambda connection: create_topic(connection, "states", config=COMPACTS))
+    (compacted,) = states.partition_ids
+    big = BigStore(store, url, "big", with_transactions, plain, held_back, expired, compacted, first_ms)
     with store.engine.connect() as connection:
         if store.backend.name == "postgresql":
             driver: Any = connection.connection.driver_connection
@@ -123,6 +130,10 @@ def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
         for number in range(TRANSACTIONS)
     ]
     encoded += [encode([Record(b"value", timestamp_ms=big.first_ms + number * 1_000)]) for number in range(PLAIN)]
+    encoded += [
+        encode([Record(b"value", key=b"key %d" % number, timestamp_ms=big.first_ms + number * 1_000)])
+        for number in range(COMPACTED)
+    ]
     rows = [
         {
             **batch.columns(),
@@ -139,6 +150,7 @@ def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
         (big.plain, TRANSACTIONS, PLAIN),
         (big.held_back, TRANSACTIONS, HELD_BACK),
         (big.expired, TRANSACTIONS, EXPIRED),
+        (big.compacted, TRANSACTIONS + PLAIN, COMPACTED),
     ):
         copies = _numbers(COPIES)
         offset = (record_batches.c.last_offset - first) * COPIES + copies.c.n
@@ -199,7 +211,7 @@ def _fill_producers(connection: Connection, big: BigStore) -> None:
         "last_timestamp_ms": big.first_ms,
         "transaction_first_offset": OPEN_OFFSET,
     }
-    connection.execute(insert(producer_states), open_one)
+    connection.execute(insert(producer_states), [open_one, {**open_one, "partition_id": big.compacted}])
     connection.execute(update(stores).values(next_producer_id=2 * NEXT_PRODUCER_ID))
 
 
@@ -225,7 +237,8 @@ def _fill_coordinator(connection: Connection, big: BigStore) -> None:
             "begin_epoch": case((is_open, 0), else_=-1),
         },
     )
-    connection.execute(insert(transaction_partitions), {"transactional_id": "id 0", "partition_id": big.held_back})
+    written = [{"transactional_id": "id 0", "partition_id": number} for number in (big.held_back, big.compacted)]
+    connection.execute(insert(transaction_partitions), written)
     entries = _numbers(JOURNAL_ENTRIES)
     # What began in one database transaction and was decided in the next.
     changes = (

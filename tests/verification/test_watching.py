@@ -148,7 +148,7 @@ def test_what_is_deleted_and_forgotten_meanwhile_is_right(watched):
     # Beyond what was read: the rest of it has gone in part.
     watched.put()
     watched.put()
-    delete_records(watched.store, watched.partition, 11)
+    delete_records(watched.store, watched.partition, 12)
     assert watched.look() == []
     watched.store.write(lambda c: delete_topic(c, "orders"))
     assert watched.look() == []

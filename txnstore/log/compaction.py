@@ -60,6 +60,8 @@ from txnstore.model import ControlType
 KEYS_MAX: Final = 200_000
 #: A longer key is remembered by its hash.
 _KEY_BYTES_MAX: Final = 16
+#: How many batches are weighed that may not be compacted yet; the others are taken to be as large.
+_WEIGHED_MAX: Final = 1_000
 #: Times at which tombstones go are no nearer to each other than this part of `delete.retention.ms`.
 _HORIZONS_IN_RETENTION: Final = 24
 _NAMES: Final = (
@@ -102,6 +104,12 @@ _FIRST_YOUNG: Final = (
     .order_by(record_batches.c.last_offset)
     .limit(1)
 )
+_FIRST_RUNNING_YOUNG: Final = (
+    select(record_batches.c.last_offset)
+    .where(_OF_PARTITION, record_batches.c.running_max_timestamp_ms > bindparam("after_ms"))
+    .order_by(record_batches.c.running_max_timestamp_ms, record_batches.c.last_offset)
+    .limit(1)
+)
 _FIRST_MS: Final = (
     select(record_batches.c.max_timestamp_ms)
     .where(_OF_PARTITION, _FROM)
@@ -110,6 +118,16 @@ _FIRST_MS: Final = (
 )
 _COUNT_AND_BYTES: Final = select(func.count(), func.coalesce(func.sum(record_batches.c.size_bytes), 0)).where(
     _OF_PARTITION, _FROM
+)
+_BEHIND: Final = (
+    select(record_batches.c.last_offset, record_batches.c.size_bytes)
+    .where(_OF_PARTITION, _FROM)
+    .order_by(record_batches.c.last_offset)
+    .limit(bindparam("batches_max"))
+    .subquery()
+)
+_WEIGHED: Final = select(
+    func.count(), func.coalesce(func.sum(_BEHIND.c.size_bytes), 0), func.max(_BEHIND.c.last_offset)
 )
 _THROUGH: Final = record_batches.c.last_offset <= bindparam("through_offset")
 _COMMITTED: Final = (
@@ -330,11 +348,10 @@ def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connect
     has_new_horizon = any(0 < from_ms <= now_ms for _, from_ms in horizons)
     dirty_ratio = 0.0
     if end_offset > dirty_offset:
-        beyond = {"of_partition_id": partition_id, "from_offset": end_offset}
-        count, payload_bytes = connection.execute(_COUNT_AND_BYTES, beyond).one()
-        size_bytes = storage.size_bytes - payload_bytes - count * batch_bytes(0)
+        size_bytes = max(0, storage.size_bytes - _bytes_behind(connection, storage, end_offset))
         dirty_ratio = (size_bytes - storage.compacted_bytes) / max(1, size_bytes)
-        since_ms = connection.execute(_FIRST_MS, {**beyond, "from_offset": dirty_offset}).scalar()
+        since = {"of_partition_id": partition_id, "from_offset": dirty_offset}
+        since_ms = connection.execute(_FIRST_MS, since).scalar()
         is_old = since_ms is not None and now_ms - since_ms > settings["max.compaction.lag.ms"]
         if dirty_ratio < settings["min.cleanable.dirty.ratio"] and not is_old:
             end_offset = dirty_offset
@@ -358,15 +375,27 @@ def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connect
     )
 
 
+def _bytes_behind(connection: Connection, storage: PartitionStorage, end_offset: int) -> int:
+    """Return what is counted behind an offset; about that, where it is much: nobody passes all of it for this."""
+    behind = {"of_partition_id": storage.partition_id, "from_offset": end_offset, "batches_max": _WEIGHED_MAX}
+    count, payload_bytes, last_offset = connection.execute(_WEIGHED, behind).one()
+    weighed_bytes: int = payload_bytes + count * batch_bytes(0)
+    if count < _WEIGHED_MAX:
+        return weighed_bytes
+    all_bytes: int = weighed_bytes * (storage.counted_offset - end_offset) // (last_offset + 1 - end_offset)
+    return all_bytes
+
+
 def _end_offset(connection: Connection, bounds: Bounds, settings: Settings, now_ms: int, dirty_offset: int) -> int:
     """Return the first offset that is not to be compacted yet."""
     if settings["min.compaction.lag.ms"] == 0:
         return bounds.last_stable_offset
-    young = {
-        "of_partition_id": bounds.partition_id,
-        "from_offset": dirty_offset,
-        "after_ms": now_ms - settings["min.compaction.lag.ms"],
-    }
+    young = {"of_partition_id": bounds.partition_id, "after_ms": now_ms - settings["min.compaction.lag.ms"]}
+    # None is so young before the running maximum is, which an index finds: what is old is not passed.
+    from_offset = connection.execute(_FIRST_RUNNING_YOUNG, young).scalar()
+    if from_offset is None:
+        return bounds.last_stable_offset
+    young["from_offset"] = max(dirty_offset, from_offset)
     first_young = connection.execute(_FIRST_YOUNG, young).scalar()
     return bounds.last_stable_offset if first_young is None else min(first_young, bounds.last_stable_offset)
 
