@@ -48,12 +48,13 @@ _TABLES: Final = """
           AND relkind = 'r' AND pg_has_role(relowner, 'USAGE') AND pg_total_relation_size(oid) <= {bytes_max}
     ), counted AS (
         SELECT relname, pg_stat_get_dead_tuples(part) AS dead, pg_stat_get_live_tuples(part) AS live,
+               pg_stat_get_tuples_deleted(part) + pg_stat_get_tuples_updated(part) AS died,
                pg_relation_size(part) AS size
         FROM ours WHERE part IS NOT NULL
     ), weighed AS (
-        SELECT relname, dead, live, least(size / greatest(dead + live, 1), 2048) AS row_bytes FROM counted
+        SELECT relname, dead, live, died, least(size / greatest(dead + live, 1), 2048) AS row_bytes FROM counted
     )
-    SELECT relname::text, sum(dead * row_bytes)::int8 AS dead_bytes, sum(live * row_bytes)::int8 AS live_bytes
+    SELECT relname::text, sum(dead * row_bytes)::int8, sum(live * row_bytes)::int8, sum(dead)::int8, sum(died)::int8
     FROM weighed GROUP BY relname
 """
 
@@ -65,6 +66,9 @@ class _Table:
     name: str
     dead_bytes: int
     live_bytes: int
+    dead_rows: int
+    died_rows: int
+    """How many rows have ever been deleted or replaced."""
 
     @property
     def is_due(self) -> bool:
@@ -92,8 +96,10 @@ def vacuum_due_tables(connection: PostgreSQLConnection, engine: Engine, schema: 
         begun = time.monotonic()
         _vacuum(connection, schema, table.name)
         ended = time.monotonic()
-        left_bytes = sum(each.dead_bytes for each in _tables(connection, schema) if each.name == table.name)
-        if left_bytes > table.dead_bytes // 2:
+        after = next((each for each in _tables(connection, schema) if each.name == table.name), table)
+        # What has died meanwhile is for the next time.
+        freed_rows = table.dead_rows + (after.died_rows - table.died_rows) - after.dead_rows
+        if freed_rows < table.dead_rows // 2:
             pause_seconds = max(_PAUSE_MIN_SECONDS, _PAUSE_TIMES * (ended - begun))
             paused[table.name] = ended + min(pause_seconds, _PAUSE_MAX_SECONDS)
         vacuumed += 1
