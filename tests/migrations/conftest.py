@@ -58,7 +58,11 @@ def postgresql_catalogue(connection, schema):
     connection.execute(text("SET LOCAL search_path = pg_catalog"))
     return {
         kind: sorted(
-            repr(tuple(row)).replace(f"{quoted(schema)}.", "<schema>.")
+            repr(
+                tuple(
+                    part.replace(f"{quoted(schema)}.", "<schema>.") if isinstance(part, str) else part for part in row
+                )
+            )
             for row in connection.execute(text(query.replace("{schema}", SCHEMA)), {"schema": schema})
             if VERSION_TABLE not in str(row[0])
         )

@@ -86,6 +86,7 @@ class BackgroundSequencer:
                     "rows of the outbox are left to `txnstore maintain` and the like, for this role may not move them:"
                     " %s",
                     error,
+                    extra={"event": "outbox_not_permitted"},
                 )
                 return
             except TxnStoreError as error:

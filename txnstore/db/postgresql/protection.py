@@ -39,6 +39,7 @@ def warn_of_unverified(url: DatabaseUrl) -> None:
                 " certificate is not of a known authority",
                 host,
                 mode,
+                extra={"event": "server_not_verified", "host": host},
             )
 
 
