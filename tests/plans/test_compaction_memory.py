@@ -6,8 +6,9 @@ import tracemalloc
 
 import pytest
 
+from txnstore.db import portions
 from txnstore.db.store import Store
-from txnstore.log import compaction, partition_storage
+from txnstore.log import compaction
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
@@ -48,7 +49,7 @@ def test_a_compaction_remembers_a_bounded_number_of_keys(
     txnstore_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "KEYS_MAX", KEYS_MAX)
-    monkeypatch.setattr(partition_storage, "BYTES_MAX", 16 * 1024)
+    monkeypatch.setattr(portions, "BYTES_AT_ONCE", 16 * 1024)
     peaks, passes = [], []
     # The first one warms up: what is compiled and cached once is no part of it.
     for keys in (KEYS_MAX, 2 * KEYS_MAX, 8 * KEYS_MAX):
