@@ -156,6 +156,10 @@ def test_what_takes_long_keeps_nobody_waiting(url, monkeypatch):
 
     monkeypatch.setattr(command, "LONG_DUTIES", (MaintenanceDuty("long", ABORT_INTERVAL, lambda: take_long),))
     short = MaintenanceDuty("short", ABORT_INTERVAL, lambda: do, interval_max_seconds=0.01)
+    # If nobody does it, this is not to go on for ever.
+    end = threading.Timer(60, stop.set)
+    end.start()
     with open_cluster(url) as cluster:
         command._run_all(cluster, (short,), stop)
+    end.cancel()
     assert done_meanwhile.is_set()
