@@ -304,6 +304,8 @@ def test_a_pass_that_can_remember_no_more_keys_stops_there_and_the_next_one_goes
 
 def test_a_portion_goes_on_where_the_last_one_stopped_and_others_may_be_at_work_meanwhile(log, monkeypatch):
     monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", 2)
+    # However slow the machine is.
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
     for number in range(6):
         log.put((b"%d" % (number % 3), b"%d" % number))
     # Three pages for the keys, then three that are changed.
@@ -403,6 +405,8 @@ def test_what_somebody_else_left_in_a_batch_meanwhile_does_not_come_back_when_it
 
 def test_a_portion_ends_though_nothing_that_it_passes_is_committed(log, monkeypatch):
     monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", 2)
+    # However slow the machine is.
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
     for _ in range(6):
         aborted = log.begin()
         aborted.put((b"a", b"x"))
