@@ -257,6 +257,8 @@ def test_clients_that_come_and_go_beside_due_work_leave_no_connection_and_lose_n
     monkeypatch.setattr(upkeep, "PARTING_WAIT_SECONDS", 0.002)
     monkeypatch.setattr(upkeep, "_next_looks", _Never())
     rounds, clients = 12, 4
+    # Of clients that other tests have left behind, perhaps.
+    before = set(threading.enumerate())
 
     def come_and_go(number):
         for index in range(rounds):
@@ -268,7 +270,7 @@ def test_clients_that_come_and_go_beside_due_work_leave_no_connection_and_lose_n
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until(lambda: not any(thread.name.startswith("txnstore-") for thread in threading.enumerate()))
+    wait_until(lambda: set(threading.enumerate()) <= before)
     batches = store.read(
         lambda connection: connection.execute(select(func.sum(record_batches.c.record_count))).scalar()
     )

@@ -244,8 +244,8 @@ def postgresql_site(
 ) -> Iterator[Site]:
     made: list[str] = []
 
-    def make(_: str) -> str:
-        database = _txnstore_postgresql_databases.take()
+    def make(name: str) -> str:
+        database = _txnstore_postgresql_databases.take(f"_{name}")
         made.append(database)
         with txnstore_postgres_server.connect(database) as connection:
             for statement in new_identity("txnstore."):

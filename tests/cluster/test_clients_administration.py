@@ -330,7 +330,7 @@ def test_the_commands_show_and_do_everything_over_all_databases(urls, admin, top
 def test_the_maintenance_of_a_cluster_of_one_hears_of_databases_that_join(sqlite_site, monkeypatch):
     looked_after = []
 
-    def run_one(cluster, database_id, duties, stop):
+    def run_one(cluster, database_id, duties, stop, observer):
         looked_after.append(database_id)
         if database_id == 1:
             sqlite_site.open().close()
@@ -342,4 +342,4 @@ def test_the_maintenance_of_a_cluster_of_one_hears_of_databases_that_join(sqlite
     monkeypatch.setattr(maintenance, "stop_at_signals", lambda stop: None)
     monkeypatch.setattr(Maintenance, "run", lambda self, stop: None)
     assert CliRunner().invoke(program_with(NAMES), ["maintain", sqlite_site.urls[0]]).exit_code == 0
-    assert sorted(looked_after) == [1, 2, 3]
+    assert set(looked_after) == {1, 2, 3}

@@ -153,7 +153,7 @@ def test_a_store_that_is_opened_by_the_action_dies_with_it(place: Place):
         opened.append(store)
         create("one", store)
 
-    crash = crash_at(6, When.BEFORE, opens, place.url)
+    crash = crash_at(8, When.BEFORE, opens, place.url)
     assert crash is not None
     (store,) = opened
     with pytest.raises(Crash):

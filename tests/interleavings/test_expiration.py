@@ -107,7 +107,7 @@ def test_who_begins_to_use_a_group_while_it_expires_keeps_what_he_has_found_and_
         world.clock.advance(RETENTION_MS)
 
         def nothing_is_missed(finished):
-            expired = finished["maintenance"].result()
+            expired, _ = finished["maintenance"].result()
             finished["user"].result()
             committed = group.committed(world.observer)
             assert committed.pop(group.partition_ids[0]) == NEW

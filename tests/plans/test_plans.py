@@ -342,7 +342,7 @@ CALLS = [
     Call("places within a transaction", _places(_transactions, 50_000, 49_500), **STRETCH),
     Call("news at the end", _news(lambda big: {big.plain: 499_998}), **PAGE),
     Call("news at the end of transactions", _news(lambda big: {big.transactions: 299_998}), **PAGE),
-    Call("news of several partitions", _news(_all_ends), rows=OFFSETS_MAX + 50, instructions=50 * OFFSETS_MAX),
+    Call("news of several partitions", _news(_all_ends), rows=OFFSETS_MAX + 100, instructions=50 * OFFSETS_MAX),
     Call("news of a reader that sees all", _news(lambda big: {big.plain: 499_998}, UNCOMMITTED), **PAGE),
     Call("news in commit order", _news_by_place(lambda big: {big.plain: 499_998}), **PAGE),
     Call(
@@ -463,7 +463,8 @@ def test_a_call_touches_what_it_is_about_and_nothing_else(big: BigStore, call: C
         run()
     assert found
     limit = call.rows if database == "postgresql" else call.instructions
-    assert_at_most(limit, found)
+    # Who opens a file reads the list of its tables, which no log makes longer.
+    assert_at_most(limit, [touched for touched in found if "FROM sqlite_master" not in touched.statement])
 
 
 def assert_at_most(limit: int, found: list[Touched]) -> None:

@@ -22,7 +22,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.parametrize("big", ["postgresql"], i
 
 BOUNDS = Bounds(("big",), ("group *", "client *", "simple"), ("producer *", "client *", "id *"))
 #: What a role with a producer's and a consumer's rights does not do.
-OF_OTHERS = {"search for hanging transactions", "administrator", "look into the outbox", "abort by an administrator"}
+OF_OTHERS = {
+    "search for hanging transactions",
+    "what holds readers back",
+    "what holds readers of a partition back",
+    "figures for a scrape",
+    "administrator",
+    "look into the outbox",
+    "abort by an administrator",
+}
 #: Each statement asks besides, for each table that it names, which partitions the role may see: there are four.
 POLICY_ROWS = 100
 

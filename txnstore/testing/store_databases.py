@@ -90,9 +90,9 @@ class StoreDatabases:
             self._template = _read_template(connection)
             self._can_reuse = _counters_tell(connection)
 
-    def take(self) -> str:
-        """Return the name of a database with a fresh store, which is the caller's until it is given back."""
-        name = f"txnstore_test_{os.getpid()}_{next(_NUMBERS)}"
+    def take(self, suffix: str = "") -> str:
+        """Return the name, which ends so, of a database with a fresh store: the caller's until it is given back."""
+        name = f"txnstore_test_{os.getpid()}_{next(_NUMBERS)}{suffix}"
         if len(self._resting) >= _RESTING_COUNT and self._renew(self._resting.popleft(), name):
             return name
         self._server.create_database(name, template=self._template_name)
