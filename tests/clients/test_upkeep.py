@@ -10,8 +10,9 @@ import psycopg
 import pytest
 from sqlalchemy import func, insert, select, text
 
-from txnstore import Consumer, Producer
+from txnstore import Consumer, Producer, TopicPartition
 from txnstore.clients import upkeep
+from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.upkeep import LOOK_SECONDS, PARTING_WAIT_SECONDS
 from txnstore.db.opening import open_store
 from txnstore.db.schema import maintenance_duties, record_batches, transaction_log
@@ -159,6 +160,50 @@ def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration,
         threads = [thread.name for thread in threading.enumerate()]
         assert threads.count("txnstore-upkeep") == 1
     wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer", "consumer in a group"])
+def test_a_client_is_closed_while_the_interpreter_ends(store, configuration, monkeypatch, kind):
+    """As functions of `atexit` do; Python 3.12 starts no new thread then."""
+    client: Producer | Consumer
+    if kind == "producer":
+        client = Producer(configuration)
+        client.produce("t", b"one")
+        client.flush()
+    else:
+        write_one(configuration)
+        client = Consumer({**configuration, "group.id": "g", "auto.offset.reset": "earliest"})
+        client.subscribe(["t"]) if "group" in kind else client.assign([TopicPartition("t", 0, 0)])
+        assert client.poll(PATIENCE_SECONDS) is not None
+
+    def start(_thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    upkeep._next_looks.clear()
+    entries = count(store, transaction_log)
+    with monkeypatch.context() as ending:
+        ending.setattr(threading.Thread, "start", start)
+        client.close()
+    # It was left to others.
+    assert count(store, transaction_log) == entries
+
+
+def test_a_look_for_which_no_thread_can_be_started_is_for_the_next_one(store, configuration, monkeypatch):
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
+    with Producer({**configuration, "txnstore.maintenance": False}) as producer:
+        producer.produce("t", b"one")
+        producer.flush()
+        own = upkeep.Upkeep(admin_configuration((configuration,), {}), lambda: producer._connection.opened)
+        with monkeypatch.context() as ending:
+
+            def start(_thread):
+                raise RuntimeError("can't create new thread at interpreter shutdown")
+
+            ending.setattr(threading.Thread, "start", start)
+            own.run()
+        own.run()
+        wait_until(lambda: count(store, transaction_log) == 0)
+        own.part()
 
 
 @pytest.mark.parametrize("stands_still", ["the look", "the turn"])

@@ -155,3 +155,26 @@ def test_jobs_of_many_threads_run_one_at_a_time(worker):
         thread.join(PATIENCE_SECONDS)
     worker.submit(lambda: None).result(PATIENCE_SECONDS)
     assert most == [1] * 200
+
+
+@pytest.fixture
+def interpreter_ends(monkeypatch):
+    """Begin the end of the interpreter, when Python 3.12 starts no new thread."""
+
+    def start(_thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    return lambda: monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_where_no_thread_can_be_started_jobs_are_refused_or_done_at_once_and_the_end_is_the_same(interpreter_ends):
+    needing, other = Worker("needs a thread"), Worker("needs none", needs_thread=False)
+    interpreter_ends()
+    with pytest.raises(RuntimeError, match="new thread"):
+        needing.submit(lambda: 1)
+    assert other.submit(threading.current_thread).result(0) is threading.current_thread()
+    assert isinstance(other.submit(lambda: 1 // 0).exception(0), ZeroDivisionError)
+    for worker in (needing, other):
+        worker.close(0)
+        with pytest.raises(RuntimeError, match="has been closed"):
+            worker.submit(lambda: 1)

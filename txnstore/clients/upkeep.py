@@ -74,7 +74,11 @@ class Upkeep:
         if cluster is None or self._is_busy or self._stop.is_set() or not self._claim(cluster):
             return
         self._is_busy = True
-        self._worker().submit(partial(self._work, cluster))
+        try:
+            self._worker().submit(partial(self._work, cluster))
+        except RuntimeError:
+            # The client was closed just now, or the interpreter ends and no new thread can be started.
+            self._is_busy = False
 
     def stop(self) -> None:
         """Begin no portion any more."""
@@ -144,7 +148,8 @@ class Upkeep:
                     _next_looks[self._key(cluster)] = self._seconds() + BEHIND_SECONDS
         except TimeoutError:
             _log.debug("the maintenance of %s goes on without the client that was closed", cluster)
-        except TxnStoreError as error:
+        except (TxnStoreError, RuntimeError) as error:
+            # When the interpreter ends, no new thread can be started.
             _log.debug("nothing could be done for the maintenance of %s: %s", cluster, error)
 
     def _turn(self, cluster: Cluster, duties: Sequence[MaintenanceDuty] | None, seconds: float) -> bool:

@@ -26,9 +26,13 @@ class Worker:
     It is a daemon: a database that does not answer keeps no program from its end.
     """
 
-    def __init__(self, name: str) -> None:
-        """Make a worker whose thread will have this name."""
+    def __init__(self, name: str, *, needs_thread: bool = True) -> None:
+        """Make a worker whose thread will have this name; one that needs none does without where none can be started.
+
+        So it is while the interpreter ends, in functions of `atexit` for one.
+        """
         self._name = name
+        self._needs_thread = needs_thread
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -38,16 +42,16 @@ class Worker:
         """Run `work` after everything that was submitted before; its result or error comes out of the future.
 
         Raises:
-            RuntimeError: the worker has been closed.
+            RuntimeError: the worker has been closed, or no thread can be started and it needs one.
         """
         future: Future[Result] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"{self._name} has been closed")
-            self._jobs.put((future, work))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if self._thread is not None or self._start():
+                self._jobs.put((future, work))
+                return future
+        _do(future, work)
         return future
 
     def close(self, timeout_seconds: float) -> bool:
@@ -66,6 +70,18 @@ class Worker:
         thread.join(max(0, timeout_seconds))
         return not thread.is_alive()
 
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if self._needs_thread:
+                raise
+            return False
+        # Only one that runs can be waited for.
+        self._thread = thread
+        return True
+
     def _drop_waiting_jobs(self) -> None:
         while True:
             try:
@@ -80,17 +96,20 @@ class Worker:
             job = self._jobs.get()
             if job is None:
                 return
-            future, work = job
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = work()
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            _do(*job)
             # The next job may be long in coming; nothing of this one is kept until then.
-            del job, future, work
+            del job
+
+
+def _do(future: Future[Any], work: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 @dataclass(slots=True)

@@ -80,7 +80,7 @@ class ConsumerCore:
         self.directory = TopicDirectory(
             self.connection, refresh_ms=options.metadata_refresh_ms, allow_create=options.creates_topics
         )
-        self.worker = Worker(name)
+        self.worker = Worker(name, needs_thread=False)
         self.inbox: EventQueue[Event] = EventQueue(self.arrived)
         #: Which errors poll() has returned a moment ago.
         self._returned_errors = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
