@@ -338,6 +338,34 @@ def test_who_is_cancelled_at_the_end_opens_nothing(urls_up, opened, monkeypatch)
     assert target.read(read_move).state is MoveState.ARRIVING
 
 
+def test_a_copy_that_is_cancelled_before_its_first_page_is_over_too(urls_across, opened, monkeypatch) -> None:
+    """Its call may still be there: it would go on, and hand over what the source held before the last writes."""
+    source, target = opened(filled(urls_across[0])), opened(urls_across[1])
+    still_there = []
+
+    def stop(self, *_):
+        still_there.append(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving._Filling, "run", stop)
+        with pytest.raises(KeyboardInterrupt):
+            move(source, target)
+    closed = source.read(read_move)
+    assert cancel(source)
+    with pytest.raises(InvalidRequest, match="a copy that was cancelled"):
+        move(source, target)
+    assert source.read(read_move) is None
+    # It has seen all that there is; then something comes, and somebody tries once more.
+    still_there.pop().run(lambda *_: None)
+    AdminClient({"bootstrap.servers": urls_across[0]}).create_topics([NewTopic("after", 1)])["after"].result()
+    with pytest.raises(InvalidRequest, match="a copy that was cancelled"):
+        move(source, target)
+    with pytest.raises(StoreMoved, match="was cancelled"):
+        moving._leave(source, closed)
+    assert target.read(read_move).state is MoveState.ARRIVING
+
+
 def test_of_two_calls_at_once_one_gives_up_and_nothing_is_there_twice(urls_across, opened, monkeypatch) -> None:
     source, target = opened(filled(urls_across[0])), opened(urls_across[1])
     write_page = moving._Filling._write_page

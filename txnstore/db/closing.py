@@ -86,8 +86,8 @@ def read_move(connection: Connection) -> Move | None:
     return move_of(connection.execute(_MARK).one())
 
 
-def read_arrival(connection: Connection) -> str | None:
-    """Return the move by which a store has come that is at home; None: it was made where it is."""
+def read_last_move(connection: Connection) -> str | None:
+    """Return the last move of a store that is at home: it has come by it, or it was cancelled; None: there is none."""
     row = connection.execute(_MARK).one()
     return None if row.move_state is not None or row.move_uuid is None else str(row.move_uuid)
 
@@ -132,8 +132,8 @@ def close(connection: Connection, move: Move) -> None:
     set_move(connection, move)
 
 
-def open_(connection: Connection, arrived: Move | None = None) -> None:
-    """Let everybody write again, and take the mark away; of the move by which it `arrived` the name stays."""
+def open_(connection: Connection, last: Move | None = None) -> None:
+    """Let everybody write again, and take the mark away; of the move that is over by this, the name stays."""
     is_sqlite = connection.dialect.name == "sqlite"
     names = _names()
     statements = closing_sqlite.open_(names) if is_sqlite else closing_postgresql.open_(_schema(connection), names)
@@ -143,8 +143,8 @@ def open_(connection: Connection, arrived: Move | None = None) -> None:
         _SET_MARK,
         {
             "new_state": None,
-            "new_uuid": None if arrived is None else arrived.uuid,
-            "new_peer": None if arrived is None else arrived.peer,
+            "new_uuid": None if last is None else last.uuid,
+            "new_peer": None if last is None else last.peer,
             "new_position": None,
         },
     )

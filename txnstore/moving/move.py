@@ -28,7 +28,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, bindparam, delete, exists, func, insert, select, update
 
 from txnstore.db import closing
-from txnstore.db.closing import Move, MoveState, read_arrival, read_move, refuse, set_move, wait_for_writers
+from txnstore.db.closing import Move, MoveState, read_last_move, read_move, refuse, set_move, wait_for_writers
 from txnstore.db.cluster.membership import ALONE_LABEL, CONTROLLER_ID, read_databases
 from txnstore.db.identity import check_original
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -121,7 +121,7 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
     tell = told or _nobody
     found, arriving = source.read(read_move), target.read(read_move)
     if found is not None and found.state is MoveState.GONE and arriving is None:
-        if target.read(read_arrival) == found.uuid:
+        if target.read(read_last_move) == found.uuid:
             return Moved(_uuid(target), {}, was_there=True)
         raise refuse(source.url, found)
     if _place_of(source) == _place_of(target):
@@ -171,7 +171,7 @@ def cancel(source: Store) -> bool:
             return False
         if found.state is not MoveState.CLOSED:
             raise refuse(source.url, found)
-        closing.open_(connection)
+        closing.open_(connection, found)
         return True
 
     return source.write(work)
@@ -236,10 +236,14 @@ def _check_going_on(source: Store, target: Store, found: Move | None, arriving: 
     if _uuid(target) != source.store_uuid:
         raise refuse(target.url, arriving)
     if found is None and Position.from_json(arriving.position) != Position():
-        raise InvalidRequest(
-            f"{target.url} holds a part of a copy that was cancelled: drop its tables, run `txnstore migrate` on it,"
-            " and start again"
-        )
+        raise _was_cancelled(target)
+
+
+def _was_cancelled(target: Store) -> InvalidRequest:
+    return InvalidRequest(
+        f"{target.url} was to hold a copy that was cancelled: drop its tables, run `txnstore migrate` on it, and start"
+        " again"
+    )
 
 
 def _check_fresh(connection: Connection, target: Store) -> None:
@@ -276,6 +280,10 @@ def _close(source: Store, target: Store, arriving: Move) -> Move:
             if found.uuid != closed.uuid:
                 raise refuse(source.url, found)
             return found
+        if read_last_move(connection) == closed.uuid:
+            # A call from before may still be there: it would take this closing for its own, and what it has read and
+            # compared is from before the last writes.
+            raise _was_cancelled(target)
         closing.close(connection, closed)
         members = read_databases(connection)
         if len(members) > 1 or members[0].label != ALONE_LABEL or members[0].database_id != CONTROLLER_ID:
@@ -462,7 +470,7 @@ def _open(target: Store) -> None:
         assert Position.from_json(arriving.position).is_verified, arriving.position
         closing.admit(connection, arriving)
         connection.execute(_TELL_APART)
-        closing.open_(connection, arrived=arriving)
+        closing.open_(connection, arriving)
 
     target.write(work)
 
