@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -318,6 +320,37 @@ def test_a_portion_goes_on_where_the_last_one_stopped_and_others_may_be_at_work_
     assert log.rows(partition_storage)[0].compacted_offset == 0
     compact_portion(log.store, batches_max=1)
     assert log.rows(partition_storage)[0].compacted_offset == 6
+    log.assert_storage_is_true()
+
+
+def test_a_lag_that_is_made_longer_holds_for_who_goes_on_with_a_pass(log, clock, monkeypatch):
+    keys = [b"a", b"b", b"c", b"d"]
+    for value in (b"old", b"less old", b"young", b"younger"):
+        if value == b"young":
+            clock.advance(2 * DAY_MS)
+        for key in keys:
+            log.put((key, value))
+    stopped = threading.Event()
+    portions = Portions(seconds=60.0, stop=stopped)
+    portions.rows = 1
+    apply = compaction._Pass._apply
+
+    def stop(*arguments):
+        stopped.set()
+        return apply(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compaction._Pass, "_apply", stop)
+        compact_portion(log.store, portions, batches_max=1_000)
+    values = [value for _, _, value in log.read()]
+    assert values.count(b"young") == 4
+    assert len(values) < 16
+    log.configure(min_compaction_lag_ms=DAY_MS)
+    log.run()
+    assert [value for _, _, value in log.read() if value.startswith(b"y")] == [b"young"] * 4 + [b"younger"] * 4
+    clock.advance(2 * DAY_MS)
+    log.run()
+    assert [value for _, _, value in log.read()] == [b"younger"] * 4
     log.assert_storage_is_true()
 
 

@@ -342,7 +342,7 @@ def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connect
     storage = read_storage(connection, partition_id)
     bounds = read_bounds(connection, [partition_id])[partition_id]
     dirty_offset = max(storage.compacted_offset, bounds.log_start_offset)
-    end_offset = max(dirty_offset, _end_offset(connection, bounds, settings, now_ms, dirty_offset))
+    allowed_offset = end_offset = max(dirty_offset, _end_offset(connection, bounds, settings, now_ms, dirty_offset))
     horizons = read_horizons(storage)
     deletable_offset = max((offset for offset, from_ms in horizons if from_ms <= now_ms), default=0)
     has_new_horizon = any(0 < from_ms <= now_ms for _, from_ms in horizons)
@@ -361,7 +361,9 @@ def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connect
     if going_on is not None and going_on.compacted_offset != storage.compacted_offset:
         going_on = None
     if going_on is not None:
-        end_offset, deletable_offset = max(dirty_offset, going_on.end_offset), going_on.deletable_offset
+        # Since it began, the topic may have been told to leave alone for longer what is young.
+        end_offset = max(dirty_offset, min(going_on.end_offset, allowed_offset))
+        deletable_offset = going_on.deletable_offset
     return _Due(
         partition_id,
         settings,
