@@ -15,7 +15,7 @@ from txnstore.errors import StoreBusy
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, REMOVE_INTERVAL
 from txnstore.maintenance.leases import LEASE_MS
-from txnstore.maintenance.turns import MaintenanceDuty, take_turn
+from txnstore.maintenance.turns import MaintenanceDuty, look_for_due, take_turn
 from txnstore.transactions.recovery import trim_journal
 
 DAY_MS = 86_400_000
@@ -76,17 +76,18 @@ def test_what_there_was_no_time_for_is_due_for_the_next_one(store, clock):
     seconds, done = Seconds(), []
 
     def work(name):
-        def do(_):
+        def do(portion):
             done.append(name)
             seconds.now += 1
-            return 0
+            # Who has more to do asks.
+            return 0 if portion.portions.is_over else 1
 
         return duty(name, do)
 
     duties = [work(name) for name in "abc"]
     turn = take_turn(store, None, duties, Portions(seconds=1.5, monotonic_seconds=seconds))
     assert done == ["a", "b"]
-    # The one at which the time was over may have been cut short.
+    # The one at which the time was over was cut short.
     assert turn.unfinished == ["b"]
     clock.advance(5)
     take_turn(store, None, duties, Portions(seconds=1.5, monotonic_seconds=seconds))
@@ -166,6 +167,26 @@ def test_portions_grow_while_they_are_quick_and_shrink_as_soon_as_others_wait(st
     assert not portions.is_over
     seconds.now += 10
     assert portions.is_over
+
+
+def test_a_duty_is_unfinished_if_it_had_to_stop_and_not_because_it_took_long_to_look(store, clock):
+    seconds = Seconds()
+
+    def look(_):
+        seconds.now += 1.0
+        return 0
+
+    def stop(portion):
+        seconds.now += 1.0
+        return 0 if portion.portions.is_over else 1
+
+    for name, work, unfinished in (("look", look, []), ("stop", stop, ["stop"])):
+        clock.advance(DAY_MS)
+        turn = take_turn(store, None, [duty(name, work)], Portions(seconds=0.5, monotonic_seconds=seconds))
+        assert turn.done == {name: 0}
+        assert turn.unfinished == unfinished
+        # What is left of it is due at once, the rest after its interval.
+        assert list(look_for_due(store, [duty(name, work)]).due) == unfinished
 
 
 def test_portions_are_over_as_soon_as_somebody_says_so():

@@ -53,6 +53,9 @@ class Portions:
         self.size_bytes = FIRST_BYTES if self.is_bounded else BYTES_AT_ONCE
         """About how many bytes it changes at most."""
 
+        self.was_told_over = False
+        """Whether whoever does the portions has heard that no further one may begin: something may be left."""
+
         self._stop = stop
         self._monotonic_seconds = monotonic_seconds
         self._until_seconds = monotonic_seconds() + seconds
@@ -66,8 +69,10 @@ class Portions:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further portion may begin."""
-        return self.left_seconds <= 0
+        """Whether no further portion may begin; for whoever has more to do, for it is noted that he heard so."""
+        is_over = self.left_seconds <= 0
+        self.was_told_over = self.was_told_over or is_over
+        return is_over
 
     def write(
         self,
@@ -97,7 +102,7 @@ class Portions:
         result = store.write(timed, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms, limits=limits)
         held_seconds = self._monotonic_seconds() - began
         self._adapt(held_seconds)
-        if not self.is_over:
+        if self.left_seconds > 0:
             pause_after_portion(held_seconds)
         return result
 

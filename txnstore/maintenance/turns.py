@@ -173,12 +173,14 @@ def do_unleased(store: Store, cluster: Cluster | None, duty: MaintenanceDuty) ->
 
 
 def _do(duty: MaintenanceDuty, lease: Lease, portion: Portion, turn: Turn) -> Outcome:
+    portion.portions.was_told_over = False
     try:
         count = duty.load()(portion)
     except Exception as error:  # noqa: BLE001 - neither an outage nor a bug in one duty leaves the others undone
         turn.failed[duty.name] = error
         return Outcome(duty.name, lease.begun_ms, is_unfinished=False, position=None)
-    is_unfinished = count >= FOUND_MAX or portion.position is not None or portion.portions.is_over
+    # One that only looked, however long that took, has left nothing.
+    is_unfinished = count >= FOUND_MAX or portion.position is not None or portion.portions.was_told_over
     turn.done[duty.name] = count
     if is_unfinished:
         turn.unfinished.append(duty.name)
