@@ -188,9 +188,13 @@ def _read_template(connection: psycopg.Connection) -> _Template:
 
 
 def _counters_tell(connection: psycopg.Connection) -> bool:
-    """Return whether the server counts what is written, and lets us reset the counters."""
+    """Return whether the server counts what is written, and lets us bring the counters up to date and reset them."""
     counted = {oid for oid, *_ in connection.execute(_TOUCHED, [_FIRST_OID_OF_USERS])}
-    ((may_reset,),) = connection.execute("SELECT has_function_privilege('pg_stat_reset()', 'EXECUTE')")
+    # PostgreSQL 14 counts some time later, and cannot be told to do it now.
+    ((may_reset,),) = connection.execute(
+        "SELECT has_function_privilege('pg_stat_reset()', 'EXECUTE')"
+        " AND to_regproc('pg_catalog.pg_stat_force_next_flush') IS NOT NULL"
+    )
     return may_reset and any(oid < _FIRST_OID_OF_USERS for oid in counted)
 
 
