@@ -61,7 +61,7 @@ def test_an_empty_database_is_left_empty_by_who_must_not_make_tables(txnstore_em
         (["CREATE TABLE [record_batches] (id INTEGER)"], "did not make them"),
         (["CREATE TABLE [alembic_version] (version_num TEXT)"], "did not make them"),
         (["CREATE VIEW [records] AS SELECT 1 AS one"], "did not make them"),
-        (["CREATE VIEW [outbox] AS SELECT 1 AS one"], "did not make them"),
+        (["CREATE VIEW [outbox] AS SELECT 1 AS one"], "did not make"),
         (["CREATE TABLE [stores] (id INTEGER)", "CREATE TABLE [alembic_version] (version_num TEXT)"], "no version"),
         (
             [
