@@ -356,6 +356,9 @@ def test_all_threads_end_with_their_clients(urls, topic):
             consumer.subscribe([topic])
             for _ in range(PARTITIONS):
                 assert consumer.poll(PATIENCE_SECONDS) is not None
+    for thread in set(threading.enumerate()) - before:
+        # A last look at the maintenance may end a moment later.
+        thread.join(PATIENCE_SECONDS)
     assert set(threading.enumerate()) <= before
 
 

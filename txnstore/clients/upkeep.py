@@ -96,7 +96,7 @@ class Upkeep:
         finally:
             self._stop.set()
             if self._helper is not None:
-                self._helper.close(PARTING_WAIT_SECONDS if self._is_busy else 0.0)
+                self._helper.close(PARTING_WAIT_SECONDS)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

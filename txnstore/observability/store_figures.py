@@ -139,14 +139,19 @@ _HELD: Final = (
     .limit(bindparam("rows_max"))
 )
 _OLDEST: Final = _HELD.subquery()
-_HOLDERS: Final = select(
-    producer_states.c.partition_id,
-    producer_states.c.producer_id,
-    (server_now_ms() - producer_states.c.last_timestamp_ms).label("silent_ms"),
-).join(
-    _OLDEST,
-    (producer_states.c.partition_id == _OLDEST.c.partition_id)
-    & (producer_states.c.transaction_first_offset == _OLDEST.c.first_offset),
+_HOLDERS: Final = (
+    select(
+        producer_states.c.partition_id,
+        producer_states.c.producer_id,
+        (server_now_ms() - producer_states.c.last_timestamp_ms).label("silent_ms"),
+    )
+    .join(
+        _OLDEST,
+        (producer_states.c.partition_id == _OLDEST.c.partition_id)
+        & (producer_states.c.transaction_first_offset == _OLDEST.c.first_offset),
+    )
+    # So the partial index serves here, too: the key would lead to all producers of a partition.
+    .where(producer_states.c.transaction_first_offset >= 0)
 )
 _RUNNING: Final = sorted(int(state) for state in (*DECIDED, TransactionState.ONGOING))
 _NAMES: Final = select(
