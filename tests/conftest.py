@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
+from txnstore.clients.upkeep import Upkeep
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.testing.manual_clock import ManualClock
@@ -147,6 +148,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return "plans" if file.startswith("tests/plans/") else file
 
     return SomeTogether(config, log)
+
+
+@pytest.fixture(autouse=True)
+def clients_leave_the_maintenance_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client of a test does its part, unless the test's module imports `upkeep`, which is that part.
+
+    Clients of one test may go by several clocks: by a real one, all that others have begun by a manual one is overdue.
+    """
+    if not hasattr(request.module, "upkeep"):
+        monkeypatch.setattr(Upkeep, "run", lambda _: None)
+        monkeypatch.setattr(Upkeep, "part", lambda _: None)
 
 
 @pytest.fixture
