@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from txnstore.clients import deadline
-from txnstore.clients.deadline import Ticks
+from txnstore import deadline
+from txnstore.deadline import Ticks
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from txnstore.clients.deadline import WAIT_SECONDS_MAX, result_within, wait_within
+from txnstore.deadline import WAIT_SECONDS_MAX, result_within, wait_within
 
 PIECES = 3
 

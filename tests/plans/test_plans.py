@@ -382,8 +382,8 @@ CALLS = [
     Call("outcome for good", _resolved),
     Call("abort by an administrator", _aborted_by_administrator),
     Call("search for hanging transactions", _read(lambda _, connection: hanging_transactions(connection, 0))),
-    # A row joins seven tables, and there is one.
-    Call("what holds readers back", lambda big: lambda: list(each_open_in(big.store)), rows=60),
+    # A row joins seven tables, and there are those of the calls before, one each at most.
+    Call("what holds readers back", lambda big: lambda: list(each_open_in(big.store)), rows=1_000, instructions=20_000),
     Call(
         "what holds readers of a partition back",
         lambda big: lambda: list(each_open_in(big.store, [big.held_back])),

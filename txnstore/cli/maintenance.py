@@ -175,6 +175,7 @@ def _stop_at(number: signal.Signals, stop: threading.Event) -> None:
 
     def handle(*_: object) -> None:
         signal.signal(number, usual)
-        stop.set()
+        # In a thread: the one that is interrupted here may hold the lock of `stop`, between two instructions of a wait.
+        threading.Thread(target=stop.set, name="txnstore-stop").start()
 
     signal.signal(number, handle)

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sqlalchemy import Connection, select
 
 from txnstore.backoff import Backoff
-from txnstore.clients.deadline import Deadline
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.upkeep import Upkeep
 from txnstore.db.backend import Durability, Limits
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
+from txnstore.deadline import Deadline
 from txnstore.errors import OutcomeUnknown, StoreBusy, StoreClosed, StoreUnavailable, TxnStoreError, WriteConflict
 
 if TYPE_CHECKING:

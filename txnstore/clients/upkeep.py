@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from txnstore.clients.deadline import result_within
 from txnstore.clients.worker import Worker
 from txnstore.clock import Clock
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.deadline import result_within
 from txnstore.errors import PermissionDenied, StoreClosed, StoreReadOnly, TxnStoreError
 
 if TYPE_CHECKING:

@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from txnstore.deadline import new_future
+
 Result = TypeVar("Result")
 
 _Job = tuple["Future[Any]", Callable[[], Any]]
@@ -44,7 +46,7 @@ class Worker:
         Raises:
             RuntimeError: the worker has been closed, or no thread can be started and it needs one.
         """
-        future: Future[Result] = Future()
+        future: Future[Result] = new_future()
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"{self._name} has been closed")

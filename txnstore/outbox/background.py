@@ -14,6 +14,7 @@ from typing import Final
 
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
+from txnstore.deadline import Condition
 from txnstore.errors import PermissionDenied, StoreClosed, TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
 
@@ -32,7 +33,7 @@ class BackgroundSequencer:
         """Look after the store of `connection`, once started."""
         self._connection = connection
         self._logger = logger
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._hurries = False

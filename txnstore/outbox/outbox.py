@@ -12,11 +12,11 @@ from sqlalchemy import Engine
 
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.deadline import check_timeout
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.db.callers.connections import session_of
 from txnstore.db.callers.outbox_insert import OutboxRow, outbox_connection
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.deadline import check_timeout
 from txnstore.errors import TxnStoreError
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.outbox.background import BackgroundSequencer

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from txnstore.clients.deadline import Deadline
 from txnstore.clients.producer.thread import Alarm, DelayedJob, SenderStopped, SenderThread
+from txnstore.deadline import Deadline
 from txnstore.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 
 PATIENCE_SECONDS = 20.0

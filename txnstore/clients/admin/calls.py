@@ -18,12 +18,12 @@ from typing import Any, Final, Generic, TypeVar
 from sqlalchemy import Connection
 
 from txnstore.clients.connection import RECENT_SECONDS, StoreConnection, unreachable
-from txnstore.clients.deadline import Deadline
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
+from txnstore.deadline import Deadline, new_future
 from txnstore.errors import TxnStoreError
 
 Item = TypeVar("Item")
@@ -92,7 +92,7 @@ class Call(Generic[Item, Answer]):
         self._deadline = Deadline(-1 if timeout_seconds is None else timeout_seconds)
         self.futures: dict[Item, Future[Answer]] = {}
         for item in items:
-            future: Future[Answer] = Future()
+            future: Future[Answer] = new_future()
             # As confluent-kafka's: it cannot be cancelled.
             future.set_running_or_notify_cancel()
             self.futures[item] = future

@@ -47,7 +47,6 @@ from txnstore.clients.admin.unsupported import AclBinding, AclBindingFilter, Use
 from txnstore.clients.callbacks import Callbacks, ErrorReporter, EventQueue
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection
-from txnstore.clients.deadline import Deadline, check_timeout, wait_within
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaException, kafka_error_of
 from txnstore.clients.model.metadata import (
     ClusterMetadata,
@@ -60,6 +59,7 @@ from txnstore.clients.model.metadata import (
 )
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.topic_directory import TopicDirectory
+from txnstore.deadline import Condition, Deadline, check_timeout, wait_within
 from txnstore.model import OFFSET_MAX, IsolationLevel
 from txnstore.transactions.protocol import TransactionState
 
@@ -97,7 +97,7 @@ class AdminClient:
             refresh_ms=self._configuration["topic.metadata.refresh.interval.ms"],
             allow_create=self._configuration["allow.auto.create.topics"],
         )
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._events: EventQueue[Callable[[], object]] = EventQueue(self._changed)
         # What outlives a client that its program has forgotten holds neither it nor its callback.
         connection = self._connection

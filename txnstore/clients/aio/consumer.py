@@ -11,7 +11,6 @@ from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
 from txnstore.clients.consumer.consumer import Consumer
-from txnstore.clients.deadline import Deadline, check_timeout
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.serializers import (
@@ -26,6 +25,7 @@ from txnstore.clients.model.serializers import (
     take_converters_async,
 )
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.deadline import Deadline, check_timeout
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")

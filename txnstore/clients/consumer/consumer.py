@@ -34,12 +34,12 @@ from txnstore.clients.consumer.events import (
     prefixed,
 )
 from txnstore.clients.consumer.subscription import AssignedPartition
-from txnstore.clients.deadline import WAIT_SECONDS_MAX, Deadline, check_timeout
 from txnstore.clients.membership.metadata import format_group_metadata
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED, TopicPartition
+from txnstore.deadline import WAIT_SECONDS_MAX, Deadline, check_timeout
 from txnstore.errors import TxnStoreError, UnstableOffsetCommit
 
 #: How long close() waits for its last writes and its threads.

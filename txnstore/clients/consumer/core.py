@@ -35,7 +35,6 @@ from txnstore.clients.consumer.events import (
 from txnstore.clients.consumer.fetcher import Fetcher
 from txnstore.clients.consumer.reader import PartitionLookups
 from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
-from txnstore.clients.deadline import Deadline, result_within
 from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
@@ -49,6 +48,7 @@ from txnstore.clients.worker import Duties, Worker
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
+from txnstore.deadline import Condition, Deadline, result_within
 from txnstore.errors import StoreClosed, TxnStoreError
 
 Result = TypeVar("Result")
@@ -72,7 +72,7 @@ class ConsumerCore:
         self.logger = configuration.logger
         self.lock = lock = threading.RLock()
         """Guards all of the consumer's state."""
-        self.arrived = threading.Condition(lock)
+        self.arrived = Condition(lock)
         """Notified when there is something for the application."""
         name = f"txnstore-consumer-{options.group_id[:40]}"
         # Short tries: between them, what waits for the database checks whether it is still wanted.
@@ -99,7 +99,7 @@ class ConsumerCore:
         self.group = ConsumerMember(
             f"{name}-group",
             lock=self.arrived,
-            work_due=threading.Condition(lock),
+            work_due=Condition(lock),
             inbox=self.inbox,
             worker=self.worker,
             requests=GroupRequests(self.connection, self.directory, options),

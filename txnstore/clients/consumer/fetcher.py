@@ -28,11 +28,11 @@ from txnstore.clients.consumer.reader import (
     StartResolved,
 )
 from txnstore.clients.consumer.subscription import FetchPosition, Subscription, Wanted
-from txnstore.clients.deadline import Deadline
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties
 from txnstore.db.backend import EVERYTHING, NOTHING, Subjects, Waiter
 from txnstore.db.store import Store
+from txnstore.deadline import Condition, Deadline
 from txnstore.errors import StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.log.outbox.sequencer import sequence_outbox
@@ -105,7 +105,7 @@ class Fetcher:
         """
         self.name = name
         self.arrived = arrived
-        self.wanted = threading.Condition(lock)
+        self.wanted = Condition(lock)
         """Notified when there is something for the fetching threads."""
         self.subscription = subscription
         self.connection = connection

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from txnstore.clients.deadline import Deadline
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
@@ -30,6 +29,7 @@ from txnstore.clients.producer.state import TransactionCall, TransactionStage, t
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.backend import EVERYTHING
 from txnstore.db.store import Store, take_changes
+from txnstore.deadline import Deadline
 from txnstore.errors import BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
 from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
 from txnstore.transactions.whole_within import end_whole_within

@@ -12,12 +12,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from txnstore.clients.deadline import wait_within
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.producer.progress import CLOSED_TEXT, TransactionOffsets, TransactionProgress
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
+from txnstore.deadline import wait_within
 from txnstore.errors import TxnStoreError
 from txnstore.model import ProducerIdentity
 from txnstore.transactions.outcome import Ended

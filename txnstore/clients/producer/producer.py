@@ -15,7 +15,6 @@ from typing import Any, Final, Self, TypeVar
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import producer_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
-from txnstore.clients.deadline import Deadline, Ticks, check_timeout, wait_within
 from txnstore.clients.model.errors import (
     HANDLE_CLOSED_TEXT,
     KafkaError,
@@ -47,6 +46,7 @@ from txnstore.clients.producer.writer import TransactionWriterClient
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.backend import Limits
+from txnstore.deadline import Deadline, Ticks, check_timeout, wait_within
 from txnstore.log.columns import pack_record_headers
 from txnstore.transactions.tokens import PreparedTxnState
 

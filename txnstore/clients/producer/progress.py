@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
-from txnstore.clients.deadline import bounded, result_within
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
@@ -27,6 +26,7 @@ from txnstore.clients.producer.state import (
 )
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.cluster.cluster import repaired
+from txnstore.deadline import bounded, new_future, result_within
 from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import check_committer
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
@@ -439,7 +439,7 @@ class TransactionOffsets:
 
 def followed(work: Future[None]) -> Future[None]:
     """Return a future of the same answer that nobody can cancel."""
-    follower: Future[None] = Future()
+    follower: Future[None] = new_future()
     follower.set_running_or_notify_cancel()
 
     def follow(done: Future[None]) -> None:

@@ -28,6 +28,7 @@ from txnstore.clients.model.topic_partition import OFFSET_INVALID
 from txnstore.clients.producer.state import TransactionStage
 from txnstore.clients.producer.thread import Alarm, SenderThread
 from txnstore.clients.worker import Worker
+from txnstore.deadline import Condition
 from txnstore.errors import TxnStoreError
 from txnstore.log.columns import fitting
 from txnstore.log.partitioners import PARTITIONERS
@@ -728,9 +729,8 @@ def make_queue(
     configuration: Configuration, on_delivery: DeliveryCallback | None
 ) -> tuple[Accumulator, DeliveryReports, PartitionChoice]:
     """Return the queue of a producer with this configuration, the reports of what leaves it, and who partitions it."""
-    # Reentrant: the collector of garbage may close another producer in the middle of anything.
-    lock = threading.RLock()
-    changed = threading.Condition(lock)
+    lock = threading.RLock()  # reentrant: the collector of garbage may close another producer in the middle of anything
+    changed = Condition(lock)
     accumulator = Accumulator(
         changed,
         Alarm(lock),

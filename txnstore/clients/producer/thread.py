@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from txnstore.backoff import Backoff
-from txnstore.clients.deadline import Deadline, result_within
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.overdue_help import end_overdue
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.deadline import Condition, Deadline, new_future, result_within
 from txnstore.errors import StoreUnavailable, TxnStoreError
 
 Result = TypeVar("Result")
@@ -61,7 +61,7 @@ class Alarm:
     def __init__(self, lock: threading.RLock) -> None:
         """Begin awake; `lock` is the producer's one lock."""
         self.lock = lock
-        self._rung = threading.Condition(lock)
+        self._rung = Condition(lock)
         #: Until when the thread sleeps, by the monotonic clock, unless it is woken.
         self._sleeps_until = -math.inf
 
@@ -243,7 +243,7 @@ class SenderThread:
         Raises:
             SenderStopped: the producer has been closed.
         """
-        future: Future[Result] = Future()
+        future: Future[Result] = new_future()
         with self.alarm.lock:
             if self._is_stopping:
                 raise SenderStopped

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from txnstore.clients.configuration.configuration import Configuration
-from txnstore.clients.deadline import Deadline
 from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -31,6 +30,7 @@ from txnstore.clients.producer.state import (
 from txnstore.clients.producer.thread import DelayedJob, SenderStopped
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.store import Store
+from txnstore.deadline import Deadline
 from txnstore.errors import InvalidRequest, TransactionAbortable, TxnStoreError
 from txnstore.model import GroupMembership, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final, Self, SupportsFloat, TypeVar
+from itertools import starmap
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Self, SupportsFloat, TypeVar
 
 from txnstore.clock import Clock
 
@@ -110,3 +113,71 @@ class Ticks:
         self.now_ms = now_ms
         self.until_seconds = now_seconds + (now_ms + 1 - milliseconds) / 1000
         return now_ms
+
+
+class Condition(threading.Condition):
+    """A condition over a reentrant lock that Ctrl-C leaves intact.
+
+    A signal may raise KeyboardInterrupt in the main thread between any two instructions of Python.  The standard
+    library's condition is entered, left and waited for by methods in Python: an interrupt in one of them, just after
+    the lock was taken or just before it is released, leaves it taken for good, and every other thread of the client
+    waits for it.  Here `with` calls the lock's own methods, which are C, so that nothing comes between.
+    """
+
+    if TYPE_CHECKING:
+        # What the standard library's condition has, and takes from its lock.
+        _waiters: deque[threading.Lock]
+        _is_owned: Callable[[], bool]
+        _release_save: Callable[[], Any]
+        _acquire_restore: Callable[[Any], None]
+    else:
+        # What a `with` looks up and calls: methods of the lock, without a frame of Python.
+        __enter__ = property(attrgetter("_enter"))
+        __exit__ = property(attrgetter("_exit"))
+
+    def __init__(self, lock: Any = None) -> None:
+        """Share this reentrant lock, or have one of its own."""
+        reentrant_lock = threading.RLock() if lock is None else lock
+        super().__init__(reentrant_lock)
+        self._enter = reentrant_lock.__enter__
+        self._exit = reentrant_lock.__exit__
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Release the lock until somebody notifies, or for so many seconds; return whether somebody did.
+
+        The lock is held afterwards as often as before, also when KeyboardInterrupt is raised.
+
+        Raises:
+            RuntimeError: this thread does not hold the lock.
+        """
+        if not self._is_owned():
+            raise RuntimeError("only who holds the lock of a condition can wait for it")
+        seconds = -1 if timeout is None else max(0.0, timeout)
+        waiter = threading.Lock()
+        waiter.acquire()
+        taken: list[Any] = []
+        is_notified = False
+        try:
+            self._waiters.append(waiter)
+            # One call of C releases the lock and notes how often it was taken.
+            taken.extend(starmap(self._release_save, [()]))
+            is_notified = waiter.acquire(timeout=seconds) if seconds else waiter.acquire(blocking=False)
+        finally:
+            try:
+                if taken:
+                    self._acquire_restore(taken[0])
+            finally:
+                if not is_notified and waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        return is_notified
+
+
+class _IntactFuture(Future[Any]):
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = Condition()
+
+
+def new_future() -> Future[Any]:
+    """Return a future that Ctrl-C leaves intact, too."""
+    return _IntactFuture()
