@@ -281,7 +281,7 @@ def _say_when_waiting(pipe):
 
 
 def _waits(frame):
-    if Path(frame.f_code.co_filename).name != "threading.py":
+    if Path(frame.f_code.co_filename).name not in {"threading.py", "deadline.py"}:
         return False
     while frame is not None:
         if f"{os.sep}clients{os.sep}" in frame.f_code.co_filename and "txnstore" in frame.f_code.co_filename:
