@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from rich.progress import Progress
 
-from txnstore.cli import copy as command
 from txnstore.db.closing import read_move
 from txnstore.db.opening import open_store
 from txnstore.log.topics import create_topic
@@ -69,19 +67,3 @@ def test_a_wrong_call_is_refused(txnstore, tmp_path):
     ended = txnstore("copy", url, f"sqlite:///{tmp_path / 'b.db'}")
     assert (ended.code, "has no tables of txnstore" in ended.err) == (1, True)
     assert not (tmp_path / "a.db").exists()
-
-
-def test_the_bar_begins_anew_with_each_step(monkeypatch):
-    shown = []
-
-    class Bar(Progress):
-        def update(self, task_id, **values):
-            super().update(task_id, **values)
-            shown.append((self.tasks[0].description, self.tasks[0].completed, self.tasks[0].total))
-
-    monkeypatch.setattr(command, "Progress", Bar)
-    with command._progress() as told:
-        told("copying", 3, 10)
-        told("copying", 9, 10)
-        told("comparing", 1, 20)
-    assert shown == [("copying", 3, 10), ("copying", 9, 10), ("comparing", 1, 20)]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from txnstore.cli.options import FORMS, Schema, Url, complete_topic, examples, opened, parse_time, patient_limits
 from txnstore.cli.output import CommandFailed, duration_text, error_text, exit_code, hint, say
+from txnstore.cli.progress import progress_bar
 from txnstore.clients.model.errors import KafkaException
 from txnstore.db.names import DEFAULT_SCHEMA
 
@@ -82,9 +79,9 @@ def export(
         raise typer.BadParameter(f"one of {', '.join(_COMPRESSIONS)}", param_hint="--compression")
     if parquet.exists() and not force:
         raise CommandFailed(f"{parquet} is there already; --force replaces it")
-    with opened(url, schema, limits=patient_limits()) as cluster, _progress("exporting") as told:
+    with opened(url, schema, limits=patient_limits()) as cluster, progress_bar("exporting") as bar:
         try:
-            done = archiving.export(cluster, topic, parquet, selection, compression=compression, told=told)
+            done = archiving.export(cluster, topic, parquet, selection, compression=compression, told=bar.show)
         except OSError as error:
             raise CommandFailed(f"{parquet}: {error.strerror or error}") from None
     for number, (start, end) in done.contents.ranges.items():
@@ -115,9 +112,9 @@ def load(
     """
     loading = _loading()
     settings = {"bootstrap.servers": url, "txnstore.schema": schema}
-    with opened(url, schema) as cluster, _progress("loading") as told:
+    with opened(url, schema) as cluster, progress_bar("loading") as bar:
         try:
-            done = loading.load(cluster, file, settings, topic, told=told)
+            done = loading.load(cluster, file, settings, topic, told=bar.show)
         except OSError as error:
             raise CommandFailed(f"{file}: {error.strerror or error}") from None
         except KafkaException as error:
@@ -149,21 +146,3 @@ def _loading() -> ModuleType:
 
 def _records(count: int) -> str:
     return "1 record was" if count == 1 else f"{count} records were"
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how much is done, if somebody is looking."""
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from txnstore.cli.options import Json, Schema, examples, patient_limits
 from txnstore.cli.output import Column, say, show_json, show_rows
+from txnstore.cli.progress import progress_bar
 from txnstore.db.cluster.membership import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
-from txnstore.moving.move import Moved, Told, cancel, move, name_of
+from txnstore.moving.move import Moved, cancel, move, name_of
 
 EXAMPLES: Final = examples(
     "txnstore copy sqlite:///shop.db postgresql://alice@db.example/shop",
@@ -71,8 +69,8 @@ def copy(
     with ExitStack() as stack:
         source = stack.enter_context(_opened(from_url, schema))
         target = stack.enter_context(_opened(to_url, to_schema or schema, create=True))
-        with _progress() as told:
-            moved = move(source, target, told=told, even_if_damaged=even_if_damaged)
+        with progress_bar("looking") as bar:
+            moved = move(source, target, told=bar.show_step, even_if_damaged=even_if_damaged)
         _show(moved, source, target, as_json=as_json)
 
 
@@ -103,30 +101,3 @@ def _show(moved: Moved, source: Store, target: Store, *, as_json: bool) -> None:
         say(f"the store {moved.store_uuid} has moved to {target.url} before; nothing was changed")
     else:
         say(f"the store {moved.store_uuid} lives in {target.url} now; give its URL to all clients")
-
-
-@contextmanager
-def _progress() -> Iterator[Told]:
-    """Show what is being done, and how much of it, if somebody is looking."""
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with progress:
-        task = progress.add_task("looking", total=None)
-        before = ""
-
-        def told(step: str, done: int, total: int) -> None:
-            nonlocal before
-            if step != before:
-                progress.reset(task, description=step)
-                before = step
-            progress.update(task, completed=done, total=total)
-
-        yield told

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from txnstore.cli.options import Schema, Url, complete_topic, examples, key_values, opened
 from txnstore.cli.output import CommandFailed, error_text, exit_code, hint
+from txnstore.cli.progress import ProgressBar, progress_bar
 from txnstore.cli.records import InputRecord, NotARecord, Parse, line_parser, parse_json_line, unescape
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
@@ -161,7 +159,9 @@ class _Writing:
             if self._is_transactional:
                 producer.init_transactions(_CALL_SECONDS)
                 producer.begin_transaction()
-            with _progress(sources) as bar:
+            sizes = [size for _, _, size in sources if size is not None]
+            is_known = len(sizes) == len(sources)
+            with progress_bar("writing", total=sum(sizes), in_bytes=True, is_shown=is_known) as bar:
                 for name, source, _ in sources:
                     self._read(name, source, bar)
             self._flush()
@@ -175,8 +175,7 @@ class _Writing:
             raise CommandFailed(f"{error_text(error)}; {self._given_up()}", code=exit_code(error)) from None
         hint(f"{_records(self._reports.delivered)} written to {self._topic}")
 
-    def _read(self, name: str, source: BinaryIO, bar: tuple[Progress, TaskID]) -> None:
-        progress, task = bar
+    def _read(self, name: str, source: BinaryIO, bar: ProgressBar) -> None:
         read_bytes = 0
         try:
             for number, line in enumerate(source, 1):
@@ -184,11 +183,11 @@ class _Writing:
                 self._queue(line.removesuffix(b"\n"), _Place(name, number))
                 if number % _LINES_BETWEEN_LOOKS == 0:
                     self._look()
-                    progress.advance(task, read_bytes)
+                    bar.advance(read_bytes)
                     read_bytes = 0
         except OSError as error:
             raise CommandFailed(f"{name}: {error.strerror}") from None
-        progress.advance(task, read_bytes)
+        bar.advance(read_bytes)
         self._look()
 
     def _queue(self, line: bytes, place: _Place) -> None:
@@ -289,24 +288,6 @@ def _sources(files: list[str], stack: ExitStack) -> list[tuple[str, BinaryIO, in
             reason = error.strerror if isinstance(error, OSError) else "this is not a path"
             raise CommandFailed(f"{name}: {reason}") from None
     return sources
-
-
-@contextmanager
-def _progress(sources: list[tuple[str, BinaryIO, int | None]]) -> Iterator[tuple[Progress, TaskID]]:
-    """Show how much of the files has been read, if somebody is looking."""
-    sizes = [size for _, _, size in sources if size is not None]
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal or len(sizes) < len(sources),
-    )
-    with progress:
-        yield progress, progress.add_task("writing", total=sum(sizes))
 
 
 def _records(count: int) -> str:

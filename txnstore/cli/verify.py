@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from txnstore.cli.maintenance import stop_at_signals
 from txnstore.cli.options import (
@@ -27,6 +24,7 @@ from txnstore.cli.options import (
     patient_limits,
 )
 from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, error_text, exit_code, hint, json_text, say, show_json
+from txnstore.cli.progress import progress_bar
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.url import DatabaseUrl, parse_url
@@ -113,8 +111,8 @@ def _watch(look: Callable[[], list[Violation]], cluster: Cluster, interval_secon
 
 
 def _look(cluster: Cluster, participants: Sequence[DatabaseUrl], watch: Watch) -> list[Violation]:
-    with _progress() as told:
-        return verification.verify(cluster, participants=participants, watch=watch, told=told)
+    with progress_bar("reading partitions") as bar:
+        return verification.verify(cluster, participants=participants, watch=watch, told=bar.show)
 
 
 def _show(violation: Violation) -> None:
@@ -148,21 +146,3 @@ def _facts(violation: Violation) -> dict[str, Any]:
         "seen": violation.seen,
         "remedy": invariant.remedy,
     }
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show how many partitions have been read, if somebody is looking."""
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with progress:
-        task = progress.add_task("reading partitions", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
