@@ -190,3 +190,24 @@ def test_after_a_crash_of_the_server_nothing_is_known_of_a_database():
         assert oid_of(server, used) is None
         assert content_of(server, again) == content_of(server, databases.take())
         databases.close()
+
+
+def test_each_has_run_the_statement_that_renews_it(server, template):
+    renew = "UPDATE txnstore.stores SET created_ms = created_ms + 1"
+    databases = StoreDatabases(server, template, refresh=renew)
+
+    def age(name):
+        with server.connect(name) as connection:
+            return connection.execute("SELECT created_ms FROM txnstore.stores").fetchall()
+
+    ((template_ms,),) = age(template)
+    names = [databases.take() for _ in range(3)]
+    oids = {oid_of(server, name) for name in names}
+    for _ in range(2):
+        assert [age(name) for name in names] == [[(template_ms + 1,)]] * 3
+        for name in names:
+            databases.give_back(name)
+        names = [databases.take() for _ in range(3)]
+    # Not only those that were made anew.
+    assert oids & {oid_of(server, name) for name in names}
+    databases.close()

@@ -102,7 +102,7 @@ def txnstore_sqlite_url(_txnstore_sqlite_template: Path, tmp_path: Path) -> str:
 def _txnstore_postgresql_databases(
     txnstore_postgres_server: PostgresServer, _txnstore_postgresql_template: str
 ) -> Iterator[StoreDatabases]:
-    databases = StoreDatabases(txnstore_postgres_server, _txnstore_postgresql_template)
+    databases = StoreDatabases(txnstore_postgres_server, _txnstore_postgresql_template, refresh=_MADE_NOW)
     yield databases
     databases.close()
 
@@ -113,8 +113,6 @@ def txnstore_postgresql_url(
 ) -> Iterator[str]:
     """The URL of a fresh store in a PostgreSQL database that the test has for itself; it is of no use afterwards."""
     name = _txnstore_postgresql_databases.take()
-    with txnstore_postgres_server.connect(name) as connection:
-        connection.execute(_MADE_NOW)
     yield txnstore_postgres_server.url(name)
     _txnstore_postgresql_databases.give_back(name)
 

@@ -77,9 +77,13 @@ class _Template:
 class StoreDatabases:
     """Databases of one server that are copies of one template, and are dropped with `close`."""
 
-    def __init__(self, server: PostgresServer, template: str) -> None:
-        """Take the name of a database in which nothing is ever changed; nobody may be connected to it."""
+    def __init__(self, server: PostgresServer, template: str, *, refresh: str = "SELECT") -> None:
+        """Take the name of a database in which nothing is ever changed, and a statement that renews its copies.
+
+        Nobody may be connected to the template. Each database has run the statement when it is taken.
+        """
         self._server = server
+        self._refresh = sql.SQL(refresh)
         self._template_name = template
         self._maintenance = server.connect()
         self._resting: deque[str] = deque()
@@ -96,9 +100,10 @@ class StoreDatabases:
         if len(self._resting) >= _RESTING_COUNT and self._renew(self._resting.popleft(), name):
             return name
         self._server.create_database(name, template=self._template_name)
-        if self._can_reuse:
-            with self._server.connect(name) as connection:
+        with self._server.connect(name) as connection:
+            if self._can_reuse:
                 self._reset_times[name] = _reset_counters(connection)
+            connection.execute(self._refresh)
         return name
 
     def give_back(self, name: str) -> None:
@@ -132,6 +137,7 @@ class StoreDatabases:
             if is_like_new:
                 self._empty(connection, touched)
                 self._reset_times[name] = _reset_counters(connection)
+                connection.execute(self._refresh)
         if not is_like_new:
             self._drop(name)
         return is_like_new
