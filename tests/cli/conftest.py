@@ -31,7 +31,9 @@ class Ended(NamedTuple):
 def _commands_are_built_once():
     """Typer builds all commands anew at each call, which takes longer than most of them; a process calls it once."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
+        get_command = functools.cache(typer.main.get_command)
+        for name in ("typer.main.get_command", "typer.testing._get_command"):
+            monkeypatch.setattr(name, get_command)
         yield
 
 
