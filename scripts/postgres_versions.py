@@ -15,6 +15,9 @@ from tests.tools.postgres_jars import NoProgramsError, fetch_programs
 #: EX_UNAVAILABLE, EX_TEMPFAIL (a version was not done in time) and EX_USAGE of sysexits.h.
 UNAVAILABLE, LATE, USAGE = 69, 75, 64
 TIMEOUT_SECONDS = 600
+#: Random histories of each test that has some: on the newest version it is four times as many, and the cases that are
+#: written down are the same.
+EXAMPLES = 15
 #: What differs between versions, and what clients do with it; each comes without what is about SQLite.
 PART = (
     "tests/migrations/test_catalogue.py",
@@ -31,7 +34,11 @@ PART = (
 def run(programs: Path, tests: Sequence[str]) -> tuple[int, str, float]:
     """Run the tests on the programs in this folder; return the exit code, what was printed, and the seconds."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-k", "not sqlite", *tests]
-    environment = {**os.environ, "TXNSTORE_TEST_POSTGRES_PROGRAMS": str(programs)}
+    environment = {
+        **os.environ,
+        "TXNSTORE_TEST_POSTGRES_PROGRAMS": str(programs),
+        "TXNSTORE_TEST_EXAMPLES": str(EXAMPLES),
+    }
     began = time.monotonic()
     try:
         done = subprocess.run(

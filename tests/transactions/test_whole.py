@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,8 @@ from txnstore.transactions.protocol import AT_REST, TransactionState
 from txnstore.transactions.transaction import SentOffsets
 from txnstore.transactions.writers import append_as_writer, join_transaction
 
+#: How many random histories are tried, on each database; fewer on each older PostgreSQL: scripts/postgres-versions.
+EXAMPLES = int(os.environ.get("TXNSTORE_TEST_EXAMPLES", "60"))
 #: What differs from store to store, whatever was done there.
 NOT_COMPARED = {"stores", "databases", "topics", "alembic_version"}
 MEMBER = GroupMembership("readers", 3, "member")
@@ -432,7 +435,7 @@ def lived_through(worlds: Worlds, steps: list[tuple[Any, ...]]) -> tuple[World, 
     return pair
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, min_size=1, max_size=12))
 def test_both_ways_answer_the_same_and_write_the_same_rows(worlds: Worlds, steps: list[tuple[Any, ...]]) -> None:
     assert_same(lived_through(worlds, steps))

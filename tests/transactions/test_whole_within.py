@@ -23,6 +23,7 @@ from sqlalchemy import make_url
 from tests.clients.callers import ledger_of, make_ledger, open_driver
 from tests.transactions.test_whole import (
     ELSEWHERE,
+    EXAMPLES,
     STEPS,
     UNUSUAL,
     USUAL,
@@ -169,7 +170,7 @@ def rows_of(application: Application, world: World) -> list[str]:
     return [entry for entry in ledger_of(application.url) if entry.startswith(f"{world.topic.name} ")]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, min_size=1, max_size=12))
 def test_both_ways_answer_the_same_and_write_the_same_rows(
     worlds: WorldsWithRows, steps: list[tuple[Any, ...]]
