@@ -8,8 +8,9 @@ import time
 
 import psycopg
 import pytest
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import func, select, text
 
+from tests.tools.journal import ENTRIES, add_old_entries
 from txnstore import Consumer, Producer, TopicPartition
 from txnstore.clients import upkeep
 from txnstore.clients.configuration.configuration import admin_configuration
@@ -23,7 +24,6 @@ from txnstore.testing.postgres_server import connection_string
 
 PATIENCE_SECONDS = 30
 DAY_MS = 86_400_000
-ENTRIES = 120
 
 
 @pytest.fixture(autouse=True)
@@ -35,19 +35,7 @@ def _has_not_looked(monkeypatch):
 @pytest.fixture
 def store(url, clock):
     with open_store(url, clock=clock) as store:
-        entry = {
-            "transactional_id": "id",
-            "producer_epoch": 0,
-            "state": 4,
-            "first_state": 1,
-            "timeout_ms": 1,
-            "start_ms": 1,
-            "update_ms": clock.now_ms(),
-            "reason": "test",
-        }
-        entries = [{**entry, "transaction_number": number, "producer_id": number} for number in range(ENTRIES)]
-        store.write(lambda connection: connection.execute(insert(transaction_log), entries))
-        clock.advance(8 * DAY_MS)
+        add_old_entries(store, clock)
         yield store
 
 

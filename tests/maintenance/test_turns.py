@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, select
 
+from tests.tools.journal import ENTRIES, add_old_entries
 from txnstore.db import portions as portions_module
 from txnstore.db.portions import FIRST_ROWS, HELD_SECONDS, Portions
 from txnstore.db.schema import maintenance_duties, transaction_log
@@ -19,7 +20,6 @@ from txnstore.maintenance.turns import MaintenanceDuty, look_for_due, take_turn
 from txnstore.transactions.recovery import trim_journal
 
 DAY_MS = 86_400_000
-ENTRIES = 120
 
 
 class Seconds:
@@ -35,19 +35,7 @@ class Seconds:
 @pytest.fixture
 def journal(store, clock):
     """So many entries that are old enough to go."""
-    entry = {
-        "transactional_id": "id",
-        "producer_epoch": 0,
-        "state": 4,
-        "first_state": 1,
-        "timeout_ms": 1,
-        "start_ms": 1,
-        "update_ms": clock.now_ms(),
-        "reason": "test",
-    }
-    entries = [{**entry, "transaction_number": number, "producer_id": number} for number in range(ENTRIES)]
-    store.write(lambda connection: connection.execute(insert(transaction_log), entries))
-    clock.advance(8 * DAY_MS)
+    add_old_entries(store, clock)
 
 
 def count(store, table):
