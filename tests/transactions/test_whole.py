@@ -68,6 +68,7 @@ COMMITTERS = [
     GroupMembership("readers", 3, ""),
     GroupMembership("readers", -1, "", "lasting"),
     GroupMembership("readers\0", -1),
+    GroupMembership("readers", 1, "member"),
 ]
 
 
@@ -551,6 +552,13 @@ def test_what_is_unusual_goes_the_general_way(worlds: Worlds, pair, steps, cells
         assert_same_rows(pair[0].rows(), pair[1].rows())
     finally:
         happens(pair, "forget", name)
+
+
+@pytest.mark.parametrize("committer", [4, 12], ids=["that is to come", "that it has left"])
+def test_a_member_in_another_generation_has_nothing_committed_at_once(worlds: Worlds, pair, committer) -> None:
+    happens(pair, "commit", pair[0].names[0], [(0, 0, 1)], 0, [(committer, [0, 1], None)], 0)
+    assert worlds.places == [None]
+    assert_same_rows(pair[0].rows(), pair[1].rows())
 
 
 ELSEWHERE = [
