@@ -7,11 +7,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch, TransactionCoordinatorFenced, UnknownTopicOrPartition
+from txnstore.log import partition_rows
 from txnstore.log.append import Append, Marker, append, finished_since, write_markers
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import decode, encode
@@ -298,3 +299,57 @@ def test_the_ends_of_few_of_many_transactions_read_few_and_still_know_what_is_ol
         )
     )
     assert entries == wanted
+
+
+def test_ends_in_several_partitions_read_no_more_of_each_than_ends_in_one(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        found = read_producer_states(*arguments, **options)
+        read.append(len(found))
+        return found
+
+    partition.producer_ids = partition.store.write(lambda c: [allocate_producer_id(c) for _ in range(12)])
+    for partition_id in partition.ids:
+        partition.id = partition_id
+        partition.sequences.clear()
+        for producer in range(12):
+            partition.write(producer)
+    monkeypatch.setattr("txnstore.log.append.read_producer_states", noted)
+    ended = [
+        Marker(partition_id, ProducerIdentity(partition.producer_ids[producer], 1), ABORT)
+        for partition_id, producers in zip(partition.ids, ((0, 2), (11, 0, 1)), strict=True)
+        for producer in producers
+    ]
+    partition.store.write(lambda connection: write_markers(connection, ended))
+    # Those that end, and of each partition one more than ends there, some of which are the same.
+    assert read == [len({(0, 0), (0, 2), (0, 1)}) + len({(1, 11), (1, 0), (1, 1), (1, 2), (1, 3)})]
+    partition.id = partition.ids[0]
+    assert [entry[4] for entry in partition.finished()] == [1, 1]
+    partition.id = partition.ids[1]
+    assert [entry[4] for entry in partition.finished()] == [0, 1, 2]
+
+
+def test_what_is_open_in_several_partitions_is_found_by_its_index(shared_store: Store) -> None:
+    statement = partition_rows._states_and_oldest(3)
+    of: dict[str, Any] = {"keys": [(1, 2), (2, 3)]}
+    for place in range(3):
+        of |= {f"of_partition_id_{place}": place, f"open_max_{place}": 2}
+
+    def explain(connection: Connection) -> str:
+        is_sqlite = shared_store.backend.name == "sqlite"
+        if not is_sqlite:
+            # Of a few rows PostgreSQL reads them all.
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            connection.exec_driver_sql("SET LOCAL enable_sort = off")
+        found = statement.rendered(connection.dialect, of)
+        assert found is not None
+        text = f"EXPLAIN {'QUERY PLAN ' if is_sqlite else ''}{found.text}"
+        return str(connection.exec_driver_sql(text, found.values_from(of, connection.dialect)).all())
+
+    plan = shared_store.read(explain)
+    assert plan.count("producer_states_open") == 3, plan
+    assert "TEMP B-TREE" not in plan, "the oldest come first in the index"
+    assert "Sort" not in plan

@@ -103,8 +103,8 @@ def test_only_the_producers_asked_for_are_read_and_those_with_open_transactions(
         return set(shared_store.write(lambda connection: read_producer_states(connection, keys, **options)))
 
     assert read() == {(one, asked)}
-    assert read(open_in=partition_ids) == with_open
-    assert read(open_in=[two]) == {(one, asked), (two, still_open)}
+    assert read(oldest_open=dict.fromkeys(partition_ids, 9)) == with_open
+    assert read(oldest_open={two: 1}) == {(one, asked), (two, still_open)}
     assert shared_store.write(lambda connection: read_producer_states(connection, [])) == {}
 
 

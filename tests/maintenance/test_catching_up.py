@@ -197,7 +197,7 @@ def test_a_topic_of_seventy_thousand_partitions_is_used_and_deleted(store):
 
     def use(connection):
         heads = lock_heads(connection, ids).heads
-        states = read_producer_states(connection, [(number, 5) for number in ids], open_in=ids)
+        states = read_producer_states(connection, [(number, 5) for number in ids], oldest_open=dict.fromkeys(ids, 2))
         strike_off_markers(connection, "nobody", ids)
         return heads[last].next_offset, states, read_offsets(connection, "g", ids).offsets[last].offset
 

@@ -17,8 +17,10 @@ by then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop
 from operator import attrgetter
 from typing import Any, Final, Self
 
@@ -193,6 +195,8 @@ class LockedPartitions:
     _changed: dict[ProducerKey, ProducerInPartition] = field(default_factory=dict)
     _batches: list[dict[str, Any]] = field(default_factory=list)
     _finished: list[dict[str, Any]] = field(default_factory=list)
+    #: By partition: where transactions begin that were open at the first marker, the oldest first, and whose they are.
+    _open: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     @classmethod
     def lock(
@@ -201,19 +205,20 @@ class LockedPartitions:
         partition_ids: Iterable[int],
         producers: Iterable[ProducerKey],
         *,
-        markers: int = 0,
+        markers: Iterable[int] = (),
     ) -> Self:
         """Lock the heads of partitions, at least one, and read what they know of these producers.
 
-        For so many `markers` that `finish` will place, it also reads what is open there besides.
+        For the markers that `finish` will place, whose partitions are named, it also reads what is open there besides.
 
         Raises:
             UnknownTopicOrPartition: a partition is not in this database.
         """
         locked = lock_heads(connection, partition_ids)
         wanted = {key for key in producers if key[1] != NO_PRODUCER_ID}
-        open_in = locked.heads if markers else ()
-        known = read_producer_states(connection, wanted, open_in=open_in, oldest=markers + 1)
+        # Of those that are open the oldest will do: one of them is left when so many have ended.
+        oldest_open = {partition_id: ended + 1 for partition_id, ended in Counter(markers).items()}
+        known = read_producer_states(connection, wanted, oldest_open=oldest_open)
         return cls(connection, locked.heads, locked.now_ms, known)
 
     def producer_state(self, key: ProducerKey) -> ProducerInPartition | None:
@@ -301,6 +306,7 @@ class LockedPartitions:
         if batch.is_transactional and first_offset is None:
             # Where the open transaction begins in this partition: no reader of committed records goes past it.
             first_offset = recent.base_offset
+            self._open.pop(partition_id, None)
         same_epoch = batch.producer_epoch == state.epoch
         self._changed[key] = replace(
             state,
@@ -323,16 +329,28 @@ class LockedPartitions:
                 "producer_epoch": state.epoch,
                 "first_offset": state.transaction_first_offset,
                 "outcome": int(control_type),
-                "last_stable_offset": min(self._open_offsets(partition_id), default=marker_offset + 1),
+                "last_stable_offset": self._oldest_open(partition_id, otherwise=marker_offset + 1),
             }
         )
 
-    def _open_offsets(self, partition_id: int) -> Iterable[int]:
-        """Return where transactions begin that are still open in the partition; the oldest is among them."""
-        states = {**self._known, **self._changed}
-        for (of_partition_id, _), state in states.items():
-            if of_partition_id == partition_id and state.transaction_first_offset is not None:
-                yield state.transaction_first_offset
+    def _oldest_open(self, partition_id: int, *, otherwise: int) -> int:
+        """Return where the oldest transaction begins that is still open in the partition."""
+        found = self._open.get(partition_id)
+        if found is None:
+            found = self._open[partition_id] = [
+                (state.transaction_first_offset, producer_id)
+                for (of_partition_id, producer_id), state in {**self._known, **self._changed}.items()
+                if of_partition_id == partition_id and state.transaction_first_offset is not None
+            ]
+            heapify(found)
+        while found:
+            first_offset, producer_id = found[0]
+            state = self.producer_state((partition_id, producer_id))
+            if state is not None and state.transaction_first_offset == first_offset:
+                return first_offset
+            # It has ended meanwhile.
+            heappop(found)
+        return otherwise
 
 
 def append(
@@ -635,7 +653,7 @@ def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
         connection,
         (marker.partition_id for marker in markers),
         (marker.key for marker in markers),
-        markers=len(markers),
+        markers=[marker.partition_id for marker in markers],
     )
     place_markers(work, markers)
     work.save()

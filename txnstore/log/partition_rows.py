@@ -6,7 +6,9 @@ import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import repeat
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, union_all, update
@@ -28,6 +30,8 @@ from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
 
 #: A producer in a partition: partition id, producer id.
 ProducerKey = tuple[int, int]
+#: By partition id, how many of what is open there are wanted: none.
+NOTHING_OPEN: Final[Mapping[int, int]] = MappingProxyType({})
 _FIELDS_OF_BATCH: Final = 5
 # This lock is what puts appends in order: an offset is given out and committed before the next writer is given one,
 # so no reader passes a gap that is filled later. Everybody locks heads in the order of their ids, so nobody waits in
@@ -59,26 +63,11 @@ _MOVE_HEADS: Final = HotStatement(
 _SELECT_STATES: Final = select(producer_states).where(
     tuple_(producer_states.c.partition_id, producer_states.c.producer_id).in_(bindparam("keys", expanding=True))
 )
-# The partial index on open transactions finds these, however many producers the partition has seen. SQLite takes it
-# for a comparison, and prefers the primary key for IS NOT NULL.
-_SELECT_OPEN: Final = select(producer_states).where(
-    producer_states.c.partition_id.in_(bindparam("partition_ids", expanding=True)),
-    producer_states.c.transaction_first_offset >= 0,
-)
 _STATES: Final = HotStatement(_SELECT_STATES)
-_OPEN: Final = HotStatement(_SELECT_OPEN)
-_STATES_AND_OPEN: Final = HotStatement(union_all(_SELECT_STATES, _SELECT_OPEN))
-# Of one partition the oldest will do: see `read_producer_states`.
-_OLDEST_OPEN: Final = (
-    select(producer_states)
-    .where(
-        producer_states.c.partition_id == bindparam("of_partition_id"), producer_states.c.transaction_first_offset >= 0
-    )
-    .order_by(producer_states.c.transaction_first_offset)
-    .limit(bindparam("open_max"))
-    .subquery()
-)
-_STATES_AND_OLDEST: Final = HotStatement(union_all(_SELECT_STATES, select(_OLDEST_OPEN)))
+#: Of how many partitions one statement reads what is open.
+_OPEN_IN_MAX: Final = 16
+#: Longer lists of producers are filled up to a length that has its text already.
+_KEYS_FILLED_ABOVE: Final = 16
 _STATES_OF_PARTITION: Final = (
     select(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
@@ -183,26 +172,56 @@ def allocate_producer_id(connection: Connection) -> int:
 
 
 def read_producer_states(
-    connection: Connection, keys: Collection[ProducerKey], *, open_in: Iterable[int] = (), oldest: int | None = None
+    connection: Connection, keys: Collection[ProducerKey], *, oldest_open: Mapping[int, int] = NOTHING_OPEN
 ) -> dict[ProducerKey, ProducerInPartition]:
-    """Return what the partitions know of these producers, and of those that have a transaction open in `open_in`.
+    """Return what the partitions know of these producers, and of the oldest that have a transaction open there.
 
-    Those that are unknown are left out.  Whoever ends fewer than `oldest` transactions needs to know no more than so
-    many of those that are open, the oldest ones; of several partitions he gets to know all.  The heads of the
-    partitions must be locked: see `_SELECT_STATES`.
+    `oldest_open` says how many of those, by partition id: whoever ends fewer transactions than that needs to know no
+    more.  Producers that are unknown are left out.  The heads of the partitions must be locked: see `_SELECT_STATES`.
     """
-    partition_ids = list(open_in)
     # A key is two values of a list.
-    size = LISTED_MAX // 3
-    if oldest is not None and len(partition_ids) == 1 and len(keys) <= size:
-        of = {"keys": list(keys), "of_partition_id": partition_ids[0], "open_max": oldest}
-        rows = _STATES_AND_OLDEST.rows(connection, of)
-    elif 0 < len(partition_ids) <= size and len(keys) <= size:
-        rows = _STATES_AND_OPEN.rows(connection, {"keys": list(keys), "partition_ids": partition_ids})
-    else:
-        rows = [row for some in chunks(list(keys), size) for row in _STATES.rows(connection, {"keys": some})]
-        rows += [row for some in chunks(partition_ids) for row in _OPEN.rows(connection, {"partition_ids": some})]
+    keys_of = list(chunks(list(keys), LISTED_MAX // 3)) or [[]]
+    open_of = list(chunks(list(oldest_open), _OPEN_IN_MAX))
+    rows: list[Any] = []
+    if not open_of:
+        rows = [row for some in keys_of for row in _STATES.rows(connection, {"keys": _filled(some)})]
+    for number, some_ids in enumerate(open_of):
+        # The first statement reads the producers, too.
+        of: dict[str, Any] = {"keys": _filled(keys_of[0]) if number == 0 else []}
+        for place, partition_id in enumerate(some_ids):
+            of |= {f"of_partition_id_{place}": partition_id, f"open_max_{place}": oldest_open[partition_id]}
+        rows += _states_and_oldest(len(some_ids)).rows(connection, of)
+    if open_of:
+        rows += [row for some in keys_of[1:] for row in _STATES.rows(connection, {"keys": _filled(some)})]
     return {(row.partition_id, row.producer_id): _state_from_row(row) for row in rows}
+
+
+@cache
+def _states_and_oldest(partition_count: int) -> HotStatement:
+    """Return what reads some producers, and of each of so many partitions the oldest that are open.
+
+    The partial index on open transactions finds these, however many producers the partition has seen, and however many
+    of them are open.  SQLite takes it for a comparison, and prefers the primary key for IS NOT NULL.
+    """
+    oldest = [
+        select(producer_states)
+        .where(
+            producer_states.c.partition_id == bindparam(f"of_partition_id_{place}"),
+            producer_states.c.transaction_first_offset >= 0,
+        )
+        .order_by(producer_states.c.transaction_first_offset)
+        .limit(bindparam(f"open_max_{place}"))
+        .subquery()
+        for place in range(partition_count)
+    ]
+    return HotStatement(union_all(_SELECT_STATES, *(select(each) for each in oldest)))
+
+
+def _filled(keys: Sequence[ProducerKey]) -> list[ProducerKey]:
+    """Return the keys, some of them twice, so that there are few lengths of lists to render a text for."""
+    if len(keys) <= _KEYS_FILLED_ABOVE:
+        return list(keys)
+    return [*keys, *repeat(keys[-1], (1 << (len(keys) - 1).bit_length()) - len(keys))]
 
 
 def producers_of_partition(

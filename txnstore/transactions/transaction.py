@@ -317,7 +317,7 @@ class LockedTransaction:
             self.connection,
             {*(item.partition_id for item in self._appends), *(partition_id for partition_id, _ in markers)},
             {*producers_of(self._appends), *markers},
-            markers=len(markers),
+            markers=[partition_id for partition_id, _ in markers],
         )
         appended = place_all(work, self._appends, coordinated=True)
         place_markers(work, (markers[key] for key in sorted(markers)))
