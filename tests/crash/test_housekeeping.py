@@ -11,11 +11,11 @@ from sqlalchemy import Connection, delete, select
 from tests.crash.afterlives import Remains, live_on, next_reaper_comes, start_producer
 from tests.crash.everywhere import crash_everywhere
 from tests.crash.scenarios import FIRST, SENT, Scenario, all_of, ends, sends
-from tests.crash.worlds import OLD, PARTITIONS, TIMEOUT_MS, Place, Step, View, World, look, written
+from tests.crash.worlds import OLD, OLD_OFFSET, PARTITIONS, TIMEOUT_MS, Place, Step, View, World, look, written
 from txnstore.db.portions import Portions
 from txnstore.db.schema import partition_storage, producer_states, record_batches, transaction_log
 from txnstore.db.store import Store
-from txnstore.errors import InvalidProducerIdMapping
+from txnstore.errors import InvalidProducerIdMapping, TransactionAbortable
 from txnstore.log import compaction, retention
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
@@ -27,9 +27,11 @@ from txnstore.maintenance.leases import LEASE_MS
 from txnstore.maintenance.turns import Turn, take_turn
 from txnstore.model import ControlType, Record
 from txnstore.testing.invariants import assert_sound
+from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import resolve_outcome
-from txnstore.transactions.protocol import TransactionState
+from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 from txnstore.transactions.recovery import abort_timed_out, expire_producers, expire_transactional_ids, trim_journal
+from txnstore.transactions.rows import read_row
 
 pytestmark = pytest.mark.slow_on_postgresql
 
@@ -60,6 +62,52 @@ def test_a_reaper_that_died_is_followed_by_the_next_one(place: Place):
 
     progress = crash_everywhere(
         place, before=scenario.before, call=scenario.call, check=check, lives=[live], steps_min=12
+    )
+    assert progress.commits == 1
+
+
+def test_a_reaper_of_many_that_died_has_aborted_all_or_none(place: Place):
+    def more(world: World) -> list[str]:
+        return [f"{world.transactional_id}-more-{number}" for number in range(3)]
+
+    def more_begin(world: World, store: Store) -> None:
+        coordinator = TransactionCoordinator(store)
+        for transactional_id in more(world):
+            producer = coordinator.init_producer_id(transactional_id, TIMEOUT_MS).identity
+            coordinator.append(transactional_id, producer, world.batches(FIRST, producer=producer))
+            coordinator.send_offsets(transactional_id, producer, world.offsets())
+
+    def rows_of_all(world: World, store: Store) -> list[TransactionMetadata]:
+        found = [
+            store.read(lambda connection, name=name: read_row(connection, name)).row
+            for name in (world.transactional_id, *more(world))
+        ]
+        return [row for row in found if row is not None]
+
+    def next_reaper_comes_for_all(world: World, store: Store, left: View) -> None:
+        before = rows_of_all(world, store)
+        assert {row.state for row in before} == {left.state}, "all or none"
+        was_open = left.state is TransactionState.ONGOING
+        assert len(abort_timed_out(store)) == (4 if was_open else 0)
+        assert abort_timed_out(store) == ()
+        after = rows_of_all(world, store)
+        assert {row.state for row in after} == {TransactionState.COMPLETE_ABORT}
+        assert [row.producer_epoch - old.producer_epoch for row, old in zip(after, before, strict=True)] == [
+            was_open
+        ] * 4
+        view = look(store, world)
+        assert (view.committed, view.offsets, view.is_pending) == (written(OLD), (OLD_OFFSET,) * PARTITIONS, False)
+        assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
+        with pytest.raises(TransactionAbortable):
+            ends(commit=True)(world, store)
+
+    progress = crash_everywhere(
+        place,
+        before=all_of(SENT, more_begin, passes(place, TIMEOUT_MS + 1)),
+        call=lambda world, store: abort_timed_out(store),
+        check=lambda left, commits: None,
+        lives=[next_reaper_comes_for_all],
+        steps_min=12,
     )
     assert progress.commits == 1
 

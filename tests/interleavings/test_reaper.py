@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tools.interleaving import explore, stop_here
-from txnstore.transactions.protocol import FenceReason
+from tests.tools.interleaving import before_locks, explore, stop_here
+from txnstore.transactions.protocol import FenceReason, TransactionState
 from txnstore.transactions.recovery import abort_timed_out
 from txnstore.transactions.rows import read_row
 from txnstore.transactions.transaction import abort_if_timed_out
@@ -95,3 +95,49 @@ def test_two_reapers_abort_a_transaction_once_and_leave_the_next_one_alone(world
     assert explore(make).orders == 20
     # Or neither: the producer's next life has aborted it.
     assert outcomes == {(True, False), (False, True), (False, False)}
+
+
+def test_of_many_that_time_out_at_once_one_that_commits_at_that_moment_ends_as_it_is_told(world, in_turn):
+    """Statement by statement: the others are aborted, whatever becomes of it, and nobody waits in a circle."""
+
+    def make():
+        setting = world.setting()
+        names = [f"{setting.transactional_id}-{number}" for number in range(3)]
+        producers = [
+            setting.producer(name, store, transactional_id=name, timeout_ms=TIMEOUT_MS)
+            for name, store in zip(names, (world.first, world.observer, world.observer), strict=True)
+        ]
+        for name, producer in zip(names, producers, strict=True):
+            producer.init()
+            producer.append(name, {"p0": [f"{name}/1"], "p1": [f"{name}/2"]})
+
+        def reap():
+            stop_here("time passes")
+            world.clock.advance(TIMEOUT_MS + 1)
+            return abort_timed_out(world.second)
+
+        def each_ended_once(finished):
+            (answer,) = finished["producer"].result()
+            aborted = set(finished["reaper"].result())
+            assert set(names[1:]) <= aborted <= set(names)
+            assert not (answer == "ok" and names[0] in aborted)
+            # Where its request came late it was the one that aborted it.
+            assert abort_timed_out(world.observer) == ()
+            ends = [TransactionState.COMPLETE_COMMIT if answer == "ok" else TransactionState.COMPLETE_ABORT]
+            ends += [TransactionState.COMPLETE_ABORT] * 2
+            for name, end in zip(names, ends, strict=True):
+                row = world.observer.read(lambda connection, name=name: read_row(connection, name).row)
+                assert (row.state, row.producer_epoch) == (end, 1)
+            outcomes.add((answer, names[0] in aborted))
+
+        return setting.scenario(
+            {"producer": in_turn(lambda: producers[0].end(names[0], commit=True)), "reaper": reap},
+            at_end=each_ended_once,
+        )
+
+    outcomes: set[tuple[str, bool]] = set()
+    # On SQLite whoever writes is alone.
+    interruptions_max = 1 if world.observer.backend.name == "sqlite" else 2
+    explored = explore(make, stops=before_locks, preemptions_max=interruptions_max, store=world.observer)
+    assert explored.deadlocks == 0
+    assert {("ok", False), ("TransactionAbortable", True)} <= outcomes

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event
 
-from txnstore.errors import StoreBusy, StoreUnavailable
-from txnstore.transactions import recovery, transaction
+from txnstore.db import portions
+from txnstore.errors import StoreBusy, StoreUnavailable, UnknownTopicOrPartition
+from txnstore.transactions import recovery, rows, timeouts
 from txnstore.transactions.protocol import FenceReason, TransactionState
 from txnstore.transactions.recovery import AGAIN_MS, abort_overdue
 from txnstore.transactions.rows import lock_row
+from txnstore.transactions.timeouts import TimedOut
 
 S = TransactionState
 
@@ -52,8 +55,8 @@ def test_one_that_never_times_out_is_not_counted(own_bench) -> None:
 
 def test_a_look_is_bounded_and_the_next_one_goes_on(own_bench, monkeypatch) -> None:
     bench = own_bench
-    monkeypatch.setattr(recovery, "ABORTED_MAX", 2)
-    monkeypatch.setattr(recovery, "_NEXT_DEADLINES", recovery._NEXT_DEADLINES.limit(3))
+    monkeypatch.setattr(recovery, "HELP_SECONDS", 0.0)
+    monkeypatch.setattr(recovery, "ABORTED_FIRST", 2)
     producers = []
     for _ in range(3):
         producers.append(begin(bench, 1_000))
@@ -73,11 +76,11 @@ def test_what_cannot_be_aborted_now_is_looked_at_again(own_bench, monkeypatch) -
     begin(bench, 1_000)
     bench.clock.advance(1_001)
 
-    def away(*_: object, **__: object) -> bool:
+    def away(*_: object, **__: object) -> None:
         raise StoreUnavailable
 
     with monkeypatch.context() as patched:
-        patched.setattr(recovery, "abort_if_timed_out", away)
+        patched.setattr(recovery, "abort_together", away)
         assert abort_overdue(bench.store) == AGAIN_MS
     assert abort_overdue(bench.store) is None
 
@@ -106,26 +109,32 @@ def test_it_waits_for_nobody_who_is_at_work_on_one(own_bench) -> None:
 def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monkeypatch, help_with) -> None:
     """However many of them have waited longest."""
     bench = own_bench
-    monkeypatch.setattr(recovery, "ABORTED_MAX", 2)
+    monkeypatch.setattr(recovery, "LOOKED_AT_FIRST", 3)
+    monkeypatch.setattr(recovery, "HELP_SECONDS", 0.0)
     monkeypatch.setattr(recovery, "FOUND_MAX", 2)
-    for name in ("_NEXT_DEADLINES", "_TIMED_OUT"):
-        monkeypatch.setattr(recovery, name, getattr(recovery, name).limit(3))
+    monkeypatch.setattr(recovery, "_TIMED_OUT", recovery._TIMED_OUT.limit(3))
+    monkeypatch.setattr(recovery, "ABORTED_FIRST", 2)
+    monkeypatch.setattr(portions, "ROWS_AT_ONCE", 2)
     stuck = [begin(bench, 1_000).transactional_id for _ in range(7)]
     bench.clock.advance(1)
     free = [begin(bench, 1_000).transactional_id for _ in range(3)]
     bench.clock.advance(1_001)
-    abort = transaction.abort_if_timed_out
 
-    def abort_if_free(store: Any, transactional_id: str, *arguments: Any, **options: Any) -> bool:
-        if transactional_id in stuck:
-            # Locked by somebody; who waits for that gives up in the end.
-            if options.get("waits", True):
-                raise StoreBusy
-            return False
-        return abort(store, transactional_id, *arguments, **options)
+    def abort_together_if_free(names, locality, connection) -> TimedOut:
+        # Locked by somebody.
+        aborted = timeouts.abort_together([name for name in names if name not in stuck], locality, connection)
+        return replace(aborted, busy=[name for name in names if name in stuck])
 
+    def abort_if_free(store, transactional_id, *arguments, **options) -> bool:
+        assert transactional_id in stuck
+        assert options["waits"]
+        # Who waits for that gives up in the end.
+        raise StoreBusy
+
+    monkeypatch.setattr(recovery, "abort_together", abort_together_if_free)
     monkeypatch.setattr(recovery, "abort_if_timed_out", abort_if_free)
     if help_with == "a client":
+        # One of them was in a portion with a stuck one.
         assert abort_overdue(bench.store) == 0
         assert abort_overdue(bench.store) == AGAIN_MS
     else:
@@ -136,10 +145,28 @@ def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monk
     assert {bench.row(name).state for name in stuck} == {S.ONGOING}
 
 
+def test_one_that_is_damaged_keeps_no_other_one_open(own_bench) -> None:
+    bench = own_bench
+    damaged, free = begin(bench, 1_000), begin(bench, 1_000)
+    # Its partition is not there: no marker can be written.
+    bench.store.write(lambda c: rows.add_partitions(c, damaged.transactional_id, [10**12]))
+    bench.clock.advance(1_001)
+    assert abort_overdue(bench.store) == AGAIN_MS
+    with pytest.raises(UnknownTopicOrPartition):
+        recovery.abort_timed_out(bench.store)
+    assert bench.row(damaged.transactional_id).state is S.ONGOING
+    assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
+
+
 @pytest.mark.parametrize(
     ("statement", "parameters", "index", "condition"),
     [
-        (recovery._NEXT_DEADLINES, recovery._FIRST_DEADLINE, "transactions_deadline", "deadline_ms"),
+        (
+            recovery._NEXT_DEADLINES,
+            {**recovery._FIRST_DEADLINE, "count_max": 3},
+            "transactions_deadline",
+            "deadline_ms",
+        ),
         (recovery._TIMED_OUT, recovery._FIRST_DEADLINE, "transactions_deadline", "deadline_ms<"),
         (recovery._DECIDED, {"after_id": ""}, "transactions_decided", ""),
     ],

@@ -58,14 +58,18 @@ class OverdueHelp:
         if now >= self._due_at:
             self._asked_at = now
             left_seconds = end_overdue(self._store, self._held, self._cluster)
-            self._due_at = now + max(ASK_SECONDS_MIN, left_seconds)
+            # Where more is overdue than one look ends, the next one is due at once: each has done its share of it.
+            self._due_at = now if left_seconds == 0.0 else now + max(ASK_SECONDS_MIN, left_seconds)
         return max(0.0, self._due_at - now)
 
 
 def end_overdue(
     store: Callable[[], Store], partition_ids: Collection[int], cluster: Callable[[], Cluster] | None = None
 ) -> float:
-    """End what holds these partitions back and is overdue; return in how many seconds more may be, or infinity."""
+    """End what holds these partitions back and is overdue; return in how many seconds more may be, or infinity.
+
+    0: more is overdue than what was ended.
+    """
     # A client that nothing holds back does not wait for the import of what transactions are made of.
     from txnstore.transactions.recovery import abort_overdue_in
 

@@ -40,10 +40,14 @@ class Portions:
         self,
         *,
         seconds: float = math.inf,
+        held_seconds: float = HELD_SECONDS,
         stop: threading.Event | None = None,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin no portion once so many seconds have passed, or `stop` is set; by default go on until all is done."""
+        """Begin no portion once so many seconds have passed, or `stop` is set; by default go on until all is done.
+
+        A portion is to hold its locks for about `held_seconds`.
+        """
         self.is_bounded = seconds < math.inf
         """Whether others wait for the end: then portions begin small, and no lock is waited for."""
 
@@ -56,6 +60,7 @@ class Portions:
         self.was_told_over = False
         """Whether whoever does the portions has heard that no further one may begin: something may be left."""
 
+        self._held_seconds = held_seconds
         self._stop = stop
         self._monotonic_seconds = monotonic_seconds
         self._until_seconds = monotonic_seconds() + seconds
@@ -116,9 +121,9 @@ class Portions:
             return busy
 
     def _adapt(self, held_seconds: float) -> None:
-        if held_seconds > 2 * HELD_SECONDS:
+        if held_seconds > 2 * self._held_seconds:
             self.rows = max(1, self.rows // 2)
             self.size_bytes = max(1, self.size_bytes // 2)
-        elif held_seconds < HELD_SECONDS / 2:
+        elif held_seconds < self._held_seconds / 2:
             self.rows = min(ROWS_AT_ONCE, 2 * self.rows)
             self.size_bytes = min(BYTES_AT_ONCE, 2 * self.size_bytes)

@@ -296,14 +296,30 @@ def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], pro
     """
     for group_id in sorted(group_ids):
         these = {"of_group_id": group_id, "of_producer_id": producer_id}
-        if not lock_group(connection, group_id):
-            # A store opened while its database was alone would take offsets in another database for finished.  And
-            # where row-level security hides the group from this role, it hides the offsets: then this is refused.
-            ensure_group(connection, group_id)
-            lock_group(connection, group_id)
+        _lock_to_finish(connection, group_id)
         if commit:
             _COUNT_IN.run(connection, these)
         _DROP_PENDING.run(connection, these)
+
+
+def drop_pending_offsets(connection: Connection, producer_ids_of: Mapping[str, Iterable[int]]) -> None:
+    """Drop the offsets that transactions hold, by group and producer id; doing it again changes nothing.
+
+    Raises:
+        NotCoordinator: a group lives in another database, of which the caller does not know.
+    """
+    for group_id in sorted(producer_ids_of):
+        _lock_to_finish(connection, group_id)
+        these = [{"of_group_id": group_id, "of_producer_id": number} for number in producer_ids_of[group_id]]
+        _DROP_PENDING.run_each(connection, these)
+
+
+def _lock_to_finish(connection: Connection, group_id: str) -> None:
+    if not lock_group(connection, group_id):
+        # A store opened while its database was alone would take offsets in another database for finished.  And
+        # where row-level security hides the group from this role, it hides the offsets: then this is refused.
+        ensure_group(connection, group_id)
+        lock_group(connection, group_id)
 
 
 def read_offsets(connection: Connection, group_id: str, partition_ids: Iterable[int]) -> CommittedOffsets:

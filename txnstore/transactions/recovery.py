@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final
@@ -39,6 +39,7 @@ from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
+    StoreUnavailable,
     TransactionCoordinatorFenced,
     TxnStoreError,
 )
@@ -53,16 +54,26 @@ from txnstore.transactions.protocol import (
     FenceReason,
     TransactionState,
 )
+from txnstore.transactions.timeouts import TimedOut, abort_together
 from txnstore.transactions.transaction import (
     LockedTransaction,
     abort_if_timed_out,
     complete_decided,
     complete_if_possible,
+    log_timed_out,
 )
 
 _log = logging.getLogger(__name__)
-#: How many transactions one look aborts; what is left is found by the next one.
-ABORTED_MAX: Final = 20
+#: How many transactions are asked about, by whoever is held back, of which some are open and none may be late.
+LOOKED_AT_FIRST: Final = 21
+#: How many of what holds one partition back are asked about.
+OPEN_MAX: Final = 20
+#: How long a client helps before it has its turn; a portion that has begun is done.
+HELP_SECONDS: Final = 0.1
+#: How many a client aborts together first: about as many as it then may.
+ABORTED_FIRST: Final = 100
+#: How long aborts together are to hold their locks: readers wait for them, and writers no longer than twice that.
+HELD_SECONDS: Final = 0.025
 #: When to look again at what could not be aborted now.
 AGAIN_MS: Final = 1_000
 #: What the sink id of a job begins with; of a query it begins with something else.
@@ -80,17 +91,17 @@ _NEXT_DEADLINES: Final = (
     )
     .where(transactions.c.deadline_ms >= 0, _AFTER_DEADLINE)
     .order_by(*_BY_DEADLINE)
-    .limit(ABORTED_MAX + 1)
+    .limit(bindparam("count_max"))
 )
 # Who has records of an open transaction in the partitions, the oldest first, or offsets for them.
 _OPEN_IN: Final = (
     select(producer_states.c.producer_id)
     .where(producer_states.c.partition_id.in_(_IDS), producer_states.c.transaction_first_offset >= 0)
     .order_by(producer_states.c.transaction_first_offset)
-    .limit(ABORTED_MAX)
+    .limit(OPEN_MAX)
 )
 _PENDING_IN: Final = (
-    select(pending_group_offsets.c.producer_id).where(pending_group_offsets.c.partition_id.in_(_IDS)).limit(ABORTED_MAX)
+    select(pending_group_offsets.c.producer_id).where(pending_group_offsets.c.partition_id.in_(_IDS)).limit(OPEN_MAX)
 )
 _OWNER_OF_PRODUCER: Final = union_all(
     select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
@@ -163,34 +174,90 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
     """Abort the transactions coordinated in this database whose time is up, those first that have waited longest.
 
     Returns in how many milliseconds there may be something to do again; None: no transaction with a deadline is open.
-    One statement if there is nothing to do, whatever is open.
+    0: so many were aborted that whoever helps has its turn first.  One statement if there is nothing to do, whatever is
+    open.
 
     Raises:
         TxnStoreError: the database cannot be read.
     """
+    portions = Portions(seconds=HELP_SECONDS, held_seconds=HELD_SECONDS)
+    portions.rows = ABORTED_FIRST
     again_ms, aborted = None, 0
-    after = _FIRST_DEADLINE
-    while found := store.read(partial(_next_deadlines, after), retry_timeout_ms=0):
-        for row in found:
-            if row.left_ms >= 0:
-                # A transaction has timed out once it is open for longer than its timeout.
-                left_ms = int(row.left_ms) + 1
-                return left_ms if again_ms is None else min(left_ms, again_ms)
-            if aborted >= ABORTED_MAX:
+    page: dict[str, Any] = {**_FIRST_DEADLINE, "count_max": LOOKED_AT_FIRST}
+    while found := store.read(partial(_next_deadlines, page), retry_timeout_ms=0):
+        late = [row.transactional_id for row in found if row.left_ms < 0]
+        left: Sequence[str] = late
+        while left:
+            if aborted and portions.is_over:
                 return 0
-            try:
-                # Whoever has its lock, perhaps for long, is at work on it: the reader that is helped here does not
-                # wait, and those behind it have their turn.
-                if abort_if_timed_out(store, row.transactional_id, cluster, waits=False, retry_timeout_ms=0):
-                    aborted += 1
-                else:
-                    again_ms = AGAIN_MS
-            except TxnStoreError as error:
+            some, left = left[: portions.rows], left[portions.rows :]
+            # Whoever has the lock of one, perhaps for long, is at work on it: the reader that is helped here does not
+            # wait, and those behind it have their turn.
+            portion = _abort_portion(store, some, cluster, portions, waits=False)
+            aborted += len(portion.aborted)
+            if portion.error is not None:
                 # Others can, or the next look.
-                _log.debug("the transaction of %.80r could not be aborted for its age: %s", row.transactional_id, error)
+                _log.debug("a transaction could not be aborted for its age: %s", portion.error)
                 return AGAIN_MS
-        after = {"after_deadline_ms": found[-1].deadline_ms, "after_id": found[-1].transactional_id}
+            if portion.left:
+                again_ms = AGAIN_MS
+        if len(late) < len(found):
+            # A transaction has timed out once it is open for longer than its timeout.
+            left_ms = int(found[len(late)].left_ms) + 1
+            return left_ms if again_ms is None else min(left_ms, again_ms)
+        page = {
+            "after_deadline_ms": found[-1].deadline_ms,
+            "after_id": found[-1].transactional_id,
+            "count_max": FOUND_MAX,
+        }
     return again_ms
+
+
+@dataclass(slots=True)
+class _AbortedPortion:
+    """What became of some transactions that were to be aborted for their age."""
+
+    aborted: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """Those that are open all the same, or not late any more."""
+    error: TxnStoreError | None = None
+    """Why one of them could not be aborted; those behind it were tried all the same if somebody waits for them."""
+
+
+def _abort_portion(
+    store: Store, some: Sequence[str], cluster: Cluster | None, portions: Portions, *, waits: bool
+) -> _AbortedPortion:
+    portion = _AbortedPortion()
+    try:
+        done = portions.write(
+            store,
+            # As it is then: it may hear of other databases in between.
+            lambda connection: abort_together(some, Locality.of(store, cluster), connection),
+            wakes_readers=True,
+        )
+    except StoreUnavailable as error:
+        portion.error = error
+        return portion
+    except TxnStoreError as error:
+        # Of one of them something is damaged, or somebody holds what it needs: that keeps no other one open.
+        _log.debug("%s transactions could not be aborted together for their age: %s", len(some), error)
+        done = TimedOut(aborted=(), unusual=some)
+    for transactional_id in done.aborted:
+        log_timed_out(store, transactional_id)
+    portion.aborted.extend(done.aborted)
+    if not waits:
+        portion.left.extend(done.busy)
+    for transactional_id in [*done.busy, *done.unusual] if waits else done.unusual:
+        try:
+            if abort_if_timed_out(store, transactional_id, cluster, waits=waits, retry_timeout_ms=None if waits else 0):
+                portion.aborted.append(transactional_id)
+            else:
+                portion.left.append(transactional_id)
+        except TxnStoreError as error:
+            portion.error = portion.error or error
+            if not waits:
+                break
+    return portion
 
 
 def _next_deadlines(after: Mapping[str, Any], connection: Connection) -> Sequence[Any]:
@@ -399,13 +466,32 @@ def complete_all_decided(
 def abort_timed_out(store: Store, cluster: Cluster | None = None, portions: Portions | None = None) -> tuple[str, ...]:
     """Abort transactions that are open for longer than their timeout; return their transactional ids.
 
-    At least FOUND_MAX, or all that there are, or those that there is time for.
+    Many by one database transaction.  FOUND_MAX, or all that there are, or those that there is time for.
 
     Raises:
         TxnStoreError: some of them could not be aborted now; all others are.
     """
-    abort = partial(abort_if_timed_out, store, cluster=cluster)
-    return _each(_all_timed_out(store), abort, portions, helped_max=FOUND_MAX)
+    portions = portions or Portions(held_seconds=HELD_SECONDS)
+    aborted: list[str] = []
+    failed: TxnStoreError | None = None
+    for page in _all_timed_out(store):
+        left: Sequence[str] = page
+        while left:
+            size = min(portions.rows, FOUND_MAX - len(aborted))
+            some, left = left[:size], left[size:]
+            portion = _abort_portion(store, some, cluster, portions, waits=True)
+            aborted += portion.aborted
+            failed = failed or portion.error
+            if len(aborted) >= FOUND_MAX:
+                # What failed comes with the next call.
+                return tuple(aborted)
+            if portions.is_over:
+                left = ()
+        if portions.left_seconds <= 0:
+            break
+    if failed is not None:
+        raise failed
+    return tuple(aborted)
 
 
 def abort_by_administrator(
@@ -511,11 +597,11 @@ def _all_decided(store: Store) -> Iterator[str]:
         yield from found
 
 
-def _all_timed_out(store: Store) -> Iterator[str]:
+def _all_timed_out(store: Store) -> Iterator[list[str]]:
     """Yield the ids of transactions whose time is up, page by page, those first that have waited longest."""
     after: Mapping[str, Any] = _FIRST_DEADLINE
     while found := store.read(partial(_timed_out, after)):
-        yield from (row.transactional_id for row in found)
+        yield [row.transactional_id for row in found]
         after = {"after_deadline_ms": found[-1].deadline_ms, "after_id": found[-1].transactional_id}
 
 
@@ -527,21 +613,14 @@ def _each(
     transactional_ids: Iterable[str],
     help_with: Callable[[str], bool],
     portions: Portions | None,
-    *,
-    helped_max: int | None = None,
 ) -> tuple[str, ...]:
-    """Return those that could be helped; one that cannot keeps no other one from it, and its error comes last.
-
-    With `helped_max` no more than that: the rest, and what failed, comes with the next call.
-    """
+    """Return those that could be helped; one that cannot keeps no other one from it, and its error comes last."""
     helped: list[str] = []
     failed: TxnStoreError | None = None
     for transactional_id in transactional_ids:
         try:
             if help_with(transactional_id):
                 helped.append(transactional_id)
-                if len(helped) == helped_max:
-                    return tuple(helped)
         except TxnStoreError as error:
             failed = failed or error
         if portions is not None and portions.is_over:

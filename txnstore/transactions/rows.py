@@ -5,12 +5,26 @@ Every one of them changes under the lock of the transactional id's row (`lock_ro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, and_, bindparam, delete, insert, literal, null, select, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    insert,
+    literal,
+    null,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.ddl import Flag, Int16, Int64, String
@@ -25,7 +39,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.statements import HotStatement
-from txnstore.db.store import chunks, clock_of, must_hit, server_now_ms
+from txnstore.db.store import chunks, clock_of, must_hit, must_hit_each, server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.log.append import Marker
 from txnstore.model import ClientProcess, ControlType, ProducerIdentity
@@ -41,13 +55,14 @@ from txnstore.transactions.protocol import (
 _THIS: Final = transactions.c.transactional_id == bindparam("of_transactional_id")
 #: Who the producer is, for people: written when it starts, and read by nobody who works.
 CLIENT_COLUMNS: Final = ("client_id", "client_host", "client_process_id")
-_ROW: Final = [column for column in transactions.c if column.name not in CLIENT_COLUMNS]
+#: What `metadata_from_row` takes.
+ROW: Final = [column for column in transactions.c if column.name not in CLIENT_COLUMNS]
 # Every request of a transactional id takes this lock first and holds it to the end of its database transaction. So
 # requests of one id follow each other, and one that comes late finds the row as the one before it left it: Kafka's
 # pending states have no place here. (SQLite: the whole database transaction holds the write lock.)
-_LOCK: Final = HotStatement(select(*_ROW, server_now_ms().label("now_ms")).where(_THIS).with_for_update())
+_LOCK: Final = HotStatement(select(*ROW, server_now_ms().label("now_ms")).where(_THIS).with_for_update())
 _TRY_LOCK: Final = HotStatement(select(transactions.c.transactional_id).where(_THIS).with_for_update(skip_locked=True))
-_READ: Final = HotStatement(select(*_ROW, server_now_ms().label("now_ms")).where(_THIS))
+_READ: Final = HotStatement(select(*ROW, server_now_ms().label("now_ms")).where(_THIS))
 _NOW: Final = HotStatement(select(server_now_ms()))
 # DO NOTHING: of two producers that use a new id at once, the second waits for the first and then locks its row.
 _INSERT: Final = upsert(transactions).on_conflict_do_nothing(index_elements=[transactions.c.transactional_id])
@@ -134,33 +149,42 @@ _INSERT_WRITER: Final = insert(transaction_writers)
 _INSERT_WRITER_PARTITIONS: Final = insert(transaction_writer_partitions)
 _REPORTED: Final = select(transaction_writers.c.reported).where(_THIS_WRITER)
 _REPORT: Final = update(transaction_writers).where(_THIS_WRITER).values(reported=True)
-# One statement for the producer's own partitions (its writer is NULL), the writers with theirs (NULL: none yet) and
-# undecided branches, so that a transaction without further writers and branches is not asked about them in vain.
-_PARTICIPANTS: Final = HotStatement(
-    union_all(
+
+
+def select_participants(is_wanted: Callable[[ColumnElement[str]], ColumnElement[bool]]) -> CompoundSelect[Any]:
+    """Return the statement for who takes part in the transactions whose ids are wanted.
+
+    One for the producer's own partitions (its writer is NULL), the writers with theirs (NULL: none yet) and undecided
+    branches: a transaction without further writers and branches is not asked about them in vain.
+    """
+    return union_all(
         select(
             null().cast(Int64).label("writer_id"),
             literal(True, Flag).label("reported"),
             transaction_partitions.c.partition_id.label("partition_id"),
             literal(False, Flag).label("is_branch"),
-        ).where(transaction_partitions.c.transactional_id == bindparam("of_transactional_id")),
+            transaction_partitions.c.transactional_id.label("transactional_id"),
+        ).where(is_wanted(transaction_partitions.c.transactional_id)),
         select(
             transaction_writers.c.writer_producer_id,
             transaction_writers.c.reported,
             transaction_writer_partitions.c.partition_id,
             literal(False, Flag),
+            transaction_writers.c.transactional_id,
         )
         .outerjoin(
             transaction_writer_partitions,
             (transaction_writer_partitions.c.transactional_id == transaction_writers.c.transactional_id)
             & (transaction_writer_partitions.c.writer_producer_id == transaction_writers.c.writer_producer_id),
         )
-        .where(_WRITERS_OF_TRANSACTION),
-        select(null(), literal(False, Flag), null(), literal(True, Flag))
-        .where(transaction_branches.c.transactional_id == bindparam("of_transactional_id"))
+        .where(is_wanted(transaction_writers.c.transactional_id)),
+        select(null(), literal(False, Flag), null(), literal(True, Flag), transaction_branches.c.transactional_id)
+        .where(is_wanted(transaction_branches.c.transactional_id))
         .where(transaction_branches.c.outcome.is_(None)),
     )
-)
+
+
+_PARTICIPANTS: Final = HotStatement(select_participants(lambda column: column == bindparam("of_transactional_id")))
 _DELETE_WRITER_PARTITIONS: Final = HotStatement(
     delete(transaction_writer_partitions).where(
         transaction_writer_partitions.c.transactional_id == bindparam("of_transactional_id")
@@ -240,24 +264,40 @@ def save_row(
     Steps that follow each other within one database transaction become visible together, so only the last one is
     stored; but each must be a move that the table of states has, and the journal tells of them all.
     """
+    started = {} if start is None else client_values(start.client)
+    must_hit(
+        connection,
+        _UPDATE if start is None else _UPDATE_AT_START,
+        _checked_values(before, steps) | {f"new_{name}": value for name, value in started.items()},
+    )
+    journal(connection, steps, reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What `save_row` writes."""
+
+    before: TransactionMetadata
+    steps: Sequence[TransactionMetadata]
+
+
+def save_each(connection: Connection, changes: Sequence[Change], *, reason: str) -> None:
+    """Write at least one change, each of another transactional id."""
+    must_hit_each(connection, _UPDATE, [_checked_values(change.before, change.steps) for change in changes])
+    journal(connection, [step for change in changes for step in change.steps], reason=reason)
+
+
+def _checked_values(before: TransactionMetadata, steps: Sequence[TransactionMetadata]) -> dict[str, Any]:
     previous = before
     for step in steps:
         check_change(previous, step)
         previous = step
-    changed = _values(steps[-1])
-    if start is not None:
-        changed |= client_values(start.client)
-    must_hit(
-        connection,
-        _UPDATE if start is None else _UPDATE_AT_START,
-        {
-            "of_transactional_id": before.transactional_id,
-            "before_epoch": before.producer_epoch,
-            "before_state": int(before.state),
-            **{f"new_{name}": value for name, value in changed.items()},
-        },
-    )
-    journal(connection, steps, reason=reason)
+    return {
+        "of_transactional_id": before.transactional_id,
+        "before_epoch": before.producer_epoch,
+        "before_state": int(before.state),
+        **{f"new_{name}": value for name, value in _values(steps[-1]).items()},
+    }
 
 
 def client_values(client: ClientProcess | None) -> dict[str, Any]:
@@ -424,11 +464,16 @@ def set_reported(connection: Connection, writer: TransactionWriter) -> None:
 
 def participants_of(connection: Connection, transactional_id: str) -> Participants:
     """Return who has written to what in the open or decided transaction."""
+    return participants_from(_PARTICIPANTS.rows(connection, {"of_transactional_id": transactional_id}))
+
+
+def participants_from(found: Iterable[Any]) -> Participants:
+    """Return what rows of `select_participants` say of one transaction."""
     own: list[int] = []
     writers: dict[int, list[int]] = {}
     reported: dict[int, bool] = {}
     has_branches = False
-    for row in _PARTICIPANTS.rows(connection, {"of_transactional_id": transactional_id}):
+    for row in found:
         if row.is_branch:
             has_branches = True
             continue
@@ -569,7 +614,7 @@ class JournalEntry:
 
 
 def journal(connection: Connection, steps: Iterable[TransactionMetadata], *, reason: str) -> None:
-    """Write the steps of one database transaction into the journal, in order."""
+    """Write the steps of one database transaction into the journal, in order; those of one id follow each other."""
     entries: list[dict[str, Any]] = []
     before: TransactionMetadata | None = None
     for step in steps:

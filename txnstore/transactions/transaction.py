@@ -473,12 +473,15 @@ def abort_if_timed_out(
 
     aborted = store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
     if aborted:
-        fields = {"event": "transaction_timed_out", "store": str(store.url), "transactional_id": transactional_id}
-        _log.info(
-            "the transaction of %.80r was open for longer than its timeout: aborted", transactional_id, extra=fields
-        )
+        log_timed_out(store, transactional_id)
         complete_if_possible(store, cluster, transactional_id)
     return aborted
+
+
+def log_timed_out(store: Store, transactional_id: str) -> None:
+    """Tell people that the transaction was aborted for its age."""
+    fields = {"event": "transaction_timed_out", "store": str(store.url), "transactional_id": transactional_id}
+    _log.info("the transaction of %.80r was open for longer than its timeout: aborted", transactional_id, extra=fields)
 
 
 # --- the completion of what is decided --------------------------------------------------------------------------------

@@ -190,9 +190,19 @@ def test_what_was_let_go_is_not_asked_about(overdue, asked, seconds) -> None:
 
 
 def test_what_could_not_be_asked_is_asked_again_and_not_at_once(overdue, asked) -> None:
-    asked.left_seconds = 0.0
+    asked.left_seconds = 0.001
     overdue.held_back(1, 5)
     assert overdue.help() == ASK_SECONDS_MIN
+    overdue.help()
+    assert asked.count == 1
+
+
+def test_more_than_one_look_ends_is_ended_by_the_looks_that_follow_at_once(overdue, asked) -> None:
+    asked.left_seconds = 0.0
+    overdue.held_back(1, 5)
+    for count in range(1, 4):
+        assert overdue.help() == 0.0
+        assert asked.count == count
 
 
 def test_a_producer_looks_at_most_once_a_second_and_only_after_writing(seconds, asked) -> None:

@@ -1,0 +1,215 @@
+"""Many transactions whose time is up are aborted by one database transaction, each as it would be by one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, insert, select
+
+from tests.transactions.bench import Bench, Producer, bench_on
+from txnstore.db.schema import (
+    pending_group_offsets,
+    producer_states,
+    transaction_branches,
+    transaction_log,
+    transaction_partitions,
+    transaction_writer_partitions,
+    transaction_writers,
+    transactions,
+)
+from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
+from txnstore.model import Record
+from txnstore.testing.invariants import assert_sound
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED, FenceReason, TransactionState
+from txnstore.transactions.rows import lock_row
+from txnstore.transactions.timeouts import TimedOut, abort_together
+from txnstore.transactions.transaction import abort_if_timed_out
+from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
+
+S = TransactionState
+TIMEOUT_MS = 1_000
+#: What differs from one bench to another.
+IDS = {"transactional_id", "producer_id", "previous_producer_id", "partition_id", "group_id", "entry_id", "crc"}
+
+
+def write_as_writer(bench: Bench, producer: Producer, *, reports: bool) -> None:
+    writer = join_transaction(bench.store, producer.transactional_id, producer.identity)
+    batch = encode([Record(b"w")], producer=writer.identity, base_sequence=0, is_transactional=True)
+    append_as_writer(bench.store, writer, [Append(bench.partition_ids[1], batch)])
+    if reports:
+        report_writer(bench.store, writer)
+
+
+def open_some(bench: Bench) -> list[Producer]:
+    """Open a transaction of each sort that there is."""
+    first, second = bench.partition_ids
+    plain, wide, offsets, alone, written, last = (bench.started(timeout_ms=TIMEOUT_MS) for _ in range(6))
+    bench.set_row(last.transactional_id, producer_epoch=EPOCH_EXHAUSTED)
+    last.identity = last.identity.__class__(last.identity.producer_id, EPOCH_EXHAUSTED)
+    plain.send(first, b"plain")
+    wide.send(first, b"wide")
+    wide.send(second, b"wide", b"wide")
+    for producer in (offsets, alone):
+        producer.send_offsets(f"group {bench.prefix}", {first: 7})
+    offsets.send_offsets(f"another group {bench.prefix}", {second: 8})
+    offsets.send(second, b"with offsets")
+    begin_transaction(bench.store, written.transactional_id, written.identity)
+    for reports in (False, True):
+        write_as_writer(bench, written, reports=reports)
+    last.send(first, b"last")
+    return [plain, wide, offsets, alone, written, last]
+
+
+def rows_of(bench: Bench, producers: list[Producer]) -> Any:
+    """Return what the tables hold of them, without what is another one's in another bench."""
+    names = [producer.transactional_id for producer in producers]
+
+    def found(connection: Connection) -> Any:
+        tables = (transactions, transaction_log, transaction_partitions, transaction_writers)
+        listed = [
+            connection.execute(select(table).where(table.c.transactional_id == name).order_by(*table.primary_key)).all()
+            for table in (*tables, transaction_writer_partitions)
+            for name in names
+        ]
+        states = select(producer_states).where(producer_states.c.partition_id.in_(bench.partition_ids))
+        listed.append(
+            connection.execute(states.order_by(producer_states.c.partition_id, producer_states.c.producer_id)).all()
+        )
+        pending = select(pending_group_offsets).where(pending_group_offsets.c.partition_id.in_(bench.partition_ids))
+        listed.append(connection.execute(pending).all())
+        return [
+            [{key: value for key, value in row._mapping.items() if key not in IDS} for row in some] for some in listed
+        ]
+
+    markers = [bench.markers(partition_id) for partition_id in bench.partition_ids]
+    finished = [
+        [(row.marker_offset, row.first_offset, row.outcome, row.last_stable_offset) for row in bench.finished(each)]
+        for each in bench.partition_ids
+    ]
+    return bench.store.read(found), markers, finished
+
+
+def abort_all(bench: Bench, producers: list[Producer]) -> TimedOut:
+    names = [producer.transactional_id for producer in producers]
+    return bench.store.write(partial(abort_together, names, None))
+
+
+def test_they_leave_the_rows_that_they_leave_one_by_one(store, clock) -> None:
+    benches = [bench_on(store, clock) for _ in range(2)]
+    opened = [open_some(bench) for bench in benches]
+    clock.advance(TIMEOUT_MS + 1)
+    together = abort_all(benches[0], opened[0])
+    assert together == TimedOut(tuple(producer.transactional_id for producer in opened[0]))
+    # Markers come in the order in which they are named.
+    for producer in opened[1]:
+        assert abort_if_timed_out(store, producer.transactional_id)
+    one, other = (rows_of(bench, producers) for bench, producers in zip(benches, opened, strict=True))
+    assert one == other
+    assert all(not some for some in one[0][-1:])
+    assert_sound(store, at_rest=True)
+
+
+def test_each_producer_is_told_and_goes_on(own_bench) -> None:
+    bench = own_bench
+    producers = open_some(bench)
+    bench.clock.advance(TIMEOUT_MS + 1)
+    abort_all(bench, producers)
+    for producer in producers:
+        row = bench.row(producer.transactional_id)
+        assert (row.state, row.fence_reason) == (S.COMPLETE_ABORT, FenceReason.TIMEOUT)
+        old = producer.twin()
+        with pytest.raises(TransactionAbortable, match="longer than its timeout of 1000 ms"):
+            producer.commit()
+        producer.abort()
+        producer.sequences.clear()
+        producer.send(bench.partition_ids[0], b"next")
+        producer.commit()
+        # One whose producer id had no epoch left has got another one.
+        with pytest.raises((ProducerFenced, InvalidProducerIdMapping)):
+            old.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"next"] * len(producers)
+    assert bench.read(bench.partition_ids[1]) == []
+    assert bench.offsets(f"group {bench.prefix}").offsets == {}
+    assert_sound(bench.store, at_rest=True)
+
+
+def test_those_in_time_those_that_are_over_and_those_that_nobody_knows_stay_as_they_are(own_bench) -> None:
+    bench = own_bench
+    late, in_time, over = (bench.started(timeout_ms=timeout) for timeout in (TIMEOUT_MS, 60_000, TIMEOUT_MS))
+    for producer in (late, in_time, over):
+        producer.send(bench.partition_ids[0], b"a")
+    over.commit()
+    before = [bench.row(producer.transactional_id) for producer in (in_time, over)]
+    bench.clock.advance(TIMEOUT_MS + 1)
+    nobody = bench.producer("nobody")
+    assert abort_all(bench, [in_time, nobody, over, late]) == TimedOut((late.transactional_id,), busy=("nobody",))
+    assert [bench.row(producer.transactional_id) for producer in (in_time, over)] == before
+    assert abort_all(bench, [late]) == TimedOut(())
+    in_time.commit()
+
+
+def test_one_with_branches_is_left_to_be_aborted_by_itself(own_bench) -> None:
+    bench = own_bench
+    branched, plain = (bench.started(timeout_ms=TIMEOUT_MS) for _ in range(2))
+    for producer in (branched, plain):
+        producer.send(bench.partition_ids[0], b"a")
+    share = {
+        "gid": "txnstore_a",
+        "transactional_id": branched.transactional_id,
+        "producer_id": branched.identity.producer_id,
+        "producer_epoch": branched.identity.epoch,
+        "database_label": "db2:5432/bank",
+        "database_identity": "1:1",
+        "registered_ms": 1,
+    }
+    bench.store.write(lambda connection: connection.execute(insert(transaction_branches), share))
+    bench.clock.advance(TIMEOUT_MS + 1)
+    expected = TimedOut((plain.transactional_id,), unusual=(branched.transactional_id,))
+    assert abort_all(bench, [branched, plain]) == expected
+    assert bench.row(branched.transactional_id).state is S.ONGOING
+
+
+def test_nobody_waits_for_one_that_somebody_is_at_work_on(own_bench) -> None:
+    bench = own_bench
+    if bench.store.backend.name == "sqlite":
+        pytest.skip("whoever writes to a SQLite database is alone with it")
+    locked, free = (bench.started(timeout_ms=TIMEOUT_MS) for _ in range(2))
+    for producer in (locked, free):
+        producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(TIMEOUT_MS + 1)
+
+    def work(connection: Connection) -> TimedOut:
+        lock_row(connection, locked.transactional_id)
+        return abort_all(bench, [locked, free])
+
+    assert bench.store.write(work) == TimedOut((free.transactional_id,), busy=(locked.transactional_id,))
+
+
+def executions(bench: Bench, work: Callable[[], object]) -> int:
+    count = 0
+
+    def note(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    event.listen(bench.store.engine, "before_cursor_execute", note)
+    work()
+    event.remove(bench.store.engine, "before_cursor_execute", note)
+    return count
+
+
+def test_many_cost_as_many_statements_as_a_few(own_bench) -> None:
+    bench = own_bench
+    counts = []
+    for number in (3, 30):
+        producers = [bench.started(timeout_ms=TIMEOUT_MS) for _ in range(number)]
+        for producer in producers:
+            producer.send(bench.partition_ids[0], b"a")
+        bench.clock.advance(TIMEOUT_MS + 1)
+        counts.append(executions(bench, partial(abort_all, bench, producers)))
+    assert counts[0] == counts[1] <= 15
