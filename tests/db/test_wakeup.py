@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sqlite3
 import subprocess
@@ -781,3 +782,11 @@ def test_a_reader_that_cannot_listen_is_cheap_as_well(proxied, proxy, postgresql
             waiter.wait(1_000)
             postgresql.next_offset()
         assert cost_of_waiting(waiter, postgresql.next_offset) < 0.01
+
+
+def test_what_a_reader_compares_has_a_value_for_each_place_by_order() -> None:
+    """Python 3.12 warns of places with numbers, and 3.14 refuses them."""
+    statement, values = sqlite_waiter.look_for(Subjects(frozenset({1, 2}), frozenset({"billing", "stock"})))
+    assert values == ["billing", "stock"] * 2
+    assert statement.count("?") == len(values)
+    assert not re.search(r"\?[0-9]", statement)

@@ -83,9 +83,10 @@ def look_for(subjects: Subjects) -> tuple[str, list[str]]:
 
     It reads nothing else: after a commit of others SQLite has to find each page anew.
     """
-    columns, values = [_OUTBOX], sorted(subjects.group_ids)
+    # Twice, for they stand in two places: Python 3.14 refuses numbered places.
+    columns, values = [_OUTBOX], sorted(subjects.group_ids) * 2
     if values:
-        columns.append(_GROUPS.replace(":names", ", ".join(f"?{number}" for number in range(1, len(values) + 1))))
+        columns.append(_GROUPS.replace(":names", ", ".join("?" * len(subjects.group_ids))))
     if subjects.partition_ids:
         ids = ", ".join(map(str, sorted(subjects.partition_ids)))
         if len(subjects.partition_ids) > LISTED_MAX:
