@@ -18,6 +18,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from txnstore import Consumer, DeserializingConsumer, KafkaException, Producer, SerializingProducer
 from txnstore.aio import AIOConsumer, AIOProducer
 from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.db.cluster.catalogue import change_store_settings
+from txnstore.db.opening import open_store
 from txnstore.observability import tracing
 from txnstore.observability.tracing import LINKS_MAX, TxnStoreInstrumentor, process
 from txnstore.serialization import StringDeserializer, StringSerializer
@@ -378,6 +380,23 @@ def test_asynchronous_clients_stay_in_the_trace_of_their_coroutine(spans, url):
     assert spans.one("send orders").parent.span_id == spans.one("request").context.span_id
     # An asynchronous consumer takes what there is, in a thread.
     assert spans.one("consume orders").parent.span_id == spans.one("worker").context.span_id
+
+
+def test_the_end_of_a_prepared_transaction_is_a_commit_or_an_abort_as_any_other(spans, make, url):
+    with open_store(url) as store:
+        store.write(lambda c: change_store_settings(c, {"transaction.two.phase.commit.enable": "true"}))
+    producer = make(Producer, transactional_id="till-8", transaction_two_phase_commit_enable=True)
+    producer.init_transactions()
+    for remembers in (True, False):
+        producer.begin_transaction()
+        producer.produce("orders", b"a")
+        state = producer.prepare_transaction()
+        producer.complete_transaction(state if remembers else "1:0")
+    commit, abort = spans.one("commit"), spans.one("abort")
+    assert commit.attributes["txnstore.transaction.outcome"] == "committed"
+    assert abort.attributes["txnstore.transaction.outcome"] == "aborted"
+    sent = [context_of(span) for span in spans.named("send orders")]
+    assert [contexts_of(span.links) for span in (commit, abort)] == [sent[:1], sent[1:]]
 
 
 def test_afterwards_the_classes_are_their_own_again():

@@ -455,7 +455,14 @@ class Producer:
             KafkaException: INVALID_TXN_STATE: nothing is prepared; and as `commit_transaction`, `abort_transaction`.
         """
         transactions = self._transactional()
-        transactions.complete(prepared_state_of(state), check_timeout(timeout))
+        remembered = prepared_state_of(state)
+        check_timeout(timeout)
+        commits = transactions.commits(remembered)
+        # As the application's own call, so that whoever looks at commits and aborts sees this one.
+        if commits:
+            self.commit_transaction(timeout)
+        elif commits is not None:
+            self.abort_transaction(timeout)
 
     def enlist(self, connection: object, timeout: float = -1) -> None:
         """Let the transaction and the database transaction on `connection` be one: all of both, or nothing.

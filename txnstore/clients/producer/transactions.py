@@ -184,31 +184,26 @@ class ProducerTransactions:
                 work.cancel()
                 self._progress.serve_reports()
 
-    def complete(self, remembered: PreparedTxnState, timeout_seconds: float) -> None:
-        """Commit what is prepared if it is what the application remembers, else abort it.
+    def commits(self, remembered: PreparedTxnState) -> bool | None:
+        """Return whether what is prepared commits, for it is what the application remembers; None: there is nothing.
 
         Raises:
             KafkaException: see the class's tables.
         """
         if self._progress.current in (_C.COMMIT, _C.ABORT):
-            commit = self._progress.current is _C.COMMIT
-        elif self._has_kept_nothing and self._progress.stage is _S.READY:
-            return
-        else:
-            with self._lock:
-                if (
-                    self._progress.stage not in ALLOWED_IN[_C.COMPLETE]
-                    and self._progress.error is None
-                    and self._progress.current is None
-                ):
-                    reason = f"no transaction is prepared: Operation not valid in state {self._progress.stage.value}"
-                    raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
-                self._progress.check_call(_C.COMPLETE)
-                commit = self._progress.prepared == remembered
-        if commit:
-            self.commit(timeout_seconds)
-        else:
-            self.abort(timeout_seconds)
+            return self._progress.current is _C.COMMIT
+        if self._has_kept_nothing and self._progress.stage is _S.READY:
+            return None
+        with self._lock:
+            if (
+                self._progress.stage not in ALLOWED_IN[_C.COMPLETE]
+                and self._progress.error is None
+                and self._progress.current is None
+            ):
+                reason = f"no transaction is prepared: Operation not valid in state {self._progress.stage.value}"
+                raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
+            self._progress.check_call(_C.COMPLETE)
+            return self._progress.prepared == remembered
 
     def commit(self, timeout_seconds: float, writers: Collection[int] | None = None) -> None:
         """Commit the transaction: afterwards every reader of committed records sees it.
