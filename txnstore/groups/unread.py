@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, bindparam, case, exists, func, not_, or
 from txnstore.db.ddl import Int64
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.log.bounds import Bounds
-from txnstore.log.commit_order import first_unread_offset
+from txnstore.log.commit_order import CommitPosition, as_begun, first_unread_offset
 from txnstore.model import ControlType, OffsetAndMetadata
 
 
@@ -60,10 +60,16 @@ _COUNT_PAGE: Final = select(func.count(), func.sum(_PAGE.c.left), func.max(_PAGE
 
 _FROM_PLACE: Final = bindparam("from_place", type_=Int64)
 _WITHIN: Final = bindparam("from_offset_in_transaction", type_=Int64)
-# A transaction of which a part is deleted never comes; open ones have no marker yet.
+# A transaction of which a part is deleted never comes, but to who has begun it; open ones have no marker yet.
 _MARKER_OFFSET: Final = (
     select(finished_transactions.c.marker_offset)
-    .where(_OF_TRANSACTION, finished_transactions.c.first_offset >= bindparam("log_start_offset"))
+    .where(
+        _OF_TRANSACTION,
+        or_(
+            finished_transactions.c.first_offset >= bindparam("log_start_offset"),
+            and_(_WITHIN > 0, finished_transactions.c.marker_offset == _FROM_PLACE),
+        ),
+    )
     .correlate(record_batches)
     .scalar_subquery()
 )
@@ -104,13 +110,15 @@ def count_unread(connection: Connection, bounds: Bounds, position: OffsetAndMeta
     if position.offset_in_transaction is None:
         committed, open_ = connection.execute(_COUNTS, _place(bounds, position.offset)).one()
         return int(committed or 0), int(open_ or 0)
-    place = max(position.offset, bounds.log_start_offset)
+    place, log_start_offset = max(position.offset, bounds.log_start_offset), bounds.log_start_offset
+    own = CommitPosition(place, position.offset_in_transaction if place == position.offset else 0)
+    within = as_begun(connection, bounds.partition_id, own).offset_in_transaction
     wanted = {
         "of_partition_id": bounds.partition_id,
         "from_offset": min(first_unread_offset(connection, bounds.partition_id, place), bounds.last_stable_offset),
         "from_place": place,
-        "from_offset_in_transaction": position.offset_in_transaction,
-        "log_start_offset": bounds.log_start_offset,
+        "from_offset_in_transaction": max(within, log_start_offset) if within > 0 else 0,
+        "log_start_offset": log_start_offset,
     }
     committed, open_ = connection.execute(_COUNTS_BY_PLACE, wanted).one()
     return int(committed or 0), int(open_ or 0)

@@ -193,6 +193,19 @@ def first_unread_offset(connection: Connection, partition_id: int, place: int) -
     return place if first is None else min(place, first)
 
 
+def as_begun(connection: Connection, partition_id: int, position: CommitPosition) -> CommitPosition:
+    """Return the same position, at the beginning of its place unless a part of a transaction there is behind it.
+
+    Without it nobody can tell whether a reader at a deleted record has begun the transaction.
+    """
+    if position.offset_in_transaction == 0:
+        return position
+    transaction = _TRANSACTION.row(connection, {"of_partition_id": partition_id, "of_marker_offset": position.place})
+    if transaction is None or position.offset_in_transaction <= transaction.first_offset:
+        return CommitPosition(position.place)
+    return position
+
+
 def fetch_in_commit_order(
     connection: Connection,
     positions: Mapping[int, CommitPosition],

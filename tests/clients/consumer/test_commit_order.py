@@ -213,6 +213,43 @@ def test_a_reader_that_the_log_start_has_passed_begins_where_the_reset_says(log,
     assert texts(_read(make_consumer, 4, 2, within=3)) == [b"d", b"N"]
 
 
+@pytest.mark.parametrize("reset", ["earliest", "latest", "error"])
+def test_a_position_at_the_first_record_of_a_transaction_is_its_beginning_and_a_deleted_part_leaves_it_out(
+    log, make_consumer, reset
+):
+    log.topic()
+    log.write("t", 0, b"N1")
+    for committed in (True, False):
+        transaction = log.transaction()
+        for value in (b"a", b"b", b"c"):
+            transaction.write("t", 0, value)
+        transaction.end(commit=committed)  # 4 and 8
+    log.write("t", 0, b"N2")
+    partition_id = log.partition_id("t", 0)
+    consumers = []
+    for within in (1, 2):
+        # A group has committed the same, as one does that has got the first record and gives it back.
+        settings = {**COMMIT_ORDER, "auto.offset.reset": reset, "group.id": f"group {within}"}
+        consumers.append((within, make_consumer(settings), make_consumer(settings)))
+        consumers[-1][1].commit(offsets=[TopicPartition("t", 0, 4, offset_in_transaction=within)], asynchronous=False)
+    log.store.write(lambda connection: advance_log_start(connection, partition_id, 3))
+    whole, rest = [b"N2"], {"earliest": [b"c", b"N2"], "latest": []}
+    for within, told, stored in consumers:
+        told.assign([TopicPartition("t", 0, 4, offset_in_transaction=within)])
+        stored.assign([TopicPartition("t", 0)])
+        for consumer in (told, stored):
+            if within == 2 and reset == "error":
+                assert error_code(consumer.poll(PATIENCE_SECONDS)) == KafkaError._AUTO_OFFSET_RESET
+                continue
+            expected = whole if within == 1 else rest[reset]
+            assert texts(consumer.consume(len(expected) or 1, PATIENCE_SECONDS if expected else 0.5)) == expected
+    # Where nothing was committed an offset in a transaction says nothing.
+    consumer = consumers[0][1]
+    for position in (TopicPartition("t", 0, 8, offset_in_transaction=2), TopicPartition("t", 0, 4)):
+        consumer.seek(position)
+        assert texts(consumer.consume(1, PATIENCE_SECONDS)) == whole
+
+
 def _read(make_consumer: Any, offset: int, count: int, within: int | None = None) -> list[Message]:
     consumer: Consumer = make_consumer(COMMIT_ORDER)
     consumer.assign([TopicPartition("t", 0, offset, offset_in_transaction=within)])

@@ -21,6 +21,7 @@ from txnstore.admin import AdminClient
 from txnstore.aio import AIOConsumer
 from txnstore.cli.program import NAMES, program_with
 from txnstore.log import commit_order
+from txnstore.log.deleting import advance_log_start
 
 COMMIT_ORDER = {"txnstore.delivery.order": "commit", "enable.auto.commit": False}
 PLAIN = {"enable.auto.commit": False}
@@ -230,6 +231,29 @@ def test_groups_describe_counts_what_is_left_by_place(log, make_consumer, url):
     assert left == [(*position, "commit", 7 - number, 2) for number, position in enumerate(behind)]
     ended = CliRunner().invoke(program_with(NAMES), ["groups", "describe", "readers", "--url", url])
     assert "IN TRANSACTION" in ended.stdout
+
+
+@pytest.mark.usefixtures("history")
+def test_what_is_left_of_a_transaction_in_part_deleted_is_counted_for_who_has_begun_it(log, make_consumer, url):
+    partition_id = log.partition_id("t", 0)
+    log.store.write(lambda connection: advance_log_start(connection, partition_id, 2))
+    log.write("t", 0, b"last")
+    lags, counts = {}, {}
+    for place, within in ((3, 0), (MARKER_OFFSET, 0), (MARKER_OFFSET, 1), (MARKER_OFFSET, 2), (MARKER_OFFSET, 5)):
+        consumer = make_consumer({**COMMIT_ORDER, "group.id": f"{place} {within}"})
+        position = TopicPartition("t", 0, place, offset_in_transaction=within)
+        consumer.commit(offsets=[position], asynchronous=False)
+        consumer.assign([TopicPartition("t", 0)])
+        messages = consumer.consume(1, PATIENCE_SECONDS)
+        while texts(messages)[-1] != b"last":
+            messages += consumer.consume(1, PATIENCE_SECONDS)
+        counts[place, within] = len(messages)
+        options = ["groups", "describe", f"{place} {within}", "--json", "--url", url]
+        ended = CliRunner().invoke(program_with(NAMES), options)
+        (facts,) = json.loads(ended.stdout)
+        lags[place, within] = facts["offsets"][0]["lag"]
+    assert list(counts.values()) == [2, 1, 5, 5, 3]
+    assert lags == counts
 
 
 @pytest.mark.usefixtures("history")

@@ -39,7 +39,7 @@ from txnstore.groups.commit_rules import other_order
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordBatch
-from txnstore.log.commit_order import CommitPage, fetch_in_commit_order
+from txnstore.log.commit_order import CommitPage, as_begun, fetch_in_commit_order
 from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, Room, fetch
 from txnstore.log.news import read_news, read_news_in_commit_order
 from txnstore.log.topics import Topic
@@ -204,20 +204,24 @@ class PartitionReader:
         if stored_ids and not self._coordinates_group:
             elsewhere = self._read_offsets_at_coordinator(stored_ids)
 
-        def work(connection: Connection) -> tuple[dict[int, Bounds], CommittedOffsets]:
+        def work(connection: Connection) -> tuple[dict[int, Bounds], CommittedOffsets, dict[int, int | None]]:
             committed = elsewhere or CommittedOffsets({}, frozenset())
             if stored_ids and elsewhere is None:
                 committed = read_offsets(connection, self._options.group_id, stored_ids)
-            return read_bounds(connection, known), committed
+            given = {
+                partition_id: self._begun(connection, partition_id, self._given(position, committed, partition_id))
+                for partition_id, position in known.items()
+            }
+            return read_bounds(connection, known), committed, given
 
         try:
-            bounds, committed = self._read(work)
+            bounds, committed, given = self._read(work)
         except UnknownTopicOrPartition:
             # Deleted since the directory was read: try again in a moment.
             self._forget(known.values())
             return [*outcomes, *(PartitionFailed(position, None) for position in known.values())]
         for partition_id, position in known.items():
-            outcomes.append(self._start(position, bounds[partition_id], committed, partition_id))
+            outcomes.append(self._start(position, bounds[partition_id], committed, partition_id, given[partition_id]))
         return outcomes
 
     def read(
@@ -351,8 +355,28 @@ class PartitionReader:
         for position in positions:
             self._directory.forget(position.partition.topic)
 
+    def _committed(self, committed: CommittedOffsets, partition_id: int) -> int | None:
+        offset = committed.offsets.get(partition_id)
+        return None if offset is None else self._positions.at(offset.offset, offset.offset_in_transaction or 0)
+
+    def _given(self, position: FetchPosition, committed: CommittedOffsets, partition_id: int) -> int | None:
+        """Return where to begin if that is in the log; None: nothing is committed."""
+        is_stored = position.position == OFFSET_STORED
+        return self._committed(committed, partition_id) if is_stored else position.position
+
+    def _begun(self, connection: Connection, partition_id: int, position: int | None) -> int | None:
+        """Return the same position, within a transaction only if a part of it is behind the reader."""
+        if position is None or not self._positions.offset_in_transaction(position):
+            return position
+        return self._positions.at(*as_begun(connection, partition_id, self._positions.pair(position)))
+
     def _start(
-        self, position: FetchPosition, bounds: Bounds, committed: CommittedOffsets, partition_id: int
+        self,
+        position: FetchPosition,
+        bounds: Bounds,
+        committed: CommittedOffsets,
+        partition_id: int,
+        given: int | None,
     ) -> ReadOutcome:
         if partition_id in committed.unstable and self._options.isolation is IsolationLevel.READ_COMMITTED:
             # KIP-447: an open transaction may still move it.
@@ -365,12 +389,11 @@ class PartitionReader:
         if is_stored and offset is not None and not self._positions.is_own(offset):
             error = kafka_error_of(other_order(self._options.group_id, offset))
             return PartitionFailed(position, error, offset.offset, for_good=True)
-        known = None if offset is None else self._positions.at(offset.offset, offset.offset_in_transaction or 0)
         start = start_position(
-            position.position,
+            position.position if given is None or is_stored else given,
             bounds,
             self._options.end_offset(bounds),
-            known,
+            given,
             self._options.offset_reset,
             positions=self._positions,
         )
@@ -378,6 +401,7 @@ class PartitionReader:
             error = KafkaError(KafkaError._AUTO_OFFSET_RESET, start.why)
             place = self._positions.place(position.position)
             return PartitionFailed(position, error, place if place >= 0 else None, for_good=True)
+        known = self._committed(committed, partition_id)
         return StartResolved(position, start.position, partition_id, known)
 
     def _delivered(self, position: FetchPosition, page: AnyPage) -> ReadOutcome:
