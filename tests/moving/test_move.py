@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert, select, update
 
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, texts
 from tests.copies import copy_file
 from tests.crash.worlds import look
 from tests.moving.histories import (
@@ -39,12 +40,15 @@ from txnstore.errors import (
     StoreDamaged,
     StoreMoved,
 )
+from txnstore.groups.offsets import commit_offsets
 from txnstore.log.topics import create_topic
+from txnstore.model import GroupMembership, OffsetAndMetadata
 from txnstore.moving import move as moving
 from txnstore.moving.move import cancel, move
 from txnstore.participants.adoption import adopt
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import recover
+from txnstore.transactions.transaction import SentOffsets
 from txnstore.verification.verify import verify_store
 
 DUTY = {"duty": "some", "begun_ms": 5, "is_unfinished": True, "position": "here", "turn_ms": 6}
@@ -168,6 +172,39 @@ def filled(url):
         for number in range(20):
             producer.produce("t", str(number), partition=number % 2)
     return url
+
+
+def test_a_group_in_commit_order_goes_on_within_its_transaction_and_one_that_is_open_commits_it(
+    urls_across, opened
+) -> None:
+    source, target = map(opened, urls_across)
+    log = LogWriter(source)
+    log.topic()
+    transaction, worker = log.transaction(), log.transaction()
+    for value in (b"a", b"b", b"c"):
+        transaction.write("t", 0, value)
+    log.write("t", 0, b"N")
+    transaction.end(commit=True)  # 4
+    log.write("t", 0, b"end")
+    partition_id = log.partition_id("t", 0)
+    done, pending = (OffsetAndMetadata(4, offset_in_transaction=offset) for offset in (1, 2))
+    for group_id in ("plain", "worker"):
+        source.write(
+            lambda connection, of=group_id: commit_offsets(connection, GroupMembership(of), {partition_id: done})
+        )
+    sent = SentOffsets(GroupMembership("worker"), {partition_id: pending})
+    worker.writer.coordinator.send_offsets(worker.transactional_id, worker.identity, sent)
+
+    move(source, target)
+
+    assert verify_store(target) == []
+    TransactionCoordinator(target).end_transaction(worker.transactional_id, worker.identity, commit=True)
+    assert verify_store(target) == []
+    for group_id, values in (("plain", [b"b", b"c", b"end"]), ("worker", [b"c", b"end"])):
+        settings = {"bootstrap.servers": urls_across[1], "group.id": group_id, "txnstore.delivery.order": "commit"}
+        with Consumer({**settings, "enable.auto.commit": False}) as consumer:
+            consumer.assign([TopicPartition("t", 0)])
+            assert texts(consumer.consume(len(values), PATIENCE_SECONDS)) == values
 
 
 def test_a_second_call_changes_nothing_and_a_third_target_gets_nothing(urls_up, fresh_url, opened) -> None:
