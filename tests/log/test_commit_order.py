@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,20 +10,26 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
 
+from tests.log.compacted_log import CompactedLog, Transaction
 from tests.log.histories import Log
 from tests.log.places import Model
+from txnstore.db.schema import record_batches
 from txnstore.db.store import Store
 from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.log import commit_order
+from txnstore.log.codec import decode
 from txnstore.log.commit_order import CommitPage, CommitPosition, fetch_in_commit_order
 from txnstore.log.deleting import advance_log_start
 from txnstore.model import ControlType
+from txnstore.testing.manual_clock import ManualClock
 
 START = CommitPosition(0)
 
 
-def page_of(log: Log, position: CommitPosition, **options: Any) -> CommitPage:
-    return log.store.read(lambda connection: fetch_in_commit_order(connection, {log.id: position}, **options))[log.id]
+def page_of(log: Log | CompactedLog, position: CommitPosition, **options: Any) -> CommitPage:
+    partition_id = log.id if isinstance(log, Log) else log.partition
+    read = partial(fetch_in_commit_order, positions={partition_id: position}, **options)
+    return log.store.read(read)[partition_id]
 
 
 def records_of(page: CommitPage) -> list[tuple[int, bytes | None]]:
@@ -31,7 +38,9 @@ def records_of(page: CommitPage) -> list[tuple[int, bytes | None]]:
     ]
 
 
-def read_all(log: Log, position: CommitPosition = START, **options: Any) -> list[tuple[int, bytes | None]]:
+def read_all(
+    log: Log | CompactedLog, position: CommitPosition = START, **options: Any
+) -> list[tuple[int, bytes | None]]:
     """Return all records behind the position, page after page; the last page leaves the reader at the end."""
     found: list[tuple[int, bytes | None]] = []
     while True:
@@ -283,3 +292,70 @@ def test_every_record_comes_once_and_in_order_from_wherever_the_reader_begins(
             # Those of the reader's own transaction still come, for he has begun it; of others only whole ones.
             kept = [later for later in rest if later.place == one.place or later in model.delivered]
             assert read_all(log, position, **options) == [(later.offset, later.value) for later in kept]
+
+
+KEYED = st.one_of(
+    st.tuples(st.just("plain"), st.lists(st.sampled_from("abc"), min_size=1, max_size=4)),
+    st.tuples(st.just("write"), st.sampled_from("AB"), st.lists(st.sampled_from("abc"), min_size=1, max_size=3)),
+    st.tuples(st.just("end"), st.sampled_from("AB"), st.sampled_from([True, True, False])),
+    st.tuples(st.just("compact"), st.sampled_from([0, 1_000])),
+)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@example(
+    # Of the transaction there is nothing for a while, and then one record.
+    steps=[
+        ("write", "A", ["a"]),
+        *(("plain", [key]) for key in "defghijk"),
+        ("write", "A", ["c"]),
+        ("end", "A", True),
+        ("write", "B", ["b"]),
+        ("end", "B", True),
+        ("plain", ["a", "b"]),
+    ],
+    stretch=1,
+    offsets=2,
+)
+@given(steps=st.lists(KEYED, min_size=6, max_size=25), stretch=st.integers(1, 4), offsets=st.sampled_from([2, 50_000]))
+def test_what_compaction_leaves_comes_in_the_same_order_from_wherever_the_reader_stands(
+    store: Store, clock: ManualClock, steps: list[tuple[Any, ...]], stretch: int, offsets: int
+) -> None:
+    """Positions of before too: in transactions of which records have gone, or the marker."""
+    log, model = CompactedLog(store, clock, delete_retention_ms=1_000), Model()
+    open_: dict[str, Transaction] = {}
+    for kind, *of in [*steps, ("compact", 0), ("compact", 1_000), ("compact", 1_000)]:
+        match kind, *of:
+            case "plain", keys:
+                values = [value for _, value in model.values(len(keys))]
+                log.put(*zip(map(str.encode, keys), values, strict=True))
+                model.plain(len(keys))
+            case "write", name, keys:
+                values = [value for _, value in model.values(len(keys))]
+                open_.setdefault(name, log.begin()).put(*zip(map(str.encode, keys), values, strict=True))
+                model.write(name, len(keys))
+            case "end", name, commit:
+                if name in open_:
+                    open_.pop(name).end(commit=commit)
+                    model.end(name, commit=commit)
+            case _, milliseconds:
+                clock.advance(milliseconds)
+                log.run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit_order, "STRETCH_BATCHES", stretch)
+        patch.setattr(commit_order, "WALK_BATCHES", stretch)
+        patch.setattr(commit_order, "WALKS_MAX", 1)
+        patch.setattr(commit_order, "PAGE_OFFSETS_MAX", offsets)
+        left = {
+            record.offset
+            for row in log.rows(record_batches)
+            if row.control_type is None
+            for record in decode(row).records()
+        }
+        starts = [CommitPosition(0), *(one.behind for one in model.delivered)]
+        starts += [CommitPosition(place) for place in range(model.end_offset + 1)]
+        for start in starts:
+            behind = [one for one in model.delivered if one.behind > start]
+            assert read_all(log, start) == [(one.offset, one.value) for one in behind if one.offset in left]
