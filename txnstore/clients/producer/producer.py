@@ -454,15 +454,8 @@ class Producer:
             ValueError: the text is not one that `prepare_transaction` returned.
             KafkaException: INVALID_TXN_STATE: nothing is prepared; and as `commit_transaction`, `abort_transaction`.
         """
-        transactions = self._transactional()
-        remembered = prepared_state_of(state)
-        check_timeout(timeout)
-        commits = transactions.commits(remembered)
-        # As the application's own call, so that whoever looks at commits and aborts sees this one.
-        if commits:
-            self.commit_transaction(timeout)
-        elif commits is not None:
-            self.abort_transaction(timeout)
+        if (commits := self._transactional().commits(prepared_state_of(state))) is not None:
+            (self.commit_transaction if commits else self.abort_transaction)(timeout)
 
     def enlist(self, connection: object, timeout: float = -1) -> None:
         """Let the transaction and the database transaction on `connection` be one: all of both, or nothing.

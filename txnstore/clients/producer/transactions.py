@@ -187,6 +187,8 @@ class ProducerTransactions:
     def commits(self, remembered: PreparedTxnState) -> bool | None:
         """Return whether what is prepared commits, for it is what the application remembers; None: there is nothing.
 
+        The producer's own commit or abort is to follow, so that whoever observes those sees this one.
+
         Raises:
             KafkaException: see the class's tables.
         """
