@@ -47,6 +47,7 @@ LONG_FILES = (
     "moving/test_move_crashes.py",
     "relay/test_real_kafka.py",
     "crash/test_starts.py",
+    "interleavings/test_writers.py",
     "consumer/test_consumer_reading.py",
     "processes/test_group_workers.py",
     "clients/test_interrupts.py",
