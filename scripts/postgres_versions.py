@@ -23,6 +23,7 @@ PART = (
     "tests/migrations/test_catalogue.py",
     "tests/db/test_records_view.py",
     "tests/db/roles/test_attacks.py",
+    "tests/log/test_append_at_once.py",
     "tests/transactions/test_whole.py",
     "tests/transactions/test_whole_within.py",
     "tests/faults/test_sessions.py",

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import insert, select, update
 
-from tests.log.histories import SETTINGS, VALUES
+from tests.log.histories import EXAMPLES, SETTINGS, VALUES
 from txnstore.db.backend import WholeTransaction
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import commit_function
@@ -213,7 +213,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, min_size=1, max_size=16))
 def test_both_ways_answer_the_same_and_write_the_same_rows(worlds: Worlds, steps: list[tuple[Any, ...]]) -> None:
     pair = worlds.new_pair()

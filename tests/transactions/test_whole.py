@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, insert, make_url, select, update
 
-from tests.log.histories import SETTINGS, VALUES
+from tests.log.histories import EXAMPLES, SETTINGS, VALUES
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import commit_function
@@ -50,8 +49,6 @@ from txnstore.transactions.protocol import AT_REST, TransactionState
 from txnstore.transactions.transaction import SentOffsets
 from txnstore.transactions.writers import append_as_writer, join_transaction
 
-#: How many random histories are tried, on each database; fewer on each older PostgreSQL: scripts/postgres-versions.
-EXAMPLES = int(os.environ.get("TXNSTORE_TEST_EXAMPLES", "60"))
 #: What differs from store to store, whatever was done there.
 NOT_COMPARED = {"stores", "databases", "topics", "alembic_version"}
 MEMBER = GroupMembership("readers", 3, "member")

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from sqlalchemy import make_url
 
 from tests.clients.callers import ledger_of, make_ledger, open_driver
+from tests.log.histories import EXAMPLES
 from tests.transactions.test_whole import (
     ELSEWHERE,
-    EXAMPLES,
     STEPS,
     UNUSUAL,
     USUAL,
