@@ -25,6 +25,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.schema import (
     databases,
     maintenance_duties,
+    outbox,
     partitions,
     record_batches,
     stores,
@@ -44,7 +45,7 @@ from txnstore.groups.offsets import commit_offsets
 from txnstore.log.topics import create_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata
 from txnstore.moving import move as moving
-from txnstore.moving.move import cancel, move
+from txnstore.moving.move import cancel, move, tell_apart
 from txnstore.participants.adoption import adopt
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import recover
@@ -478,3 +479,20 @@ def test_schemas_of_one_server_are_two_databases(txnstore_postgresql_url, opened
         open_store(txnstore_postgresql_url)
     with open_store(txnstore_postgresql_url, schema="Second") as store:
         store.write(lambda connection: create_topic(connection, name="there", partition_count=1))
+
+
+def test_transactions_that_wrote_to_the_outbox_on_several_servers_stay_apart(store):
+    def move(connection, *numbers):
+        connection.execute(insert(outbox), [{"topic": "orders", "transaction_id": number} for number in numbers])
+        tell_apart(connection)
+
+    def moves(connection):
+        # The second server has come to the numbers of the first one; one caller has written two rows.
+        move(connection, 5, 5, 7)
+        move(connection, 5, 7)
+        return connection.execute(select(outbox.c.transaction_id).order_by(outbox.c.outbox_id)).scalars().all()
+
+    first, again, second, third, fourth = store.write(moves)
+    assert first == again
+    assert len({first, second, third, fourth}) == 4
+    assert max(first, second, third, fourth) < 0

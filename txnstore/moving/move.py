@@ -56,8 +56,14 @@ _PRODUCER_IDS: Final = select(stores.c.next_producer_id)
 _OF_STORE: Final = select(*STORE_COLUMNS)
 _TAKE_OVER: Final = update(stores).values({column: bindparam(f"new_{column.name}") for column in STORE_COLUMNS})
 _CALL: Final = update(stores).values(store_uuid=bindparam("new_uuid"), database_identity=bindparam("new_identity"))
-# The server that the rows come from numbered its transactions; this one may come to the same numbers.
-_TELL_APART: Final = update(outbox).where(outbox.c.transaction_id > 0).values(transaction_id=-outbox.c.transaction_id)
+# The server that the rows come from numbered its transactions; this one may come to the same numbers.  So those of
+# before stand below zero, and those of each server below those of the one before it.
+_LAST_FORMER: Final = select(func.min(outbox.c.transaction_id)).where(outbox.c.transaction_id < 0)
+_TELL_APART: Final = (
+    update(outbox)
+    .where(outbox.c.transaction_id > 0)
+    .values(transaction_id=bindparam("last_former", type_=outbox.c.transaction_id.type) - outbox.c.transaction_id)
+)
 
 #: Hears of a step by its name, how much of it is done, and how much there is; 0 if that is not known.
 Told = Callable[[str, int, int], None]
@@ -469,10 +475,15 @@ def _open(target: Store) -> None:
             return
         assert Position.from_json(arriving.position).is_verified, arriving.position
         closing.admit(connection, arriving)
-        connection.execute(_TELL_APART)
+        tell_apart(connection)
         closing.open_(connection, arriving)
 
     target.write(work)
+
+
+def tell_apart(connection: Connection) -> None:
+    """Let no transaction to come have the number of one that wrote rows of the outbox on another server."""
+    connection.execute(_TELL_APART, {"last_former": connection.execute(_LAST_FORMER).scalar() or 0})
 
 
 def _listed(items: Iterable[str]) -> str:
