@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -71,7 +72,8 @@ def group_facts(group: ListedGroup) -> dict[str, Any]:
 def offset_rows(cluster: Cluster, store: Store, connection: Connection, group: ListedGroup) -> list[dict[str, Any]]:
     """Return a row for each partition that the group has committed for, or that a member has.
 
-    `connection` is one to `store`, which coordinates the group; partitions are read at their leaders.
+    `connection` is one to `store`, which coordinates the group; partitions are read at their leaders, those of one
+    database in one snapshot.
     """
     read = reads_at_leaders(cluster, store, connection)
     committed = list_offsets(connection, group.group_id)
@@ -83,21 +85,19 @@ def offset_rows(cluster: Cluster, store: Store, connection: Connection, group: L
         for partition in wanted
         if partition.topic in topics and partition.partition < len(topics[partition.topic].partition_ids)
     }
-    bounds = read(list(ids.values()), read_bounds)
-    rows = []
-    for partition, partition_id in ids.items():
-        offset = committed.offsets.get(partition)
-        rows.append(
-            {
-                "topic": partition.topic,
-                "partition": partition.partition,
-                **_position(offset),
-                "pending": partition in committed.unstable,
-                "member_id": owners.get(partition),
-                **_distance(read, bounds[partition_id], offset),
-            }
-        )
-    return rows
+    positions = {partition_id: committed.offsets.get(partition) for partition, partition_id in ids.items()}
+    distances = read(list(positions), partial(_distances, positions))
+    return [
+        {
+            "topic": partition.topic,
+            "partition": partition.partition,
+            **_position(positions[partition_id]),
+            "pending": partition in committed.unstable,
+            "member_id": owners.get(partition),
+            **distances[partition_id],
+        }
+        for partition, partition_id in ids.items()
+    ]
 
 
 def _position(committed: OffsetAndMetadata | None) -> Mapping[str, Any]:
@@ -109,20 +109,25 @@ def _position(committed: OffsetAndMetadata | None) -> Mapping[str, Any]:
     return {"committed_offset": committed.offset, "order": order.value, "offset_in_transaction": within}
 
 
-def _distance(read: Reads, bounds: Bounds, committed: OffsetAndMetadata | None) -> Mapping[str, Any]:
-    facts = {
+def _distances(
+    positions: Mapping[int, OffsetAndMetadata | None], connection: Connection, partition_ids: list[int]
+) -> dict[int, Mapping[str, Any]]:
+    """Return how far a group is in these partitions: one call for all of them, so they are of one snapshot."""
+    return {
+        partition_id: _distance(connection, bounds, positions[partition_id])
+        for partition_id, bounds in read_bounds(connection, partition_ids).items()
+    }
+
+
+def _distance(connection: Connection, bounds: Bounds, committed: OffsetAndMetadata | None) -> Mapping[str, Any]:
+    lag, open_records = (None, None) if committed is None else count_unread(connection, bounds, committed)
+    return {
         "log_start_offset": bounds.log_start_offset,
         "last_stable_offset": bounds.last_stable_offset,
         "high_watermark": bounds.high_watermark,
+        "lag": lag,
+        "open_records": open_records,
     }
-    if committed is None:
-        return facts | {"lag": None, "open_records": None}
-    found = read(
-        [bounds.partition_id],
-        lambda connection, _: {bounds.partition_id: count_unread(connection, bounds, committed)},
-    )
-    lag, open_records = found[bounds.partition_id]
-    return facts | {"lag": lag, "open_records": open_records}
 
 
 app: Final = typer.Typer(name="groups", no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
@@ -163,6 +168,16 @@ _RESET_COLUMNS: Final = (
     Column("new_offset", "NEW OFFSET"),
     Column("order", "ORDER"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Aim:
+    """A partition that is to go on elsewhere."""
+
+    partition: PartitionName
+    committed: int | None
+    order: Order
+
 
 _Group = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete_group, help="The group.")]
 #: Where a partition is to go on: from its bounds and what is committed now; None: it is left as it is.
@@ -397,29 +412,27 @@ def _plan(
     else:
         raise CommandFailed(f"group {group_id} has committed nothing; say with --topic where it is to begin")
     topics = topics_by_name(connection, {partition.topic for partition in partitions})
-    rows = []
+    aims: dict[int, _Aim] = {}
     for partition in partitions:
         topic = topics.get(partition.topic) or get_topic(connection, partition.topic)
-        partition_id = topic.partition_id(partition.partition)
         now = committed.get(partition)
         own_order = order or Order(_position(now)["order"] or Order.OFFSET.value)
-        bounds, wanted = read([partition_id], partial(_aimed, target, None if now is None else now.offset, own_order))[
-            partition_id
-        ]
-        if wanted is None:
-            continue
-        rows.append(
-            {
-                "group": group_id,
-                "topic": partition.topic,
-                "partition": partition.partition,
-                "partition_id": partition_id,
-                "committed_offset": None if now is None else now.offset,
-                "new_offset": min(max(wanted, bounds.log_start_offset), _end_offset(bounds, own_order)),
-                "order": own_order.value,
-            }
-        )
-    return rows
+        aims[topic.partition_id(partition.partition)] = _Aim(partition, None if now is None else now.offset, own_order)
+    # One call for all partitions, so those of one database are of one snapshot.
+    found = read(list(aims), partial(_aimed, target, aims))
+    return [
+        {
+            "group": group_id,
+            "topic": aim.partition.topic,
+            "partition": aim.partition.partition,
+            "partition_id": partition_id,
+            "committed_offset": aim.committed,
+            "new_offset": new_offset,
+            "order": aim.order.value,
+        }
+        for partition_id, aim in aims.items()
+        if (new_offset := found[partition_id]) is not None
+    ]
 
 
 def _end_offset(bounds: Bounds, order: Order) -> int:
@@ -427,12 +440,16 @@ def _end_offset(bounds: Bounds, order: Order) -> int:
 
 
 def _aimed(
-    target: _Target, committed: int | None, order: Order, connection: Connection, partition_ids: list[int]
-) -> dict[int, tuple[Bounds, int | None]]:
-    found = read_bounds(connection, partition_ids)
-    return {
-        partition_id: (bounds, target(connection, bounds, committed, order)) for partition_id, bounds in found.items()
-    }
+    target: _Target, aims: Mapping[int, _Aim], connection: Connection, partition_ids: list[int]
+) -> dict[int, int | None]:
+    """Return where each partition is to go on, within its log; None: it is left as it is."""
+    found: dict[int, int | None] = {}
+    for partition_id, bounds in read_bounds(connection, partition_ids).items():
+        aim = aims[partition_id]
+        wanted = target(connection, bounds, aim.committed, aim.order)
+        end_offset = _end_offset(bounds, aim.order)
+        found[partition_id] = None if wanted is None else min(max(wanted, bounds.log_start_offset), end_offset)
+    return found
 
 
 def _target(*, to_earliest: bool, to_datetime: int | None, to_offset: int | None, shift_by: int | None) -> _Target:

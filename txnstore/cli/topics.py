@@ -29,7 +29,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import partition_heads, partitions, producer_states, record_batches, topics
 from txnstore.errors import TopicAlreadyExists
-from txnstore.log.bounds import read_bounds
+from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.cluster_topics import refuse_if_in_use
 from txnstore.log.deleting import purge_soon
 from txnstore.log.topics import (
@@ -113,20 +113,18 @@ def describe_topic(cluster: Cluster, connection: Connection, name: str) -> dict[
     """
     topic = get_topic(connection, name)
     read = reads_at_leaders(cluster, cluster.controller, connection)
-    bounds = read(topic.partition_ids, read_bounds)
-    open_in = read(topic.partition_ids, lambda opened, _: _open_transactions(opened))
-    sizes = read(topic.partition_ids, _sizes)
+    # One call for everything, so what is said of one database's partitions is of one snapshot.
+    states = read(topic.partition_ids, _states)
     described = []
     for number, partition_id in enumerate(topic.partition_ids):
-        of = bounds[partition_id]
-        count, size_bytes, last_ms = sizes.get(partition_id, (0, 0, None))
+        of, open_count, (count, size_bytes, last_ms) = states[partition_id]
         described.append(
             {
                 "partition": number,
                 "log_start_offset": of.log_start_offset,
                 "last_stable_offset": of.last_stable_offset,
                 "high_watermark": of.high_watermark,
-                "open_transactions": open_in.get(partition_id, 0),
+                "open_transactions": open_count,
                 "batches": count,
                 "size_bytes": size_bytes,
                 "last_timestamp_ms": last_ms,
@@ -142,7 +140,18 @@ def describe_topic(cluster: Cluster, connection: Connection, name: str) -> dict[
     }
 
 
-def _sizes(connection: Connection, partition_ids: list[int]) -> dict[int, tuple[int, int, int]]:
+def _states(
+    connection: Connection, partition_ids: list[int]
+) -> dict[int, tuple[Bounds, int, tuple[int, int, int | None]]]:
+    """Return the bounds of each partition, how many transactions are open there, and what its batches take."""
+    bounds = read_bounds(connection, partition_ids)
+    open_in = _open_transactions(connection)
+    sizes = _sizes(connection, partition_ids)
+    nothing = (0, 0, None)
+    return {number: (of, open_in.get(number, 0), sizes.get(number, nothing)) for number, of in bounds.items()}
+
+
+def _sizes(connection: Connection, partition_ids: list[int]) -> dict[int, tuple[int, int, int | None]]:
     rows = connection.execute(_SIZES, {"partition_ids": partition_ids})
     return {partition_id: (count, int(size), last) for partition_id, count, size, last in rows}
 
