@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Generic
 
 from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.consumer.whole_transactions import MESSAGES_MAX, ConsumedTransaction
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.serializers import (
     ConsumeError,
@@ -74,3 +75,9 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Refuse: if one of many messages could not be deserialized, the others would be lost; use `poll`."""
         raise NotImplementedError("a DeserializingConsumer has no consume(): call poll()")
+
+    def consume_transaction(
+        self, timeout: float = -1, *, messages_max: int = MESSAGES_MAX
+    ) -> ConsumedTransaction | None:
+        """Refuse, as `consume`."""
+        raise NotImplementedError("a DeserializingConsumer has no consume_transaction(): call poll()")

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, event
 
 from tests.cluster.conftest import Bench, Producer
 from txnstore import Consumer, TopicPartition
+from txnstore import Producer as PublicProducer
 from txnstore.cli.groups import offset_rows
 from txnstore.cli.topics import describe_topic
 from txnstore.groups.administration import find_group
@@ -131,3 +132,28 @@ def test_offsets_for_times_and_committed_offsets_belong_together(
         engine = consumer._connection.cluster().own(2).engine
         for found in interrupted(engine, ask, commit_both):
             assert [len(set(offsets)) for offsets in found] == [1, 1], found
+
+
+def test_a_transaction_that_comes_whole_is_one_in_each_database(bench: Bench) -> None:
+    urls = ", ".join(bench.site.urls)
+    partitions = range(len(bench.topic.partition_ids))
+    settings = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True, "auto.offset.reset": "earliest"}
+    with (
+        PublicProducer({"bootstrap.servers": urls, "transactional.id": "writer"}) as producer,
+        Consumer({"bootstrap.servers": urls, "group.id": "readers", **settings}) as consumer,
+    ):
+        producer.init_transactions()
+        for number in range(4):
+            with producer.transaction():
+                for partition in partitions:
+                    producer.produce(bench.topic.name, b"%d" % number, partition=partition)
+        consumer.assign([TopicPartition(bench.topic.name, partition) for partition in partitions])
+        seen: dict[int, list[int]] = {database_id: [] for database_id in bench.topic.leaders}
+        for _ in range(4 * len(seen)):
+            transaction = consumer.consume_transaction(PATIENCE_SECONDS)
+            assert transaction is not None
+            (value,) = {message.value() for message in transaction.messages}
+            (leader,) = {bench.topic.leaders[message.partition() or 0] for message in transaction.messages}
+            assert len(transaction.messages) == bench.topic.leaders.count(leader)
+            seen[leader].append(int(value or b""))
+    assert all(numbers == list(range(4)) for numbers in seen.values())

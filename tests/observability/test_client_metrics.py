@@ -170,6 +170,20 @@ def test_fences_by_reason(told, make, url):
     assert sum(told("txnstore_client_fences_total").values()) == 3
 
 
+def test_records_of_transactions_that_come_whole_are_counted(told, make):
+    producer = make(Producer)
+    for _ in range(3):
+        producer.produce("orders", b"a")
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    consumer = make(
+        Consumer, auto_offset_reset="earliest", txnstore_delivery_order="commit", txnstore_delivery_atomic=True
+    )
+    consumer.subscribe(["orders"])
+    for _ in range(3):
+        assert consumer.consume_transaction(PATIENCE_SECONDS) is not None
+    assert told("txnstore_client_records_consumed_total") == {("readers", "orders"): 3}
+
+
 def test_a_consumer_whose_instance_came_anew_is_counted(told, make):
     producer = make(Producer)
     producer.produce("orders", b"a")
@@ -193,7 +207,7 @@ def test_the_classes_are_their_own_before_and_after():
         Producer: ("__init__", "commit_transaction", "commit_transaction_async", "abort_transaction"),
         DeliveryReports: ("add",),
         TransactionProgress: ("fail",),
-        Consumer: ("__init__", "poll", "consume"),
+        Consumer: ("__init__", "poll", "consume", "_transaction"),
         ConsumerMember: ("_lose",),
     }
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.consumer.whole_transactions import ConsumedTransaction
 from txnstore.clients.membership.member import ConsumerMember, MemberStage
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
@@ -61,6 +62,7 @@ class ClientCollector(Collector):
             (Consumer, "__init__", self._around_making(self._consumers)),
             (Consumer, "poll", self._around_poll),
             (Consumer, "consume", self._around_consume),
+            (Consumer, "_transaction", self._around_transaction),
             (ConsumerMember, "_lose", self._around_loss),
         ):
             self._onlooker.look_at(owner, name, around)
@@ -168,6 +170,14 @@ class ClientCollector(Collector):
         messages = original(consumer, *rest, **keywords)
         self._count_consumed(consumer, messages)
         return messages
+
+    def _around_transaction(
+        self, original: Callable[..., ConsumedTransaction | None], consumer: Consumer, *rest: Any, **keywords: Any
+    ) -> ConsumedTransaction | None:
+        transaction = original(consumer, *rest, **keywords)
+        if transaction is not None:
+            self._count_consumed(consumer, transaction.messages)
+        return transaction
 
     def _count_consumed(self, consumer: Consumer, messages: Iterable[Message]) -> None:
         for message in messages:

@@ -93,6 +93,7 @@ _OPTIONS: Final = (
     Option("fetchOffset.retryIntervalMs", Side.SOURCE, ignored=True),
     Option("auto.offset.reset", Side.SOURCE, refused="say where to begin with startingOffsets"),
     Option("enable.auto.commit", Side.SOURCE, refused="a group's offsets are committed by the sink, with the records"),
+    Option("txnstore.delivery.atomic", Side.SOURCE, refused="a query reads in offset order; consumers can choose"),
     Option("txnstore.delivery.order", Side.SOURCE, refused="a query reads in offset order; consumers can choose"),
     Option("key.deserializer", Side.SOURCE, refused=_SERIALIZATION),
     Option("value.deserializer", Side.SOURCE, refused=_SERIALIZATION),

@@ -325,3 +325,39 @@ def test_the_configuration_is_checked_at_once(url):
             AIOConsumer({"bootstrap.servers": url, "group.id": "g"}, max_workers=0)
 
     run(scenario())
+
+
+def test_a_transaction_comes_whole_and_comes_again_if_its_call_was_cancelled(configuration, make_producer):
+    atomic = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True}
+    producer = make_producer({"transactional.id": "writer"})
+    producer.init_transactions()
+
+    def write(name):
+        producer.begin_transaction()
+        for number in range(3):
+            producer.produce("t", f"{name} {number}", partition=0)
+        producer.commit_transaction()
+
+    async def scenario():
+        write("one")
+        async with AIOConsumer({**configuration, **atomic}) as consumer:
+            await consumer.assign([TopicPartition("t", 0)])
+            call = asyncio.ensure_future(consumer.consume_transaction(WAIT_SECONDS))
+            # The thread has read it, and the call has not returned.
+            while not consumer._taken:
+                await asyncio.sleep(0)
+                assert not call.done()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            found = await consumer.consume_transaction(WAIT_SECONDS)
+            assert found is not None
+            assert [message.value() for message in found.messages] == [b"one 0", b"one 1", b"one 2"]
+            assert await consumer.consume_transaction(0.05) is None
+            waiting = asyncio.ensure_future(consumer.consume_transaction(WAIT_SECONDS))
+            await in_thread(write, "two")
+            found = await waiting
+            assert found is not None
+            assert len(found.messages) == 3
+
+    run(scenario())

@@ -89,7 +89,8 @@ def test_defaults_are_those_of_librdkafka_but_for_idempotence():
             "enable.partition.eof", "fetch.min.bytes", "fetch.wait.max.ms", "fetch.max.bytes",
             "max.partition.fetch.bytes", "queued.min.messages", "queued.max.messages.kbytes", "group.protocol",
             "partition.assignment.strategy", "group.instance.id", "allow.auto.create.topics",
-            "txnstore.commit.ownership", "txnstore.delivery.order", "check.crcs", "on_commit",
+            "txnstore.commit.ownership", "txnstore.delivery.order", "txnstore.delivery.atomic", "check.crcs",
+            "on_commit",
         )
     } == {
         "session.timeout.ms": 45_000, "heartbeat.interval.ms": 3_000, "max.poll.interval.ms": 300_000,
@@ -100,8 +101,8 @@ def test_defaults_are_those_of_librdkafka_but_for_idempotence():
         "queued.max.messages.kbytes": 65_536, "group.protocol": "classic",
         "partition.assignment.strategy": ("range", "roundrobin"), "group.instance.id": None,
         "allow.auto.create.topics": False,
-        "txnstore.commit.ownership": "owned", "txnstore.delivery.order": "offset", "check.crcs": False,
-        "on_commit": None,
+        "txnstore.commit.ownership": "owned", "txnstore.delivery.order": "offset",
+        "txnstore.delivery.atomic": False, "check.crcs": False, "on_commit": None,
     }  # fmt: skip
 
 
@@ -311,7 +312,10 @@ def test_a_producers_configuration_is_refused_in_librdkafkas_words(settings, tex
         ({"linger.ms": "abc"}, 'Invalid value for configuration property "queue.buffering.max.ms"'),
         ({"on_commit": 5}, "on_commit requires a callable object"),
         ({"on_delivery": print}, 'No such configuration property: "on_delivery"'),
-        ({"txnstore.delivery.atomic": "true"}, 'No such configuration property: "txnstore.delivery.atomic"'),
+        (
+            {"txnstore.delivery.atomic": "true"},
+            "Failed to create consumer: `txnstore.delivery.atomic=true` requires `txnstore.delivery.order=commit`",
+        ),
         ({"txnstore.delivery.order": "time"}, 'Invalid value "time" for configuration property'),
         (
             {"txnstore.delivery.order": "commit", "isolation.level": "read_uncommitted"},

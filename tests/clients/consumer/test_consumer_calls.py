@@ -148,6 +148,7 @@ def test_what_asks_for_nothing_is_no_error(alone):
 CALLS = {
     "poll": [0],
     "consume": [1, 0],
+    "consume_transaction": [0],
     "assignment": [],
     "memberid": [],
     "consumer_group_metadata": [],

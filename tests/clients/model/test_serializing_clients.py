@@ -193,6 +193,8 @@ def test_nothing_to_read_is_none(make_deserializing):
 def test_many_at_a_time_are_refused(make_deserializing):
     with pytest.raises(NotImplementedError):
         make_deserializing().consume(1, 0)
+    with pytest.raises(NotImplementedError):
+        make_deserializing().consume_transaction(0)
 
 
 def test_the_delivery_report_comes(make_serializing):

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
 from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.consumer.whole_transactions import MESSAGES_MAX, ConsumedTransaction
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.serializers import (
@@ -43,6 +44,10 @@ class _ReturningConsumer(Consumer):
         """Hand these records out again; the group's offsets do not count them as read."""
         with self._core.arrived:
             self._core.subscription.give_back(messages)
+
+    def begun_transaction(self, deadline: Deadline, messages_max: int) -> ConsumedTransaction | None:
+        """Return the next transaction; None, too, if nothing of it has come within a moment."""
+        return self._transaction(deadline, messages_max, begins=deadline.at_most(_SLICE_SECONDS))
 
 
 class AIOConsumer:
@@ -94,6 +99,18 @@ class AIOConsumer:
         if not 0 <= num_messages <= _CONSUME_MAX:
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
         return await self._read(num_messages, timeout)
+
+    async def consume_transaction(
+        self, timeout: float = -1, *, messages_max: int = MESSAGES_MAX
+    ) -> ConsumedTransaction | None:
+        """Return the next committed transaction, or None if none came in time; as `Consumer.consume_transaction`."""
+        deadline = Deadline(check_timeout(timeout))
+        while True:
+            left_seconds = deadline.left_seconds()
+            found = await self._call(self._read_transaction, deadline, messages_max)
+            self._take()
+            if found is not None or left_seconds <= _SLICE_SECONDS:
+                return found
 
     async def subscribe(
         self,
@@ -247,6 +264,13 @@ class AIOConsumer:
             messages = self._consumer.consume(count, timeout)
         with self._taking:
             self._taken += messages
+
+    def _read_transaction(self, deadline: Deadline, messages_max: int) -> ConsumedTransaction | None:
+        found = self._consumer.begun_transaction(deadline, messages_max)
+        if found is not None:
+            with self._taking:
+                self._taken += found.messages
+        return found
 
     def _take(self) -> list[Message]:
         with self._taking:

@@ -398,6 +398,7 @@ _MEANINGFUL: Final = (
     Key("auto.offset.reset", Choice(MappingProxyType(_OFFSET_RESETS)), "latest", _C),
     Key("isolation.level", Choice(_words("read_uncommitted", "read_committed")), "read_committed", _C),
     Key("txnstore.delivery.order", Choice(_words("offset", "commit")), "offset", _C),
+    Key("txnstore.delivery.atomic", Boolean(), False, _C),
     Key("enable.partition.eof", Boolean(), False, _C),
     Key("fetch.min.bytes", Integer(0, _INT32_MAX), 1, _C),
     Key("fetch.wait.max.ms", Integer(0, 300_000), 500, _C),

@@ -69,6 +69,11 @@ def apply_consumer_rules(values: Values, given: Mapping[str, Any], logger: loggi
             "Failed to create consumer: `txnstore.delivery.order=commit` requires `isolation.level=read_committed`:"
             " what is not committed has no place in that order"
         )
+    if values["txnstore.delivery.atomic"] and values["txnstore.delivery.order"] != "commit":
+        raise ConfigurationError(
+            "Failed to create consumer: `txnstore.delivery.atomic=true` requires `txnstore.delivery.order=commit`: in"
+            " offset order a partition may hold back what another one shows"
+        )
     if values["max.poll.interval.ms"] < values["session.timeout.ms"]:
         raise ConfigurationError("Failed to create consumer: `max.poll.interval.ms` must be >= `session.timeout.ms`")
     if values["group.protocol"] == "consumer":

@@ -47,6 +47,8 @@ class ConsumerOptions:
     isolation: IsolationLevel
     positions: Positions
     """How the positions of its order of delivery are numbered."""
+    is_atomic: bool
+    """Whether a transaction comes from all partitions at once."""
     offset_reset: str
     """earliest, latest or error."""
     reports_eof: bool
@@ -95,6 +97,7 @@ def consumer_options(configuration: Configuration) -> ConsumerOptions:
         max_poll_seconds=configuration["max.poll.interval.ms"] / 1000,
         isolation=_ISOLATION_LEVELS[configuration["isolation.level"]],
         positions=Positions(in_commit_order=configuration["txnstore.delivery.order"] == "commit"),
+        is_atomic=configuration["txnstore.delivery.atomic"],
         offset_reset=configuration["auto.offset.reset"],
         reports_eof=configuration["enable.partition.eof"],
         stores_offsets=configuration["enable.auto.offset.store"],

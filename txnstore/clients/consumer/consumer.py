@@ -34,6 +34,7 @@ from txnstore.clients.consumer.events import (
     prefixed,
 )
 from txnstore.clients.consumer.subscription import AssignedPartition
+from txnstore.clients.consumer.whole_transactions import MESSAGES_MAX, ConsumedTransaction, next_transaction
 from txnstore.clients.membership.metadata import format_group_metadata
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.message import Message
@@ -162,6 +163,23 @@ class Consumer:
                     self._core.subscription.give_back(messages)
                 raise
         return messages
+
+    def consume_transaction(
+        self, timeout: float = -1, *, messages_max: int = MESSAGES_MAX
+    ) -> ConsumedTransaction | None:
+        """Return the next committed transaction with its records of all partitions, or None once the time is up.
+
+        A record outside transactions comes by itself.  It needs `txnstore.delivery.atomic=true`.
+
+        Raises:
+            KafkaException: MSG_SIZE_TOO_LARGE: it has more records than `messages_max`; nothing of it was handed out.
+            Exception: as `poll()`, also if an error comes instead of a record.
+        """
+        return self._transaction(Deadline(check_timeout(timeout)), messages_max)
+
+    def _transaction(self, deadline: Deadline, messages_max: int, **rest: Deadline) -> ConsumedTransaction | None:
+        self._check()
+        return next_transaction(self._core, self._gather, deadline, check_count(messages_max), **rest)
 
     def __iter__(self) -> Iterator[Message]:
         """Return an endless iterator over records, and over ends of partitions if `enable.partition.eof` is set.

@@ -20,6 +20,7 @@ from txnstore.clients.callbacks import Callbacks, EventQueue, RepeatedTrouble
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
 from txnstore.clients.consumer.arguments import ConsumerOptions, consumer_options, failure
+from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
 from txnstore.clients.consumer.commits import CommitResult, OffsetCommits
 from txnstore.clients.consumer.events import (
     MESSAGE_INTERVAL_SECONDS,
@@ -87,7 +88,12 @@ class ConsumerCore:
         self._error_reporter = error_reporter(
             self.inbox, callbacks.weakly("error_cb"), self.logger, lambda: self.connection.is_alone
         )
-        self.subscription = Subscription(
+        kind = (
+            partial(AtomicSubscription, on_transaction_end=self.arrived.notify_all)
+            if options.is_atomic
+            else Subscription
+        )
+        self.subscription: Subscription = kind(
             stores_offsets=options.stores_offsets,
             reports_eof=options.reports_eof,
             records_low=options.read_ahead_records,

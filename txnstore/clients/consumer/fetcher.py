@@ -270,6 +270,7 @@ class FetchThread:
             is_wanted = self._is_wanted()
             unresolved = self._subscription.to_resolve(now, is_wanted)
             positions = self._subscription.to_read(now, is_wanted)
+            among = self._subscription.partition_ids
             if self._closing:
                 return
             if not unresolved and not positions:
@@ -290,6 +291,7 @@ class FetchThread:
                 positions,
                 asks_outbox=is_at_end and self._outbox.asks(),
                 waiter=self._waiter if is_at_end else None,
+                among=among,
             )
             self._apply(self._without_held(outcomes))
             if self._reader.outbox_waits:

@@ -7,7 +7,7 @@ A partition that cannot be read does not keep others from being read: what went 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -40,6 +40,7 @@ from txnstore.groups.offsets import CommittedOffsets, read_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordBatch
 from txnstore.log.commit_order import CommitPage, as_begun, fetch_in_commit_order
+from txnstore.log.commit_shares import CommittedShares, read_shares
 from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, Room, fetch
 from txnstore.log.news import read_news, read_news_in_commit_order
 from txnstore.log.topics import Topic
@@ -231,10 +232,12 @@ class PartitionReader:
         records_max: int = PAGE_RECORDS_MAX,
         asks_outbox: bool = False,
         waiter: Waiter | None = None,
+        among: Collection[int] = (),
     ) -> list[ReadOutcome]:
         """Read a page that the partitions share; set `outbox_waits`.
 
-        With a `waiter` all of them had been read to their ends: what is new is asked there first.
+        With a `waiter` all of them had been read to their ends: what is new is asked there first.  Where transactions
+        are handed out whole, the page tells of their shares in the partitions `among`.
 
         Raises:
             TxnStoreError: the database cannot be read at all.
@@ -254,11 +257,12 @@ class PartitionReader:
         try:
             delivered = self._news(wanted, room, waiter) or self._pages(wanted, room, asks_outbox=asks_outbox)
         except _OF_ONE_PARTITION as error:
-            return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
+            return [*outcomes, *self._one_by_one(list(known.values()), records_max, error, among)]
+        shares = self._shares(delivered, among) if self._options.is_atomic else {}
         for partition_id, position in known.items():
             page = delivered[partition_id]
             self.outbox_waits = asks_outbox and page.bounds.outbox_waits
-            outcomes.append(self._delivered(position, page))
+            outcomes.append(self._delivered(position, page, shares.get(partition_id, {})))
         return outcomes
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -298,11 +302,40 @@ class PartitionReader:
 
         return self._read(work)
 
+    def _shares(self, pages: Mapping[int, AnyPage], among: Collection[int]) -> dict[int, Mapping[int, CommittedShares]]:
+        """Return by partition and place the transactions of which the pages hold records."""
+        found: dict[int, Mapping[int, CommittedShares]] = {}
+        wanted: dict[int, list[int]] = {}
+        for partition_id, page in pages.items():
+            assert isinstance(page, CommitPage)
+            # Those that are in no other partition, as far as is known; markers that retention has taken tell nothing.
+            alone = {
+                placed.marker_offset: CommittedShares(placed.batch.producer, {partition_id: placed.marker_offset})
+                for placed in page.batches
+                if placed.marker_offset is not None
+            }
+            found[partition_id] = alone
+            if alone:
+                wanted[partition_id] = sorted(alone)
+        if len(among) <= 1 or not wanted:
+            return found
+
+        def work(connection: Connection) -> dict[int, Mapping[int, CommittedShares]]:
+            return {
+                partition_id: {
+                    **found[partition_id],
+                    **read_shares(connection, partition_id, among, first_place=places[0], last_place=places[-1]),
+                }
+                for partition_id, places in wanted.items()
+            }
+
+        return found | self._read(work)
+
     def _one_by_one(
-        self, positions: Sequence[FetchPosition], records_max: int, error: TxnStoreError
+        self, positions: Sequence[FetchPosition], records_max: int, error: TxnStoreError, among: Collection[int]
     ) -> list[ReadOutcome]:
         if len(positions) > 1:
-            return [outcome for position in positions for outcome in self.read([position])]
+            return [outcome for position in positions for outcome in self.read([position], among=among)]
         (position,) = positions
         if isinstance(error, OffsetOutOfRange):
             return [PositionOutOfRange(position)]
@@ -311,7 +344,7 @@ class PartitionReader:
             return [PartitionFailed(position, None)]
         if records_max > 1:
             # What comes before the damaged batch can be read.
-            return self.read(positions, records_max=1)
+            return self.read(positions, records_max=1, among=among)
         return [PartitionFailed(position, kafka_error_of(error), self._positions.place(position.position))]
 
     def _known(self, positions: Sequence[FetchPosition]) -> tuple[dict[int, FetchPosition], list[ReadOutcome]]:
@@ -404,10 +437,10 @@ class PartitionReader:
         known = self._committed(committed, partition_id)
         return StartResolved(position, start.position, partition_id, known)
 
-    def _delivered(self, position: FetchPosition, page: AnyPage) -> ReadOutcome:
+    def _delivered(self, position: FetchPosition, page: AnyPage, shares: Mapping[int, CommittedShares]) -> ReadOutcome:
         """Return the page as the subscription takes it."""
         if isinstance(page, CommitPage):
-            return PageDelivered(position, self._placed(position, page))
+            return PageDelivered(position, self._placed(position, page, shares))
         end_offset = page.bounds.end(self._options.isolation)
         if end_offset < page.bounds.high_watermark and page.next_offset >= end_offset:
             self._is_held_back = True
@@ -420,7 +453,7 @@ class PartitionReader:
         ]
         return PageDelivered(position, PageRead(chunks, page.next_offset, page.bounds, end_offset))
 
-    def _placed(self, position: FetchPosition, page: CommitPage) -> PageRead:
+    def _placed(self, position: FetchPosition, page: CommitPage, shares: Mapping[int, CommittedShares]) -> PageRead:
         at = self._positions.at
         starts = [at(*placed.start) for placed in page.batches]
         next_position = at(*page.next_position)
@@ -440,6 +473,7 @@ class PartitionReader:
                     start=start,
                     base=at(marker_offset) if is_within else 0,
                     unit=1 if is_within else self._positions.unit,
+                    shares=None if placed.marker_offset is None else shares.get(placed.marker_offset),
                 )
             )
         return PageRead(chunks, next_position, page.bounds, at(page.bounds.high_watermark))

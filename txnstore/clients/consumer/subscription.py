@@ -20,6 +20,7 @@ from txnstore.clients.model.message import Message, RecordSource, RecordTuple, e
 from txnstore.clients.model.topic_partition import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
+from txnstore.log.commit_shares import CommittedShares
 
 #: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
 OFFSET_TAIL_BASE: Final = -2000
@@ -108,6 +109,9 @@ class Chunk:
     base: int = 0
     unit: int = 1
     """Behind a record of the chunk the position is `base + unit * (its offset + 1)`."""
+
+    shares: CommittedShares | None = None
+    """The transaction that its records belong to, where transactions are handed out whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +308,11 @@ class Subscription:
         """Hand out records of the partition again."""
         partition.is_paused = False
         self._make_ready(partition)
+
+    @property
+    def partition_ids(self) -> frozenset[int]:
+        """The partitions among which transactions are to be whole; here each partition is by itself."""
+        return frozenset()
 
     # --- handing out -------------------------------------------------------------------------------------------------
 

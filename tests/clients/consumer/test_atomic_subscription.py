@@ -1,0 +1,415 @@
+"""What a consumer hands out that gets transactions whole, without thread and database: any schedule, any beginning."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pytest
+
+from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
+from txnstore.clients.consumer.positions import Positions
+from txnstore.clients.consumer.subscription import Chunk, FetchPosition, PageRead
+from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.message import NO_MARKER, Message, RecordSource
+from txnstore.log.bounds import Bounds
+from txnstore.log.commit_shares import CommittedShares
+from txnstore.model import ProducerIdentity
+
+POSITIONS = Positions(in_commit_order=True)
+Batch = tuple[int, int, int, CommittedShares | None]
+"""Place, first and last offset, and the transaction."""
+
+
+def records(first: int, last: int):
+    return iter([(offset, 1000, None, b"", ()) for offset in range(first, last + 1)])
+
+
+@dataclass
+class Log:
+    """Partitions in memory; what is committed appears in all of them at once."""
+
+    partition_count: int
+    batches: list[list[Batch]] = field(init=False)
+    ends: list[int] = field(init=False)
+    unit_of: dict[tuple[int, int], object] = field(default_factory=dict)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.batches = [[] for _ in range(self.partition_count)]
+        self.ends = [0] * self.partition_count
+
+    def plain(self, number: int) -> None:
+        end = self.ends[number]
+        self.batches[number].append((end, end, end, None))
+        self.unit_of[number, end] = (number, end)
+        self.ends[number] += 1
+
+    def commit(self, sizes: dict[int, list[int]]) -> None:
+        """Commit a transaction: the sizes of its batches by partition."""
+        self.count += 1
+        places: dict[int, int] = {}
+        first_offsets = {number: self.ends[number] for number in sizes}
+        shares = CommittedShares(ProducerIdentity(self.count, 0), places, first_offsets)
+        for number, batch_sizes in sizes.items():
+            places[number] = self.ends[number] + sum(batch_sizes)
+            for size in batch_sizes:
+                first = self.ends[number]
+                self.ends[number] += size
+                self.batches[number].append((places[number], first, first + size - 1, shares))
+                self.unit_of.update({(number, offset): self.count for offset in range(first, first + size)})
+            self.ends[number] += 1
+
+    def page(self, number: int, position: int, batches_max: int, among: frozenset[int]) -> PageRead:
+        place, within = POSITIONS.pair(position)
+        left = [
+            batch
+            for batch in self.batches[number]
+            if batch[0] > place or (batch[0] == place and (batch[3] is None or batch[2] >= within))
+        ]
+        end = POSITIONS.at(self.ends[number])
+        chosen, rest = left[:batches_max], left[batches_max:]
+        if not batches_max:
+            return PageRead([], position, self._bounds(number), end)
+        next_position = end
+        if rest or (chosen and len(chosen) == batches_max):
+            last = chosen[-1]
+            next_position = POSITIONS.at(last[2] + 1) if last[3] is None else POSITIONS.at(last[0], last[2] + 1)
+        chunks: list[Chunk] = []
+        starts = [self._start(batch, chosen[:index], (place, within)) for index, batch in enumerate(chosen)]
+        for batch, start, behind in zip(chosen, starts, [*starts[1:], next_position], strict=False):
+            chunks.append(self._chunk(number, batch, start, behind, among | {number}))
+        return PageRead(chunks, next_position, self._bounds(number), end)
+
+    def _bounds(self, number: int) -> Bounds:
+        return Bounds(number, 0, self.ends[number], self.ends[number])
+
+    def _start(self, batch: Batch, before: list[Batch], asked: tuple[int, int]) -> int:
+        if batch[3] is None:
+            return POSITIONS.at(batch[0])
+        if before and before[-1][0] == batch[0]:
+            return POSITIONS.at(batch[0], before[-1][2] + 1)
+        return POSITIONS.at(batch[0], asked[1] if not before and asked[0] == batch[0] else 0)
+
+    def _chunk(self, number: int, batch: Batch, start: int, behind: int, among: frozenset[int]) -> Chunk:
+        place, base, last, shares = batch
+        if shares is not None:
+            # Each page tells anew, of the partitions that were asked for.
+            shares = replace(shares, places={at: shares.places[at] for at in sorted(among & shares.places.keys())})
+        first = max(base, POSITIONS.pair(start).offset_in_transaction) if shares else base
+        return Chunk(
+            source=RecordSource("t", number, 1, place if shares else NO_MARKER),
+            open=partial(records, first, last),
+            record_count=last - first + 1,
+            size_bytes=1,
+            first_offset=first,
+            last_offset=last,
+            next_position=behind,
+            start=start,
+            base=POSITIONS.at(place) if shares else 0,
+            unit=1 if shares else POSITIONS.unit,
+            shares=shares,
+        )
+
+
+class Reader:
+    """A consumer of all or some partitions: it reads, and hands out, when it is told to."""
+
+    def __init__(self, log: Log, positions: dict[int, int], *, records_low: int = 6) -> None:
+        self.log = log
+        self.ended = 0
+        self.subscription = AtomicSubscription(
+            on_transaction_end=self._end,
+            stores_offsets=True,
+            reports_eof=False,
+            records_low=records_low,
+            bytes_low=1000,
+            positions=POSITIONS,
+        )
+        self.seen: list[tuple[int, int]] = []
+        for number, position in positions.items():
+            self.subscription.add("t", number, position)
+
+    def _end(self) -> None:
+        self.ended += 1
+
+    def resolve(self) -> None:
+        for position in self.subscription.to_resolve(0.0):
+            self.subscription.resolved(position, position.position, position.partition.number)
+
+    def wanted(self) -> list[FetchPosition]:
+        """What a reader does not wait for: it rests once everything was read to its end."""
+        positions = self.subscription.to_read(0.0)
+        return [] if all(position.partition.is_at_end for position in positions) else positions
+
+    def read(self, batches_max: int, positions: list[FetchPosition] | None = None) -> None:
+        """Read one page, which the partitions share."""
+        pages = []
+        for position in self.subscription.to_read(0.0) if positions is None else positions:
+            number = position.partition.number
+            page = self.log.page(number, position.position, batches_max, self.subscription.partition_ids)
+            batches_max -= len(page.chunks)
+            pages.append((position, page))
+        for position, page in pages:
+            self.subscription.deliver(position, page)
+
+    def take(self, count: int) -> list[Message]:
+        messages: list[Message] = []
+        if count == 1:
+            message = self.subscription.next_message()
+            messages += [] if message is None else [message]
+        else:
+            self.subscription.take(messages, count)
+        self.seen += [(message.partition(), message.offset()) for message in messages]
+        return messages
+
+    def positions(self) -> dict[int, int]:
+        """Where the next reader begins."""
+        return {
+            partition.number: partition.position if partition.position >= 0 else partition.assigned_position
+            for partition in self.subscription
+        }
+
+    def finish(self) -> None:
+        """Read and hand out all that there is, without being told of anything new."""
+        while True:
+            self.resolve()
+            took = self.take(100)
+            wanted = self.wanted()
+            if wanted:
+                self.read(100, wanted)
+            elif not took:
+                return
+
+
+def check(log: Log, seen: list[tuple[int, int]]) -> None:
+    """Each partition in its order, and the records of a transaction one behind the other."""
+    for number, batches in enumerate(log.batches):
+        expected = [offset for _, first, last, _ in batches for offset in range(first, last + 1)]
+        assert [offset for partition, offset in seen if partition == number] == expected
+    runs = [unit for unit, _ in itertools.groupby(seen, key=log.unit_of.__getitem__)]
+    assert len(runs) == len(set(runs)), seen
+
+
+def grow(log: Log, chance: random.Random) -> None:
+    numbers = range(log.partition_count)
+    if chance.random() < 0.3:
+        log.plain(chance.choice(numbers))
+    else:
+        partitions = chance.sample(numbers, chance.randint(1, min(3, log.partition_count)))
+        log.commit({number: [chance.randint(1, 2) for _ in range(chance.randint(1, 3))] for number in partitions})
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_transactions_are_whole_whatever_is_read_when_and_wherever_readers_stop(seed):
+    chance = random.Random(seed)
+    log = Log(chance.randint(2, 4))
+    start = dict.fromkeys(range(log.partition_count), 0)
+    for _ in range(chance.randint(0, 8)):
+        grow(log, chance)
+    reader = Reader(log, start, records_low=chance.choice([1, 4, 20]))
+    seen: list[tuple[int, int]] = []
+    for _ in range(60):
+        step = chance.random()
+        partition = chance.choice(list(reader.subscription))
+        if step < 0.15:
+            grow(log, chance)
+        elif step < 0.5:
+            reader.resolve()
+            reader.read(chance.randint(1, 4))
+        elif step < 0.8:
+            reader.take(chance.randint(1, 3))
+        elif step < 0.87:
+            seen += reader.seen
+            reader = Reader(log, reader.positions(), records_low=chance.choice([1, 4, 20]))
+        elif step < 0.92:
+            reader.subscription.pause(partition)
+        elif step < 0.96:
+            reader.subscription.resume(partition)
+        else:
+            messages = reader.take(2)
+            reader.subscription.give_back(messages)
+            del reader.seen[len(reader.seen) - len(messages) :]
+    for partition in reader.subscription:
+        reader.subscription.resume(partition)
+        # As if something had been committed there.
+        partition.is_at_end = False
+    reader.finish()
+    check(log, seen + reader.seen)
+    assert reader.subscription.transaction is None
+
+
+def test_a_partition_that_is_assigned_later_counts_from_then_on():
+    log = Log(2)
+    log.commit({0: [1], 1: [1]})
+    log.plain(1)
+    for _ in range(2):
+        log.commit({0: [1], 1: [1]})
+    reader = Reader(log, {0: 0})
+    reader.resolve()
+    reader.read(3)
+    reader.take(1)
+    reader.subscription.add("t", 1, POSITIONS.at(2))
+    assert reader.take(5) == []
+    reader.resolve()
+    reader.read(5)
+    reader.read(5)
+    reader.take(2)
+    assert [log.unit_of[at] for at in reader.seen] == [1, (1, 2), 2]
+    assert reader.subscription.transaction is not None
+    # The other partition told of it before this one was assigned.
+    assert set(reader.subscription.transaction.places) == {0, 1}
+    assert reader.ended == 1
+    reader.finish()
+    assert [log.unit_of[at] for at in reader.seen] == [1, (1, 2), 2, 2, 3, 3]
+
+
+def test_what_goes_wrong_with_one_partition_is_told_while_others_wait_for_it():
+    log = Log(2)
+    log.plain(0)
+    log.commit({0: [1], 1: [1]})
+    reader = Reader(log, {0: 0, 1: 0})
+    reader.resolve()
+    one, two = reader.subscription.to_read(0.0)
+    reader.read(2, [one])
+    assert reader.take(2) == []
+    reader.subscription.fail(two, KafkaError(KafkaError._BAD_MSG), 0.0)
+    told = reader.subscription.next_message()
+    assert told is not None
+    assert told.error() is not None
+    # What is in no transaction does not wait any longer.
+    assert len(reader.take(2)) == 1
+    two.partition.retry_at = 0.0
+    reader.finish()
+    assert len(reader.seen) == 3
+
+
+def test_what_goes_wrong_in_the_middle_of_a_transaction_is_told_there():
+    log = Log(2)
+    log.commit({0: [1], 1: [1, 1]})
+    reader = Reader(log, {0: 0, 1: 0})
+    reader.resolve()
+    reader.read(2)
+    assert len(reader.take(3)) == 2
+    _, rest = reader.wanted()
+    reader.subscription.fail(rest, KafkaError(KafkaError._BAD_MSG), 0.0)
+    told = reader.subscription.next_message()
+    assert told is not None
+    assert told.error() is not None
+    rest.partition.retry_at = 0.0
+    reader.finish()
+    assert (len(reader.seen), reader.ended) == (3, 1)
+
+
+def test_a_transaction_of_which_a_partition_is_taken_away_goes_on_and_does_not_count_as_whole():
+    log = Log(2)
+    log.plain(0)
+    log.commit({0: [1, 1], 1: [1]})
+    for takes_away in (False, True):
+        reader = Reader(log, {0: 0, 1: 0})
+        reader.resolve()
+        reader.read(10)
+        reader.take(1)
+        reader.take(1)
+        transaction = reader.subscription.handed_out
+        assert transaction is reader.subscription.transaction is not None
+        assert reader.seen == [(0, 0), (1, 0)]
+        if takes_away:
+            reader.subscription.remove("t", 0)
+        else:
+            reader.take(1)
+            assert reader.subscription.handed_out is transaction
+        reader.finish()
+        assert len(reader.seen) == (2 if takes_away else 4)
+        assert (reader.subscription.completed is transaction) is not takes_away
+        assert reader.ended == 1
+
+
+def test_a_transaction_that_is_interrupted_at_its_last_record_ends_all_the_same():
+    log = Log(3)
+    log.commit({0: [1], 1: [2]})
+    reader = Reader(log, {0: 0, 1: 0, 2: 0})
+    reader.resolve()
+    reader.read(10)
+    assert len(reader.take(2)) == 2
+    partition = reader.subscription.find("t", 2)
+    assert partition is not None
+    reader.subscription.seek(partition, 0)
+    assert reader.take(1) == []
+    reader.finish()
+    assert (len(reader.seen), reader.ended) == (3, 1)
+
+
+def test_a_transaction_of_which_the_rest_is_not_read_yet_comes_before_another_one_after_a_seek():
+    log = Log(2)
+    log.commit({0: [1, 1]})
+    log.commit({1: [1]})
+    reader = Reader(log, {0: 0, 1: 0})
+    reader.resolve()
+    one, two = reader.subscription.to_read(0.0)
+    reader.read(1, [one])
+    reader.read(1, [two])
+    assert len(reader.take(1)) == 1
+    assert reader.seen == [(0, 0)]
+    reader.subscription.seek(two.partition, 0)
+    reader.resolve()
+    _, two = reader.subscription.to_read(0.0)
+    reader.read(1, [two])
+    assert reader.take(1) == []
+    reader.finish()
+    assert reader.seen == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_of_what_is_given_back_that_comes_first_which_began_before():
+    log = Log(2)
+    log.plain(1)
+    log.commit({0: [1, 1]})
+    log.commit({1: [1]})
+    log.plain(0)
+    reader = Reader(log, {1: 0, 0: 0})
+    reader.resolve()
+    reader.read(10)
+    reader.take(2)
+    given_back = reader.take(3)
+    assert reader.seen[-3:] == [(0, 1), (1, 1), (0, 3)]
+    del reader.seen[-3:]
+    reader.subscription.give_back(given_back)
+    reader.finish()
+    assert sorted(reader.seen) == [(0, 0), (0, 1), (0, 3), (1, 0), (1, 1)]
+    assert reader.seen[2] == (0, 1)
+
+
+def test_a_partition_that_is_paused_from_the_beginning_keeps_nothing_from_others_but_what_it_shares():
+    log = Log(2)
+    log.plain(0)
+    log.commit({1: [1]})
+    log.commit({0: [1], 1: [1]})
+    reader = Reader(log, {0: 0, 1: 0})
+    partition = reader.subscription.find("t", 1)
+    assert partition is not None
+    reader.subscription.pause(partition)
+    reader.finish()
+    assert reader.seen == [(0, 0)]
+    reader.subscription.resume(partition)
+    assert len(reader.take(1)) == 1
+    reader.subscription.pause(partition)
+    # It has been read, and nothing of it is begun.
+    assert reader.take(1) == []
+    reader.subscription.resume(partition)
+    reader.finish()
+    assert reader.seen == [(0, 0), (1, 0), (0, 1), (1, 2)]
+
+
+def test_who_had_read_everything_reads_again_what_another_partition_tells_of():
+    log = Log(2)
+    reader = Reader(log, {0: 0, 1: 0})
+    reader.finish()
+    assert reader.wanted() == []
+    log.commit({0: [1], 1: [1]})
+    one, two = reader.subscription.to_read(0.0)
+    reader.read(10, [one])
+    assert [position.partition for position in reader.wanted()] == [one.partition, two.partition]
+    reader.finish()
+    assert len(reader.seen) == 2
