@@ -57,6 +57,7 @@ CONSUMER_CALLS = {
     "poll": lambda consumer: consumer.poll(),
     "consume": lambda consumer: consumer.consume(5),
     "__iter__": lambda consumer: next(iter(consumer)),
+    "consume_transaction": lambda consumer: consumer.consume_transaction(0),
     "subscribe": lambda consumer: consumer.subscribe([TOPIC]),
     "unsubscribe": lambda consumer: consumer.unsubscribe(),
     "memberid": lambda consumer: consumer.memberid(),

@@ -1,10 +1,10 @@
-"""Growth: the curves have all their points on both databases, and drawings change only with the figures."""
+"""Growth and delays: curves have all their points on both databases, and drawings change only with the figures."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from scripts import bench_growth
+from scripts import bench_growth, bench_open
 from scripts.comparison.figures import Figure, rows_of
 from scripts.comparison.plots import draw_rows
 from scripts.comparison.sides import KAFKA, OURS, POSTGRESQL, SQLITE, Side
@@ -34,6 +34,18 @@ def test_each_thing_that_grows_has_all_figures_at_all_sizes(url: str, tmp_path: 
         "growth-partitions.svg",
         "growth-records.svg",
     ]
+
+
+def test_records_beside_an_open_transaction_wait_for_it_in_offset_order(url: str, tmp_path: Path) -> None:
+    found = bench_open.run([side_of(url)], bench_open.arguments().parse_args(["--seconds", "0.3"]))
+    assert [(each.order, each.is_open) for each in found] == [
+        (order, is_open) for order in (bench_open.OFFSET, bench_open.COMMIT) for is_open in (False, True)
+    ]
+    assert all(each.by_seconds for each in found)
+    _, waited_ms = found[1].by_seconds[0]
+    assert waited_ms >= 300
+    bench_open.draw(found, tmp_path)
+    assert [file.name for file in tmp_path.glob("*.svg")] == ["open.svg"]
 
 
 def test_drawings_change_only_with_the_figures(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ LOOKS = 24
 #: What everybody does at the least meanwhile, and how long that may take.
 STEPS = 12
 PATIENCE_SECONDS = 120.0
+#: How far each of them may get ahead of whoever looks, so that there is no more to look at on a slow machine.
+STEPS_OF_A_LOOK = 40
 ORDERS = {"retention.bytes": "4000"}
 STATES = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "50"}
 
@@ -33,6 +35,7 @@ class AtWork:
     def __init__(self, url, seed):
         self.url, self.seed = url, seed
         self.stop = threading.Event()
+        self.looks = 0
         self.steps = dict.fromkeys((self.send, self.transact, self.read, self.put_in_outbox, self.maintain), 0)
         self.failures = []
         self.threads = [threading.Thread(target=self.run, args=(work,)) for work in self.steps]
@@ -41,6 +44,8 @@ class AtWork:
         try:
             for _ in work(random.Random(self.seed)):
                 self.steps[work] += 1
+                while self.steps[work] >= STEPS_OF_A_LOOK * (self.looks + 1) and not self.stop.wait(0.01):
+                    pass
                 if self.stop.is_set():
                     break
         except BaseException as error:
@@ -112,15 +117,15 @@ def test_beside_clients_at_work_nothing_is_wrong(txnstore_url):
         store = cluster.controller
         store.write(lambda connection: create_topic(connection, "orders", partition_count=2, config=ORDERS))
         store.write(lambda connection: create_topic(connection, "states", config=STATES))
-        clients, watch, looks = AtWork(txnstore_url, seed), Watch(), 0
+        clients, watch = AtWork(txnstore_url, seed), Watch()
         for thread in clients.threads:
             thread.start()
         try:
-            while looks < LOOKS or min(clients.steps.values()) < STEPS:
+            while clients.looks < LOOKS or min(clients.steps.values()) < STEPS:
                 assert not clients.failures, f"seed {seed}"
-                found = verify(cluster, watch=watch if looks % 4 else None)
-                assert not found, "\n".join([f"seed {seed}, look {looks}", *map(str, found)])
-                looks += 1
+                found = verify(cluster, watch=watch if clients.looks % 4 else None)
+                assert not found, "\n".join([f"seed {seed}, look {clients.looks}", *map(str, found)])
+                clients.looks += 1
         finally:
             clients.stop.set()
             for thread in clients.threads:

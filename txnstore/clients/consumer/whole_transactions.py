@@ -56,7 +56,12 @@ def next_transaction(
     core.look_for_database()
     while True:
         messages: list[Message] = []
-        gather(messages, 1, begins or deadline)
+        try:
+            gather(messages, 1, begins or deadline)
+        except BaseException:
+            with core.arrived:
+                subscription.give_back(messages)
+            raise
         if not messages:
             return None
         if _is_record(messages[0]):
