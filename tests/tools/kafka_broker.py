@@ -158,7 +158,9 @@ class KafkaBroker:
 
     def _format(self) -> None:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        process = self._launch("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._settings))
+        # In one word: an id may begin with a dash.
+        of_cluster = f"--cluster-id={cluster_id}"
+        process = self._launch("kafka.tools.StorageTool", "format", of_cluster, "-c", str(self._settings))
         try:
             code = process.wait(_START_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
