@@ -70,8 +70,8 @@ def crash(consumer):
 
 def test_the_application_is_told_of_its_partitions_when_it_polls_and_when_it_closes(two, make_consumer, listener, log):
     consumer = make_consumer({"client.id": "worker"})
-    listener.subscribe(consumer, "t")
     assert consumer.memberid() is None
+    listener.subscribe(consumer, "t")
     assert sorted(texts(consumer.consume(2, PATIENCE_SECONDS))) == [b"0", b"1"]
     assert listener.taken() == [told("on_assign", 0, 1)]
     assert [(tp.partition, tp.offset) for tp in consumer.assignment()] == [(0, -1000), (1, -1000)]
