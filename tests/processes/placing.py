@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from tests.tools.workload import Job
@@ -22,9 +23,18 @@ SETTINGS = {
 
 def copy(job: Job, pipe: Connection) -> None:
     """Copy for ever; tell of each record once it is committed."""
+    _copy(job, pipe, {})
+
+
+def copy_whole(job: Job, pipe: Connection) -> None:
+    """Copy for ever, each transaction from all of its partitions at once; tell of each record once it is committed."""
+    _copy(job, pipe, {"txnstore.delivery.atomic": True})
+
+
+def _copy(job: Job, pipe: Connection, more: Mapping[str, object]) -> None:
     # A transaction is larger than a page.
     vars(commit_order)["PAGE_BATCHES_MAX"] = 2
-    consumer = Consumer({"bootstrap.servers": job.url, **SETTINGS})
+    consumer = Consumer({"bootstrap.servers": job.url, **SETTINGS, **more})
     consumer.subscribe(["in"])
     producer = Producer({"bootstrap.servers": job.url, "transactional.id": "placing"})
     producer.init_transactions(PATIENCE_SECONDS)

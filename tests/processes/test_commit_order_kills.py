@@ -1,13 +1,15 @@
-"""A worker in commit order that is killed again and again in the middle of a transaction: each record comes once."""
+"""A worker in commit order that is killed again and again within transactions: each record comes once, in its place."""
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
-from tests.clients.consumer.log_writer import LogWriter
-from tests.processes.placing import PATIENCE_SECONDS, copy
+from tests.clients.consumer.log_writer import LogWriter, eventually
+from tests.clients.steps import read_to_end, values
+from tests.processes.placing import PATIENCE_SECONDS, copy, copy_whole
 from tests.tools.workload import Job
 from txnstore import Consumer, TopicPartition
 
@@ -52,3 +54,44 @@ def test_who_is_killed_within_a_transaction_is_followed_by_one_that_goes_on_ther
         reader.assign([TopicPartition("out", 0, 0)])
         found = [message.value() for message in reader.consume(len(expected) + 1, 2.0)]
     assert found == expected
+
+
+@pytest.mark.slow
+def test_who_is_killed_within_a_transaction_of_two_partitions_is_followed_by_one_that_ends_it_first(
+    url, txnstore_open, tmp_path, processes, wait_for
+):
+    log = LogWriter(txnstore_open(url, clock=None))
+    log.topic("in", partition_count=2)
+    log.topic("out")
+    foreign = log.transaction()
+    foreign.write("in", 0, b"foreign 0")
+    expected = {b"foreign": [b"foreign 0", b"foreign 1"]}
+    for number in range(LONG):
+        both = log.transaction()
+        # What is in one partition alone comes next there while the other one has the rest of the one before.
+        log.write("in", number % 2, b"plain-%d" % number)
+        expected[b"plain-%d" % number] = [b"plain-%d" % number]
+        records = [(partition, b"%d %d%c" % (number, partition, letter)) for partition in (0, 1) for letter in b"ab"]
+        for partition, value in records[:: -1 if number % 2 else 1]:
+            both.write("in", partition, value)
+        both.end(commit=number % 4 != 3)
+        if number % 4 != 3:
+            expected[b"%d" % number] = sorted(value for _, value in records)
+    foreign.write("in", 1, b"foreign 1")
+    foreign.end(commit=True)
+
+    chance, count = random.Random(11), sum(map(len, expected.values()))
+    for life in range(1, KILLS + 2):
+        process, pipe = processes.start_with_pipe(copy_whole, Job(url, tmp_path, "placing", life, {}))
+        if life > KILLS:
+            eventually(lambda: len(read_to_end(url, "out")) >= count)
+        else:
+            for _ in range(chance.choice([1, 2, 3, 5])):
+                assert wait_for([pipe, process], PATIENCE_SECONDS) == [pipe]
+                pipe.recv()
+        processes.kill(process)
+    found = [value for value in values(read_to_end(url, "out")) if value is not None]
+    # Each comes in one piece, whoever was killed within it, and once.
+    pieces = [(name, sorted(piece)) for name, piece in itertools.groupby(found, lambda value: value.split()[0])]
+    assert dict(pieces) == expected
+    assert len(pieces) == len(expected)
