@@ -6,6 +6,8 @@ import inspect
 import itertools
 import sys
 import threading
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import txnstore
 from tests.clients.callers import calling, ledger_of, make_ledger
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
 from txnstore import KafkaError, Producer
+from txnstore.clients.producer.enlistment import Enlistment
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 TOPIC = "orders"
@@ -138,6 +141,42 @@ def test_an_enlisted_transaction_that_is_interrupted_anywhere_can_be_ended_and_t
     entries = ledger_of(bank)
     assert sorted(value.decode() for value in values(read_to_end(bank, TOPIC)) if value) == sorted(entries)
     assert {f"next {number}" for number in range(1, at + 1)} <= set(entries)
+
+
+def test_a_commit_that_is_settled_as_it_is_asked_for_again_is_done(bank, monkeypatch):
+    may_settle = threading.Event()
+    ask, commit = Enlistment._ask, Enlistment._commit_enlisted
+
+    def interrupted(enlistment, ending, deadline):
+        ask(enlistment, ending, deadline)
+        enlistment._progress.submit(partial(may_settle.wait, PATIENCE_SECONDS))
+        raise KeyboardInterrupt
+
+    def settled(enlistment, deadline, writers):
+        may_settle.set()
+        enlistment._progress.work.result(PATIENCE_SECONDS)
+        return commit(enlistment, deadline, writers)
+
+    with closing(Producer({"bootstrap.servers": bank, "transactional.id": "anna"})) as producer:
+        producer.init_transactions(PATIENCE_SECONDS)
+        with calling(bank, "core") as caller:
+            producer.begin_transaction()
+            producer.enlist(caller.given)
+            caller.write("first")
+            producer.produce(TOPIC, "first", partition=0)
+            monkeypatch.setattr(Enlistment, "_ask", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                producer.commit_transaction(PATIENCE_SECONDS)
+            monkeypatch.setattr(Enlistment, "_commit_enlisted", settled)
+            producer.commit_transaction(PATIENCE_SECONDS)
+            monkeypatch.undo()
+            producer.begin_transaction()
+            producer.enlist(caller.given)
+            caller.write("next")
+            producer.produce(TOPIC, "next", partition=0)
+            producer.commit_transaction(PATIENCE_SECONDS)
+    found = [value.decode() for value in values(read_to_end(bank, TOPIC)) if value]
+    assert found == ["first", "next"] == sorted(ledger_of(bank))
 
 
 @pytest.mark.slow

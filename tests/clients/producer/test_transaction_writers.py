@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, time_out, values
 from txnstore import KafkaError, Producer
 from txnstore.aio import AIOProducer
+from txnstore.clients.producer import progress
 from txnstore.transactions.recovery import abort_by_administrator
 from txnstore.transactions.tokens import TransactionToken
 
@@ -78,6 +80,27 @@ def test_the_committer_names_who_counts(url, producer, token, make_writer, seen)
     other.report_writer(PATIENCE_SECONDS)
     producer.commit_transaction(writers=[named.report_writer(PATIENCE_SECONDS)])
     assert seen() == ["named"]
+
+
+def test_a_commit_that_names_writers_is_taken_up_again_once_it_is_done(
+    url, producer, token, make_writer, seen, monkeypatch
+) -> None:
+    writer = make_writer(token)
+    writer.produce(TOPIC, "a", partition=0)
+    writers = [writer.report_writer(PATIENCE_SECONDS)]
+    started: list[Future[Any]] = []
+
+    def is_left(work, wait_seconds):
+        started.append(work)
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "result_within", is_left)
+        error = error_of(lambda: producer.commit_transaction(0.0, writers=writers))
+    assert (error.code(), error.retriable()) == (KafkaError._TIMED_OUT, True)
+    started[0].result(PATIENCE_SECONDS)
+    producer.commit_transaction(PATIENCE_SECONDS, writers=writers)
+    assert seen() == ["a"]
 
 
 def test_an_abort_aborts_what_writers_wrote(url, producer, token, make_writer, seen) -> None:

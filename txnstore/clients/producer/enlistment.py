@@ -438,8 +438,11 @@ class Enlistment:
 
     def _commit_enlisted(self, deadline: Deadline, writers: Collection[int] | None) -> Exception | None:
         """Take the commit as far as it goes until the deadline; return what a hook of the application's raised."""
-        enlisted = self._enlisted
-        ending = self._ending
+        enlisted, ending, work = self._enlisted, self._ending, self._progress.work
+        if ending is None and work is not None:
+            # A call before this one has left it to the sender's thread, which has settled it just now.
+            self._wait_until(work, deadline)
+            return None
         if ending is None:
             assert enlisted is not None
             ending = self._begin_ending(enlisted, writers)

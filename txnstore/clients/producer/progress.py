@@ -158,7 +158,8 @@ class TransactionProgress:
 
     def check_writers(self, writers: Collection[int] | None) -> None:
         """Refuse a commit that names writers of a transaction that nobody could join."""
-        if writers and not self.has_token:
+        # One that is taken up again was checked when it began, and may have been done since.
+        if writers and not self.has_token and self.current is not TransactionCall.COMMIT:
             reason = (
                 "no writer has joined this transaction: transaction_token() lets others join; nothing was committed"
             )
