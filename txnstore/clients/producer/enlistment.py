@@ -382,8 +382,10 @@ class Enlistment:
 
     def let_go(self) -> None:
         """Give the connection back to its owner, as it is."""
-        if self._enlisted is not None:
-            self._enlisted.taken.let_go()
+        # Read once: the sender's thread may take note of the end meanwhile.
+        enlisted = self._enlisted
+        if enlisted is not None:
+            enlisted.taken.let_go()
 
     def release(self) -> None:
         """Take note that the transaction has ended."""
