@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from txnstore import KafkaException, Producer
 from txnstore.db.backend import Durability, Limits
 from txnstore.db.opening import open_store
+from txnstore.db.statements import run_on_driver
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
 
@@ -175,3 +177,32 @@ def test_every_connection_of_a_sqlite_store_waits_for_the_disk(txnstore_sqlite_u
         ask = "PRAGMA synchronous"
         assert store.write(lambda connection: connection.exec_driver_sql(ask).scalar_one()) == 2
         assert store.read(lambda connection: connection.exec_driver_sql(ask).scalar_one()) == 2
+
+
+def synchronous(connection):
+    return connection.exec_driver_sql("PRAGMA synchronous").scalar_one()
+
+
+@pytest.mark.parametrize("end", ["as usual", "by an error", "by an interrupt"])
+def test_who_need_not_wait_for_the_disk_leaves_the_next_one_waiting(txnstore_sqlite_url, monkeypatch, end):
+    """Also on the same connection, whatever became of it."""
+    with open_store(txnstore_sqlite_url, pool_size=1) as store:
+        unwaited = replace(store.limits, waits_for_disk=False)
+        assert store.write(synchronous, limits=unwaited) == 1
+        if end == "by an error":
+            with pytest.raises(ZeroDivisionError):
+                store.write(lambda _: 1 / 0, limits=unwaited)
+        elif end == "by an interrupt":
+            assert store.write(synchronous) == 2
+
+            def interrupted(connection, text, *arguments):
+                run_on_driver(connection, text, *arguments)
+                if text == "PRAGMA synchronous = NORMAL":
+                    raise KeyboardInterrupt
+
+            with monkeypatch.context() as patched:
+                patched.setattr("txnstore.db.sqlite.backend.run_on_driver", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    store.write(synchronous, limits=unwaited)
+        assert store.write(synchronous) == 2
+        assert store.write(synchronous, limits=unwaited) == 1

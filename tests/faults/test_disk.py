@@ -10,6 +10,7 @@ import stat
 import subprocess
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,12 @@ class TestWithoutSharedMemory:
             connection.execute("BEGIN")
             connection.execute("SELECT count(*) FROM txnstore_topics").fetchone()
             yield connection
+
+    def test_every_commit_waits_for_the_disk(self, orders):
+        """The file itself is at risk, and clients may be on other machines."""
+        limits = replace(orders.store.limits, waits_for_disk=False)
+        ask = "PRAGMA synchronous"
+        assert orders.store.write(lambda connection: connection.exec_driver_sql(ask).scalar_one(), limits=limits) == 2
 
     def test_a_commit_that_is_held_up_for_too_long_is_not_done(self, orders, reader):
         with pytest.raises(StoreBusy, match="committing"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import _sqlite3
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
@@ -73,6 +73,8 @@ class FailingDisk:
         """Use `install` instead."""
         #: Whether what was written cannot be made durable from now on.
         self.syncs_fail = False
+        #: Called whenever what was written has become durable.
+        self.when_synced: Callable[[], object] = lambda: None
         #: Whether nothing can be written from now on.
         self.writes_fail = False
         #: Whether files that are opened from now on have no shared memory, as on some network file systems.
@@ -113,7 +115,15 @@ class FailingDisk:
     def _failing(self, original: _Methods) -> _Methods:
         sync, write = _Sync(original.sync), _Write(original.write)
         failing = _Methods.from_buffer_copy(original)
-        failing_sync = _Sync(lambda file, flags: _IOERR_FSYNC if self.syncs_fail else sync(file, flags))
+
+        def sync_unless_failing(file: int, flags: int) -> int:
+            if self.syncs_fail:
+                return _IOERR_FSYNC
+            code: int = sync(file, flags)
+            self.when_synced()
+            return code
+
+        failing_sync = _Sync(sync_unless_failing)
         failing_write = _Write(
             lambda file, data, size, offset: _IOERR_WRITE if self.writes_fail else write(file, data, size, offset)
         )

@@ -81,6 +81,10 @@ class Limits:
     durability: Durability = Durability.FULL
     """What a commit has outlived when it returns, also one on a connection that a producer has enlisted."""
 
+    waits_for_disk: bool = True
+    """Whether a commit waits for the disk where the loss of power ends all clients as well (SQLite); one that does not
+    is as lasting as the next one that does. On PostgreSQL each waits."""
+
     on_unavailable: Callable[[StoreUnavailable], None] | None = field(default=None, compare=False)
     """Hears of each try for which the database was away, while it is still being tried again."""
 

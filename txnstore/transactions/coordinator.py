@@ -212,11 +212,13 @@ class TransactionCoordinator:
         sent: SentOffsets,
         *,
         has_begun: bool = True,
+        is_lasting: bool = True,
         retry_timeout_ms: int | None = None,
     ) -> None:
         """Let the producer's transaction hold consumed offsets of a group, which begins it if nothing else did.
 
-        Safe to repeat after `OutcomeUnknown`.  `has_begun`: something of it is in the store already, or may be.
+        Safe to repeat after `OutcomeUnknown`.  `has_begun`: something of it is in the store already, or may be.  What
+        is not `is_lasting` may be gone after a loss of power that has ended the producer as well.
 
         Raises:
             InvalidRequest: see `check_transactional_id`.
@@ -230,7 +232,9 @@ class TransactionCoordinator:
             remote.send_offsets(sent)
             return
 
-        if not has_begun and self._send_at_once(transactional_id, producer, sent, retry_timeout_ms):
+        if not has_begun and self._send_at_once(
+            transactional_id, producer, sent, retry_timeout_ms, is_lasting=is_lasting
+        ):
             return
 
         def work(connection: Connection) -> None:
@@ -364,21 +368,32 @@ class TransactionCoordinator:
         return None if places is None else whole.ended(places)
 
     def _send_at_once(
-        self, transactional_id: str, producer: ProducerIdentity, sent: SentOffsets, retry_timeout_ms: int | None
+        self,
+        transactional_id: str,
+        producer: ProducerIdentity,
+        sent: SentOffsets,
+        retry_timeout_ms: int | None,
+        *,
+        is_lasting: bool,
     ) -> bool:
         """Begin a transaction with these offsets at once; False: nothing was changed, go the general way."""
         if not self.store.commits_whole or several(self.cluster) is not None:
             return False
         whole = WholeRequest(transactional_id, producer, (), [sent], stays_open=True)
-        return whole.is_usual() and self._write_whole(whole, retry_timeout_ms) is not None
+        return whole.is_usual() and self._write_whole(whole, retry_timeout_ms, is_lasting=is_lasting) is not None
 
-    def _write_whole(self, whole: WholeRequest, retry_timeout_ms: int | None) -> list[int] | None:
+    def _write_whole(
+        self, whole: WholeRequest, retry_timeout_ms: int | None, *, is_lasting: bool = True
+    ) -> list[int] | None:
         """Write it by the database's function, or by statements; None: nothing was changed."""
         if self.store.has_commit_function:
             return self.store.commit_whole(whole.transaction(), retry_timeout_ms=retry_timeout_ms)
         try:
             return self.store.write(
-                lambda connection: write_whole(connection, whole), wakes_readers=True, retry_timeout_ms=retry_timeout_ms
+                lambda connection: write_whole(connection, whole),
+                wakes_readers=True,
+                retry_timeout_ms=retry_timeout_ms,
+                limits=None if is_lasting else replace(self.store.limits, waits_for_disk=False),
             )
         except UnusualError:
             return None

@@ -301,14 +301,16 @@ class TransactionOffsets:
     All but `linger` and `stop_lingering` are for the sender's thread.
     """
 
-    def __init__(self, progress: TransactionProgress) -> None:
-        """Begin without any."""
+    def __init__(self, progress: TransactionProgress, *, outlives_producer: bool = False) -> None:
+        """Begin without any; `outlives_producer` says whether somebody else may commit what this producer began."""
         self.hold_until_commit = False
         """Whether they all wait for the commit, which nothing else may come before."""
         self._progress = progress
         self._sender = progress.sender
         self.sent: dict[str, SentOffsets] = {}
         """Those that wait, by group."""
+        # What nobody can commit any more need not be there any more.
+        self._is_lasting = outlives_producer
         #: The groups of which the store holds offsets.
         self._written_group_ids: set[str] = set()
         #: By group, whose offsets the last transaction has committed: its next ones are checked by their commit alone.
@@ -431,6 +433,7 @@ class TransactionOffsets:
                 session.identity,
                 sent,
                 has_begun=session.has_begun,
+                is_lasting=self._is_lasting,
                 retry_timeout_ms=TRY_TIMEOUT_MS,
             )
         )

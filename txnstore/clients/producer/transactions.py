@@ -61,7 +61,7 @@ class ProducerTransactions:
         self._progress = progress
         self._lock = progress.lock
         self._sender = progress.sender
-        self._offsets = TransactionOffsets(progress)
+        self._offsets = TransactionOffsets(progress, outlives_producer=two_phase_commit)
         self._branches = EnlistedBranches(progress)
         self._enlistment = Enlistment(progress, self._offsets, self._branches)
         #: Whether anything was ever enlisted: until then nothing but the log is asked.

@@ -31,6 +31,7 @@ from txnstore.db.sqlite.connections import (
     SQLiteConnection,
     close_before_fork,
     connect,
+    set_wait_for_disk,
 )
 from txnstore.db.sqlite.waiter import FileWaiter
 from txnstore.db.statements import run_on_driver
@@ -180,9 +181,15 @@ class SQLiteBackend:
         A deferred transaction that turns to writing after somebody else's commit fails with BUSY_SNAPSHOT, whatever
         the time it waits.
         """
-        del limits  # the write lock is held for one short transaction of a process on this machine
         driver = _driver_connection(connection)
         if access is Access.WRITE:
+            # Without a log the file itself is at risk. Other limits are for nobody: the write lock is held for one
+            # short transaction of a process on this machine.
+            waits_for_disk = limits.waits_for_disk or not driver.is_in_wal_mode
+            if driver.waits_for_disk is not waits_for_disk:
+                driver.waits_for_disk = None
+                run_on_driver(connection, set_wait_for_disk(waits=waits_for_disk))
+                driver.waits_for_disk = waits_for_disk
             driver.wait_in_line()
             run_on_driver(connection, "BEGIN IMMEDIATE")
             driver.enter_line()

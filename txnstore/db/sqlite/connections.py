@@ -77,6 +77,10 @@ class SQLiteConnection(sqlite3.Connection):
         """Open the file at `path`; see `connect`."""
         super().__init__(path, **options)
         self.path = path
+        self.is_in_wal_mode = False
+        """Whether it has a write-ahead log, which all of its clients share in the memory of one machine."""
+        self.waits_for_disk: bool | None = None
+        """Whether its commits wait for the disk; None: nobody knows."""
         self.is_in_ours = False
         """Whether a database transaction of ours is open, unless SQLite has rolled it back by itself."""
 
@@ -166,12 +170,13 @@ def close_before_fork(holder: Holder, let_go: Callable[[Holder], None]) -> None:
         _holders[holder] = let_go
 
 
-def _configure(connection: sqlite3.Connection) -> None:
+def _configure(connection: SQLiteConnection) -> None:
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
     if mode != "wal":
-        connection.execute("PRAGMA journal_mode = WAL")
-    # FULL: an acknowledged commit survives the loss of power; NORMAL does not promise that in WAL mode.
-    connection.execute("PRAGMA synchronous = FULL")
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    connection.is_in_wal_mode = mode == "wal"
+    connection.execute(set_wait_for_disk(waits=True))
+    connection.waits_for_disk = True
     # The store decides when the WAL is moved into the file: see `Checkpointer`.
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     # Its file keeps so much space: a commit that writes to space there is waits less for the disk than one that makes
@@ -180,6 +185,15 @@ def _configure(connection: sqlite3.Connection) -> None:
     # A file from a stranger may hold views and triggers that call functions; those must have no effects.
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
+
+
+def set_wait_for_disk(*, waits: bool) -> str:
+    """Return the statement, outside of database transactions, after which commits wait for the disk or do not.
+
+    FULL: an acknowledged commit survives the loss of power.  NORMAL does not promise that in WAL mode: it lasts from
+    the next one on that is waited for, by whichever connection, or the next checkpoint.
+    """
+    return f"PRAGMA synchronous = {'FULL' if waits else 'NORMAL'}"
 
 
 def _file_at(path: str) -> tuple[int, int]:
