@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import select
 
 from tests.tools.interleaving import before_statements, before_transactions, explore
+from txnstore.db.schema import group_offsets, groups
 from txnstore.groups.coordinator import join
 from txnstore.groups.group import MemberDetails, Report
-from txnstore.groups.offsets import commit_offsets, read_offsets
+from txnstore.groups.offsets import commit_offsets, commit_offsets_at_once, read_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.transaction import SentOffsets
@@ -17,15 +19,33 @@ pytestmark = pytest.mark.slow_on_postgresql
 PLAIN, PENDING = 5, 10
 
 
+def commit_as_consumers_do(store, committer, offsets, *, at_once):
+    """Commit by one statement where there is one, if told; else by several."""
+    if not (at_once and commit_offsets_at_once(store, committer, offsets)):
+        store.write(lambda connection: commit_offsets(connection, committer, offsets))
+
+
+def last_word_of(connection, group_id):
+    """Return the offset that has the number of the group's last commit."""
+    this = (groups.c.group_id == group_id, group_offsets.c.group_id == group_id)
+    is_last = group_offsets.c.commit_number == groups.c.commit_number
+    return connection.execute(select(group_offsets.c.committed_offset).where(*this, is_last)).scalar()
+
+
 @pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("by_statement", [False, True])
-def test_of_a_plain_offset_commit_and_one_in_a_transaction_the_later_one_holds(world, in_turn, commit, by_statement):
+def test_of_a_plain_offset_commit_and_one_in_a_transaction_the_later_one_holds(
+    world, in_turn, commit, at_once, by_statement
+):
     def make():
         setting = world.setting(partition_count=1)
         partition_id = setting.partitions["p0"]
         identity = setting.producer("producer", world.first).init()
         coordinator = TransactionCoordinator(world.first)
         committer = GroupMembership(f"group-{setting.topic}")
+        # The group is known: the first commit of a new one goes the general way.
+        world.observer.write(lambda connection: commit_offsets(connection, committer, {}))
         # The later word is the one whose database transaction came later: its number in the group says which.
         order = []
 
@@ -36,7 +56,7 @@ def test_of_a_plain_offset_commit_and_one_in_a_transaction_the_later_one_holds(w
 
         def commit_plainly():
             offsets = {partition_id: OffsetAndMetadata(PLAIN)}
-            world.second.write(lambda connection: commit_offsets(connection, committer, offsets))
+            commit_as_consumers_do(world.second, committer, offsets, at_once=at_once)
             order.append(PLAIN)
 
         def later_word_holds(finished):
@@ -46,7 +66,13 @@ def test_of_a_plain_offset_commit_and_one_in_a_transaction_the_later_one_holds(w
                 lambda connection: read_offsets(connection, committer.group_id, [partition_id])
             )
             assert not committed.unstable
-            assert committed.offsets[partition_id].offset == (order[-1] if commit else PLAIN)
+            found = committed.offsets[partition_id].offset
+            if commit:
+                assert found == world.observer.read(lambda connection: last_word_of(connection, committer.group_id))
+            if not (at_once and by_statement):
+                # One statement that waits is done with the COMMIT that it waits for: nobody knows who of them is told
+                # first.
+                assert found == (order[-1] if commit else PLAIN)
 
         return setting.scenario(
             {
@@ -68,7 +94,8 @@ def test_of_a_plain_offset_commit_and_one_in_a_transaction_the_later_one_holds(w
         assert explore(make, stops=before_transactions).orders == 3
 
 
-def test_a_simple_commit_that_waited_for_the_first_member_is_refused(world, in_turn):
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_simple_commit_that_waited_for_the_first_member_is_refused(world, in_turn, at_once):
     """What a group's row is asked together with its lock is answered as of before the wait (PostgreSQL)."""
 
     def make():
@@ -80,7 +107,7 @@ def test_a_simple_commit_that_waited_for_the_first_member_is_refused(world, in_t
         order = []
 
         def commit_simply():
-            world.first.write(lambda connection: commit_offsets(connection, GroupMembership(group_id), offsets))
+            commit_as_consumers_do(world.first, GroupMembership(group_id), offsets, at_once=at_once)
             order.append("commit")
 
         def enter():

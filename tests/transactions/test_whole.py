@@ -35,6 +35,7 @@ from txnstore.db.schema import (
 )
 from txnstore.db.store import Store
 from txnstore.errors import StoreBusy, TxnStoreError, UnknownTopicOrPartition
+from txnstore.groups.offsets import commit_offsets, commit_offsets_at_once
 from txnstore.log.append import Append
 from txnstore.log.codec import encode, encode_control
 from txnstore.log.topics import Topic, change_topic_configs, create_topic, delete_topic, lock_topic_configs
@@ -106,6 +107,8 @@ class World:
     topic: Topic
     producers: dict[str, ProducerIdentity] = field(default_factory=dict)
     last: dict[str, tuple[ProducerIdentity, list[Append], list[SentOffsets]]] = field(default_factory=dict)
+    were_at_once: list[bool] = field(default_factory=list)
+    """Of each commit of offsets by themselves, whether one statement did it."""
 
     @property
     def coordinator(self) -> TransactionCoordinator:
@@ -150,6 +153,18 @@ class World:
         identity = self.producers.get(name, NO_PRODUCER)
         producer = ProducerIdentity(identity.producer_id, identity.epoch - epochs_before)
         self.coordinator.send_offsets(name, producer, *self.offsets([committer]), has_begun=False)
+
+    def commit_offsets(self, committer: tuple[int, Sequence[int], str | None]) -> None:
+        """Commit offsets by themselves, at once where that is usual; in commit order with the text "within"."""
+        [sent] = self.offsets([committer])
+        offsets = {
+            number: replace(offset, metadata=None, offset_in_transaction=1) if committer[2] == "within" else offset
+            for number, offset in sent.offsets.items()
+        }
+        is_done = commit_offsets_at_once(self.store, sent.committer, offsets)
+        self.were_at_once.append(is_done)
+        if not is_done:
+            self.store.write(lambda connection: commit_offsets(connection, sent.committer, offsets))
 
     def commit(
         self,
@@ -407,6 +422,17 @@ STEPS = st.one_of(
         )
     ]
     * 2,
+    *[
+        st.tuples(
+            st.just("commit_offsets"),
+            st.tuples(
+                st.sampled_from([0, 0, 1, 2, 2, *range(len(COMMITTERS))]),
+                st.lists(st.integers(0, 2), min_size=0, max_size=3, unique=True),
+                st.sampled_from([None, None, None, "", "text", "within"]),
+            ),
+        )
+    ]
+    * 2,
     st.tuples(st.just("append"), PRODUCERS, CELLS),
     st.tuples(st.just("abort"), PRODUCERS),
     st.tuples(st.just("repeat"), PRODUCERS),
@@ -480,6 +506,70 @@ def test_offsets_that_cannot_wait_begin_a_transaction_and_are_committed_with_it(
         happens(pair, "commit", name, cells, 0, [], 0, "readers")
         assert None not in worlds.places
         assert_same(pair)
+
+
+@pytest.mark.parametrize(
+    ("committer", "is_usual"),
+    [
+        ((2, [0, 1], None), True),
+        ((2, [1], ""), True),
+        ((6, [1, 0], None), True),
+        # It may be behind the group, not ahead, and has confirmed a generation.
+        ((3, [0], None), True),
+        ((4, [0], None), False),
+        ((12, [0], None), False),
+        ((2, [0, 2], None), False),
+        ((5, [0], None), False),
+        ((7, [0], None), False),
+        ((0, [0], None), False),
+        ((2, [0], "text"), False),
+        ((2, [0], "within"), False),
+        ((2, [], None), False),
+    ],
+)
+def test_offsets_of_a_member_are_committed_by_one_statement_if_nothing_is_unusual(pair, committer, is_usual) -> None:
+    for _ in range(2):
+        happens(pair, "commit_offsets", committer)
+    has_function = pair[0].store.has_commit_function
+    assert pair[0].were_at_once == [is_usual and has_function] * 2
+    assert_same(pair)
+
+
+def test_offsets_of_nobody_in_particular_are_committed_by_one_statement_where_there_are_no_members(worlds) -> None:
+    pair = worlds.new_pair()
+    # The group is made by the first, in the general way, if nobody has used it.
+    for number in range(3):
+        happens(pair, "commit_offsets", (1, [0, number], None))
+        worlds.clock.advance(1_000)
+    happens(pair, "commit_offsets", (1, [0], "within"))
+    assert pair[0].were_at_once[1:] == [worlds.at_once.has_commit_function] * 2 + [False]
+    assert_same(pair)
+
+
+def test_offsets_in_a_deleted_topic_are_refused_and_none_is_committed(pair) -> None:
+    happens(pair, "commit_offsets", (2, [0, 1], None))
+    before = [world.rows()["group_offsets"] for world in pair]
+    happens(pair, "delete_topic")
+    answer = happens(pair, "commit_offsets", (2, [0, 1], None))
+    assert isinstance(answer, tuple)
+    assert answer[0] is UnknownTopicOrPartition
+    assert not pair[0].were_at_once[-1]
+    assert [world.rows()["group_offsets"] for world in pair] == before
+    assert_same(pair)
+
+
+def test_a_function_that_knows_of_no_offsets_by_themselves_leaves_them_to_the_general_way(
+    txnstore_postgresql_url, monkeypatch
+) -> None:
+    with open_store(txnstore_postgresql_url) as store:
+        store.commits_whole = True
+        topic = store.write(lambda connection: create_topic(connection, "sales"))
+        committer, offsets = GroupMembership("readers"), {topic.partition_ids[0]: OffsetAndMetadata(5)}
+        store.write(lambda connection: commit_offsets(connection, committer, offsets))
+        assert commit_offsets_at_once(store, committer, offsets)
+        # What one of before answers: it has appended nothing.
+        monkeypatch.setattr(store, "commit_whole", lambda *_, **__: [])
+        assert not commit_offsets_at_once(store, committer, offsets)
 
 
 def test_a_later_commit_of_another_outlives_pending_offsets(worlds: Worlds, pair) -> None:

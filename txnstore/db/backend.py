@@ -137,10 +137,13 @@ class OffsetGroup:
 
 @dataclass(frozen=True, slots=True)
 class WholeTransaction:
-    """All that a transaction writes, before anything of it is in the database; or batches that belong to none."""
+    """All that a transaction writes, before anything of it is in the database; or what belongs to none.
+
+    That is batches, or the offsets of a group.
+    """
 
     transactional_id: str | None
-    """None: the batches belong to no transaction, and nothing ends."""
+    """None: batches or offsets belong to no transaction, and nothing ends."""
 
     producer_id: int
     producer_epoch: int
@@ -225,7 +228,8 @@ class CommitWhole(Protocol):
     ) -> list[int] | None:
         """Commit it if nothing about it is unusual; the connection is in no database transaction before and after.
 
-        Returns for each batch its base offset and the log start offset of its partition; None: nothing was changed.
+        Returns for each batch its base offset and the log start offset of its partition, or of offsets that belong to
+        no transaction how many there were; None: nothing was changed.
 
         Raises:
             NoWholeCommits: the database has no such statement, or this role may not use it; nothing was changed.

@@ -184,10 +184,10 @@ class Store:
         return result
 
     def commit_whole(self, whole: WholeTransaction, *, retry_timeout_ms: int | None = None) -> list[int] | None:
-        """Commit a transaction that is wholly in the client, or append batches outside transactions, by one statement.
+        """Commit a transaction that is wholly in the client, or write batches or offsets of none, by one statement.
 
-        Returns for each batch its base offset and the log start offset of its partition.  None: something is
-        unusual and nothing was changed; the general way, in several statements, does it or says why not.
+        Returns what `CommitWhole` returns.  None: something is unusual and nothing was changed; the general way, in
+        several statements, does it or says why not.
 
         Raises:
             OutcomeUnknown: the connection broke; repeat the same call only if it recognises itself.

@@ -31,6 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import Insert
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from txnstore.db.backend import OffsetGroup, WholeTransaction
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.portions import Portions
 from txnstore.db.schema import (
@@ -48,6 +49,7 @@ from txnstore.errors import (
     IllegalGeneration,
     InvalidProducerEpoch,
     InvalidRequest,
+    TxnStoreError,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
@@ -64,6 +66,7 @@ from txnstore.groups.rows import ensure_group, lock_group
 from txnstore.log.append import UnannouncedProducerError
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import (
+    NO_GENERATION,
     NO_PRODUCER,
     OFFSET_MAX,
     GroupMembership,
@@ -269,6 +272,40 @@ def commit_offsets(
         _write(connection, _RESET if changes_order else _COMMIT, rows)
 
 
+def commit_offsets_at_once(
+    store: Store,
+    committer: GroupMembership,
+    offsets: Mapping[int, OffsetAndMetadata],
+    *,
+    retry_timeout_ms: int | None = None,
+) -> bool:
+    """Commit offsets by themselves, by one statement that is all of their database transaction.
+
+    False: nothing was changed, for the database has no such statement or something is unusual; `commit_offsets` does it
+    or says why not.
+
+    Raises:
+        OutcomeUnknown: the connection broke; the offsets may have been committed.
+        TxnStoreError: the database is busy or away; nothing was changed.
+    """
+    if not (store.commits_whole and store.has_commit_function and offsets and are_usual(committer, offsets)):
+        return False
+    whole = WholeTransaction(
+        None,
+        NO_PRODUCER.producer_id,
+        NO_PRODUCER.epoch,
+        earliest_ms=0,
+        latest_ms=OFFSET_MAX,
+        marker_crc=0,
+        partitions=(),
+        batches=(),
+        group=group_of(committer),
+        offsets=numbers_of(offsets),
+    )
+    # A function of before knows of no such offsets, and leaves them out.
+    return store.commit_whole(whole, retry_timeout_ms=retry_timeout_ms) == [len(offsets)]
+
+
 def add_pending_offsets(
     connection: Connection,
     committer: GroupMembership,
@@ -404,6 +441,33 @@ def check_form(committer: GroupMembership, offsets: Mapping[int, OffsetAndMetada
             raise InvalidRequest(f"a leader epoch has to be a number from -1 to {LEADER_EPOCH_MAX}")
         if offset.metadata is not None and not (isinstance(offset.metadata, str) and is_storable_text(offset.metadata)):
             raise InvalidRequest("the metadata of an offset has to be text without NUL or half of a surrogate pair")
+
+
+def are_usual(committer: GroupMembership, offsets: Mapping[int, OffsetAndMetadata]) -> bool:
+    """Return whether offsets come from a member, or from nobody in particular, and without metadata."""
+    try:
+        check_form(committer, offsets)
+    except TxnStoreError:
+        return False
+    if any(offset.metadata or offset.offset_in_transaction is not None for offset in offsets.values()):
+        # The store has a limit for metadata; and the short way is for offset order alone.
+        return False
+    if committer.member_id:
+        return committer.generation > NO_GENERATION
+    return committer.generation == NO_GENERATION and committer.group_instance_id is None
+
+
+def group_of(committer: GroupMembership) -> OffsetGroup:
+    """Return what a function of the database is told of a committer."""
+    return OffsetGroup(committer.group_id, committer.generation, committer.member_id, committer.group_instance_id)
+
+
+def numbers_of(offsets: Mapping[int, OffsetAndMetadata]) -> list[tuple[int, int, int, str | None]]:
+    """Return what it is told of the offsets."""
+    return [
+        (partition_id, offset.offset, offset.leader_epoch, offset.metadata)
+        for partition_id, offset in sorted(offsets.items())
+    ]
 
 
 def _check_request(

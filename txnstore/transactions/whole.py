@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from txnstore.db.backend import OffsetGroup, WholeTransaction
-from txnstore.errors import TxnStoreError
-from txnstore.groups.offsets import check_form
+from txnstore.db.backend import WholeTransaction
+from txnstore.groups.offsets import are_usual, group_of, numbers_of
 from txnstore.log.append import Append, WholeAppend
 from txnstore.log.codec import control_columns
-from txnstore.model import NO_GENERATION, ControlType, ProducerIdentity
+from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions.outcome import Ended
 from txnstore.transactions.rows import COORDINATOR_EPOCH
 from txnstore.transactions.transaction import SentOffsets
@@ -49,7 +48,7 @@ class WholeRequest:
         # Several groups would have to be locked in order.
         if len(group_ids) > 1 or not (self.batches.appends or group_ids):
             return False
-        return self.batches.is_usual() and all(map(_is_usual_commit, self.offsets))
+        return self.batches.is_usual() and all(are_usual(sent.committer, sent.offsets) for sent in self.offsets)
 
     def transaction(self) -> WholeTransaction:
         """Return what a function of the database writes."""
@@ -68,12 +67,8 @@ class WholeRequest:
             marker["crc"],
             self.batches.partitions,
             self.batches.columns(),
-            _group_of(self.offsets),
-            [
-                (partition_id, offset.offset, offset.leader_epoch, offset.metadata)
-                for sent in self.offsets
-                for partition_id, offset in sorted(sent.offsets.items())
-            ],
+            group_of(self.offsets[0].committer) if self.offsets else None,
+            [numbers for sent in self.offsets for numbers in numbers_of(sent.offsets)],
             self.open_group_id,
             self.stays_open,
         )
@@ -98,25 +93,3 @@ def whole_request(
         return None
     request = WholeRequest(transactional_id, producer, appends, offsets, open_group_id=open_group_id)
     return request if request.is_usual() else None
-
-
-def _is_usual_commit(sent: SentOffsets) -> bool:
-    """Return whether the offsets come from a member, or from nobody in particular, and without metadata."""
-    committer = sent.committer
-    try:
-        check_form(committer, sent.offsets)
-    except TxnStoreError:
-        return False
-    if any(offset.metadata or offset.offset_in_transaction is not None for offset in sent.offsets.values()):
-        # The store has a limit for metadata; and the short way is for offset order alone.
-        return False
-    if committer.member_id:
-        return committer.generation > NO_GENERATION
-    return committer.generation == NO_GENERATION and committer.group_instance_id is None
-
-
-def _group_of(offsets: Sequence[SentOffsets]) -> OffsetGroup | None:
-    for sent in offsets:
-        committer = sent.committer
-        return OffsetGroup(committer.group_id, committer.generation, committer.member_id, committer.group_instance_id)
-    return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from txnstore.clients.connection import StoreConnection, write_repeatable
+from txnstore.clients.connection import StoreConnection, repeat, write_repeatable
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
@@ -25,6 +25,7 @@ from txnstore.groups.offsets import (
     CommittedOffsets,
     check_partitions,
     commit_offsets,
+    commit_offsets_at_once,
     read_offsets,
     read_stable_offsets,
 )
@@ -177,10 +178,14 @@ class OffsetCommits:
             expire_members(connection, membership.group_id)
             work(connection)
 
+        def write_once(store: Store, retry_timeout_ms: int) -> None:
+            if not commit_offsets_at_once(store, membership, offsets, retry_timeout_ms=retry_timeout_ms):
+                store.write(work, retry_timeout_ms=retry_timeout_ms)
+
         def write(store: Store) -> None:
             timeout_seconds = self._options.request_timeout_seconds
             try:
-                write_repeatable(store, work, timeout_seconds=timeout_seconds)
+                repeat(partial(write_once, store), timeout_seconds=timeout_seconds)
             except UnknownMember:
                 if membership.generation != NO_GENERATION:
                     raise

@@ -2,7 +2,7 @@
 
 The offsets of a consumer that belongs to no group's generation cannot wait for the commit.  So it also begins a
 transaction that holds nothing but such offsets, and commits one that does (`stays_open`, `open_group_id`).
-Without a transactional id it appends batches that belong to no transaction.
+Without a transactional id it appends batches that belong to no transaction, or commits offsets by themselves.
 
 It takes the same locks in the same order as the statements of the coordinator, and writes the same rows. It does so
 only if nothing about the transaction is unusual. Otherwise it changes nothing and says so: the coordinator's
@@ -296,7 +296,7 @@ BEGIN
             )
         );
     END LOOP;
-    IF of_transactional_id IS NULL THEN
+    IF of_transactional_id IS NULL AND of_group_id IS NULL THEN
         RETURN places;
     END IF;
 
@@ -347,6 +347,10 @@ BEGIN
             THEN
                 RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
             END IF;
+        ELSIF of_transactional_id IS NULL AND EXISTS (
+            SELECT FROM {schema}.group_members WHERE group_id = of_group_id
+        ) THEN
+            RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
         END IF;
         FOR place IN 1 .. cardinality(offset_partition_ids) LOOP
             IF stays_open THEN
@@ -403,6 +407,9 @@ BEGIN
         END LOOP;
     END IF;
 
+    IF of_transactional_id IS NULL THEN
+        RETURN ARRAY[CAST(cardinality(offset_partition_ids) AS bigint)];
+    END IF;
     -- Begun, decided and complete: one entry of the journal stands for all that happens here.
     INSERT INTO {schema}.transaction_log (
         transactional_id, transaction_number, producer_id, producer_epoch, state, first_state, timeout_ms, start_ms,

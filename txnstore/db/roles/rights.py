@@ -149,7 +149,7 @@ def rights_of(kind: Kind) -> Mapping[str, Sequence[Right]]:
 
 #: Kinds that may be limited to some topics.
 BOUNDED: Final = (Kind.PRODUCER, Kind.CONSUMER)
-CALLS_FUNCTIONS: Final = (Kind.PRODUCER, Kind.COORDINATOR)
+CALLS_FUNCTIONS: Final = (Kind.PRODUCER, Kind.CONSUMER, Kind.COORDINATOR)
 #: The views that a kind reads. A role with limits may be given that of records alone, which asks with its own rights.
 VIEWS_OF: Final[Mapping[Kind, Sequence[str]]] = {
     Kind.CONSUMER: (RECORDS_VIEW,),
