@@ -12,6 +12,7 @@ from tests.crash.afterlives import Remains, live_on, next_reaper_comes, start_pr
 from tests.crash.everywhere import crash_everywhere
 from tests.crash.scenarios import FIRST, SENT, Scenario, all_of, ends, sends
 from tests.crash.worlds import OLD, OLD_OFFSET, PARTITIONS, TIMEOUT_MS, Place, Step, View, World, look, written
+from tests.tools.lists import be_many
 from txnstore.db.portions import Portions
 from txnstore.db.schema import partition_storage, producer_states, record_batches, transaction_log
 from txnstore.db.store import Store
@@ -66,7 +67,13 @@ def test_a_reaper_that_died_is_followed_by_the_next_one(place: Place):
     assert progress.commits == 1
 
 
-def test_a_reaper_of_many_that_died_has_aborted_all_or_none(place: Place):
+@pytest.mark.parametrize("goes_as_many", [False, True], ids=["few", "as many"])
+def test_a_reaper_of_many_that_died_has_aborted_all_or_none(
+    place: Place, monkeypatch: pytest.MonkeyPatch, goes_as_many: bool
+):
+    if goes_as_many:
+        be_many(monkeypatch)
+
     def more(world: World) -> list[str]:
         return [f"{world.transactional_id}-more-{number}" for number in range(3)]
 

@@ -14,11 +14,12 @@ import pytest
 from sqlalchemy import Connection, insert, update
 from sqlalchemy.exc import DBAPIError
 
+from tests.tools.markers import encode_control
 from txnstore.db.records_view import RECORDS_COLUMNS
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
-from txnstore.log.codec import EncodedBatch, decode, encode, encode_control
+from txnstore.log.codec import EncodedBatch, decode, encode
 from txnstore.log.columns import Codec
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, Header, ProducerIdentity, Record

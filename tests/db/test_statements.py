@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from txnstore.db.backend import Access
 from txnstore.db.ddl import Flag
 from txnstore.db.opening import open_store
-from txnstore.db.schema import databases, partition_heads, transaction_groups, transaction_log
-from txnstore.db.statements import HotStatement, run_on_driver
+from txnstore.db.schema import databases, partition_heads, producer_states, transaction_groups, transaction_log
+from txnstore.db.statements import HotStatement, is_listed, run_on_driver
 from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import StatementFailed, TransactionPoisoned, WriteConflict
 from txnstore.testing.manual_clock import ManualClock
@@ -40,6 +40,25 @@ MOVE = HotStatement(
     .values(next_offset=bindparam("new_next_offset"))
 )
 INSERT_GROUPS = HotStatement(insert(transaction_groups))
+#: Of which many executions may be one statement.
+INSERT_GROUPS_AT_ONCE = HotStatement(insert(transaction_groups), may_be_listed=True)
+INSERT_STATES_AT_ONCE = HotStatement(insert(producer_states), may_be_listed=True)
+MOVE_AT_ONCE = HotStatement(
+    update(partition_heads)
+    .where(partition_heads.c.partition_id == bindparam("of_partition_id"))
+    .where(partition_heads.c.next_offset == bindparam("before_offset"))
+    .values(next_offset=bindparam("new_next_offset"), running_max_timestamp_ms=server_now_ms()),
+    may_be_listed=True,
+)
+FORGET_AT_ONCE = HotStatement(
+    delete(transaction_groups).where(transaction_groups.c.transactional_id == bindparam("of_id")), may_be_listed=True
+)
+ARE_LISTED = is_listed("partition_ids", partition_heads.c.partition_id)
+PAIRS_ARE_LISTED = is_listed("pairs", partition_heads.c.partition_id, partition_heads.c.next_offset)
+LISTED = HotStatement(select(partition_heads.c.partition_id).where(ARE_LISTED).order_by(partition_heads.c.partition_id))
+LISTED_PAIRS = HotStatement(select(partition_heads.c.partition_id).where(PAIRS_ARE_LISTED))
+#: What an array's text has a meaning for.
+AWKWARD_TEXTS = ["", " ", "NULL", "null", "{", "}", ",", '"', "\\", '\\"', "a\nb", "é😀", "'", "%s", "%(x)s", "{a,b}"]
 
 
 def head(number: int, next_offset: int = 0) -> dict[str, int]:
@@ -102,6 +121,65 @@ def test_counts_are_those_of_the_rows_that_were_hit(heads: Store, listened: list
         return MOVE.run(connection, move[0]), MOVE.run(connection, move[2]), MOVE.run_each(connection, move)
 
     assert heads.write(work) == (1, 0, 2)
+
+
+@pytest.mark.parametrize("count", [2, 30])
+def test_many_executions_are_one_statement_on_a_server(heads: Store, count: int) -> None:
+    """And hit the same rows as one by one: those that are as each says."""
+    moves = [
+        {"of_partition_id": number, "before_offset": number if number != 2 else 7, "new_next_offset": number + 100}
+        for number in range(1, count + 1)
+    ]
+    texts: list[str] = []
+    event.listen(heads.engine, "before_cursor_execute", lambda *arguments: texts.append(arguments[2]))
+    assert heads.write(lambda connection: MOVE_AT_ONCE.run_each(connection, moves)) == count - 1
+    is_one = count == 30 and heads.backend.name == "postgresql"
+    assert sum("given" in text for text in texts) == is_one
+    found = {row.partition_id: row.next_offset for row in heads.read(HEADS.rows)}
+    assert found == {number: number + 100 * (number <= count and number != 2) for number in range(1, 31)}
+    assert {row.running_max_timestamp_ms > 0 for row in heads.read(HEADS.rows)} == ({True, False})
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_texts_and_what_is_not_there_are_the_same_in_lists(heads: Store, listened: list[str] | None, repeats: int):
+    names = [f"{text}{number}"[number:] if number else text for number in range(repeats) for text in AWKWARD_TEXTS]
+    groups = [{"transactional_id": f"{place}", "group_id": name} for place, name in enumerate(names)]
+    states = [
+        {
+            "partition_id": place,
+            "producer_id": -place,
+            "producer_epoch": 0,
+            "recent_batches": name,
+            "coordinator_epoch": -1,
+            "last_timestamp_ms": 2**63 - 1 - place,
+            "transaction_first_offset": None if place % 3 else place,
+        }
+        for place, name in enumerate(names)
+    ]
+
+    def insert_all(connection) -> None:
+        assert INSERT_GROUPS_AT_ONCE.run_each(connection, groups) == len(names)
+        assert INSERT_STATES_AT_ONCE.run_each(connection, states) == len(names)
+
+    heads.write(insert_all)
+    found = heads.read(lambda connection: connection.execute(select(transaction_groups)).all())
+    assert {row.transactional_id: row.group_id for row in found} == {
+        str(place): name for place, name in enumerate(names)
+    }
+    ordered = select(producer_states).order_by(producer_states.c.partition_id)
+    rows = heads.read(lambda connection: connection.execute(ordered).mappings().all())
+    assert [{name: row[name] for name in states[0]} for row in rows] == states
+    these = [{"of_id": f"{place}"} for place in range(1, len(names))]
+    assert heads.write(lambda connection: FORGET_AT_ONCE.run_each(connection, these)) == len(names) - 1
+
+
+@pytest.mark.parametrize("ids", [[], [7], [9, 3], list(range(1, 31)), list(range(1, 700)), list(range(1, 1500))])
+def test_what_is_listed_is_found_however_long_the_list(heads: Store, listened: list[str] | None, ids: list[int]):
+    wanted = [number for number in sorted(ids) if number <= 30]
+    assert heads.read(lambda connection: LISTED.values(connection, ARE_LISTED.parameters(ids))) == wanted
+    pairs = [(number, number + (number == 9)) for number in ids]
+    found = heads.read(lambda connection: LISTED_PAIRS.values(connection, PAIRS_ARE_LISTED.parameters(pairs)))
+    assert sorted(found) == [number for number in wanted if number != 9]
 
 
 @pytest.mark.parametrize("count", [1, 2, 25, 26, 60])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tools.interleaving import before_locks, explore, stop_here
+from tests.tools.lists import be_many
 from txnstore.transactions.protocol import FenceReason, TransactionState
 from txnstore.transactions.recovery import abort_timed_out
 from txnstore.transactions.rows import read_row
@@ -97,8 +98,13 @@ def test_two_reapers_abort_a_transaction_once_and_leave_the_next_one_alone(world
     assert outcomes == {(True, False), (False, True), (False, False)}
 
 
-def test_of_many_that_time_out_at_once_one_that_commits_at_that_moment_ends_as_it_is_told(world, in_turn):
+@pytest.mark.parametrize("goes_as_many", [False, True], ids=["few", "as many"])
+def test_of_many_that_time_out_at_once_one_that_commits_at_that_moment_ends_as_it_is_told(
+    world, in_turn, monkeypatch: pytest.MonkeyPatch, goes_as_many: bool
+):
     """Statement by statement: the others are aborted, whatever becomes of it, and nobody waits in a circle."""
+    if goes_as_many:
+        be_many(monkeypatch)
 
     def make():
         setting = world.setting()

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tools.markers import encode_control
 from txnstore.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge, UnsupportedCompression
 from txnstore.log import columns
 from txnstore.log.codec import (
@@ -25,7 +26,6 @@ from txnstore.log.codec import (
     control_record_bytes,
     decode,
     encode,
-    encode_control,
 )
 from txnstore.log.columns import Codec, join_bytes, pack_bytes, pack_positions, unpack_positions
 from txnstore.model import ControlType, ProducerIdentity, Record, StoredRecord, TimestampType

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.tools.markers import encode_control
 from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerEpoch,
@@ -16,7 +17,7 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.log.append import Append, Appended, Marker, append, write_markers
-from txnstore.log.codec import EncodedBatch, encode, encode_control
+from txnstore.log.codec import EncodedBatch, encode
 from txnstore.log.fetch import fetch
 from txnstore.log.partition_rows import allocate_producer_id, forget_producers, producers_of_partition
 from txnstore.log.sequences import (

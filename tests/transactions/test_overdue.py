@@ -57,6 +57,7 @@ def test_a_look_is_bounded_and_the_next_one_goes_on(own_bench, monkeypatch) -> N
     bench = own_bench
     monkeypatch.setattr(recovery, "HELP_SECONDS", 0.0)
     monkeypatch.setattr(recovery, "ABORTED_FIRST", 2)
+    monkeypatch.setattr(recovery, "ABORTED_MIN", 1)
     producers = []
     for _ in range(3):
         producers.append(begin(bench, 1_000))
@@ -114,6 +115,7 @@ def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monk
     monkeypatch.setattr(recovery, "FOUND_MAX", 2)
     monkeypatch.setattr(recovery, "_TIMED_OUT", recovery._TIMED_OUT.limit(3))
     monkeypatch.setattr(recovery, "ABORTED_FIRST", 2)
+    monkeypatch.setattr(recovery, "ABORTED_MIN", 1)
     monkeypatch.setattr(portions, "ROWS_AT_ONCE", 2)
     stuck = [begin(bench, 1_000).transactional_id for _ in range(7)]
     bench.clock.advance(1)

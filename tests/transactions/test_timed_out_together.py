@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, insert, select
 
+from tests.tools.lists import be_many
 from tests.transactions.bench import Bench, Producer, bench_on
 from txnstore.db.schema import (
     pending_group_offsets,
@@ -35,6 +36,13 @@ S = TransactionState
 TIMEOUT_MS = 1_000
 #: What differs from one bench to another.
 IDS = {"transactional_id", "producer_id", "previous_producer_id", "partition_id", "group_id", "entry_id", "crc"}
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["few", "as many"])
+def as_many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a few go the way of many, too, whose values go to a server in lists."""
+    if request.param:
+        be_many(monkeypatch)
 
 
 def write_as_writer(bench: Bench, producer: Producer, *, reports: bool) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from sqlalchemy import func, insert, make_url, select, update
 
 from tests.log.histories import EXAMPLES, SETTINGS, VALUES
+from tests.tools.markers import encode_control
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import commit_function
@@ -37,7 +38,7 @@ from txnstore.db.store import Store
 from txnstore.errors import StoreBusy, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import commit_offsets, commit_offsets_at_once
 from txnstore.log.append import Append
-from txnstore.log.codec import encode, encode_control
+from txnstore.log.codec import encode
 from txnstore.log.topics import Topic, change_topic_configs, create_topic, delete_topic, lock_topic_configs
 from txnstore.model import NO_PRODUCER, ControlType, GroupMembership, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.invariants import assert_sound

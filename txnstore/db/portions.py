@@ -86,8 +86,9 @@ class Portions:
         *,
         wakes_readers: bool = False,
         retry_timeout_ms: int | None = None,
+        is_awaited: bool = False,
     ) -> Result:
-        """Run one portion as `Store.write` does, then let others go first.
+        """Run one portion as `Store.write` does, then let others go first: for a moment, if it `is_awaited` by others.
 
         Raises:
             TxnStoreError: see `Store.write`; the portions before stay done.
@@ -108,7 +109,7 @@ class Portions:
         held_seconds = self._monotonic_seconds() - began
         self._adapt(held_seconds)
         if self.left_seconds > 0:
-            pause_after_portion(held_seconds)
+            pause_after_portion(0 if is_awaited else held_seconds)
         return result
 
     def write_unless_busy(self, store: Store, work: Callable[[Connection], Result], busy: Result) -> Result:

@@ -203,7 +203,7 @@ _COUNT_IN: Final = HotStatement(
         where=group_offsets.c.commit_number < _COUNT_IN_SOURCE.excluded.commit_number,
     )
 )
-_DROP_PENDING: Final = HotStatement(delete(pending_group_offsets).where(_THESE_PENDING))
+_DROP_PENDING: Final = HotStatement(delete(pending_group_offsets).where(_THESE_PENDING), may_be_listed=True)
 _IN_PARTITIONS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
 _PARTITIONS: Final = HotStatement(
     select(partitions.c.partition_id).where(partitions.c.partition_id.in_(_IN_PARTITIONS))

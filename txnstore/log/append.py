@@ -39,7 +39,7 @@ from txnstore.errors import (
     RecordTooLarge,
     TransactionCoordinatorFenced,
 )
-from txnstore.log.codec import TIMESTAMP_MS_MAX, EncodedBatch, encode_control
+from txnstore.log.codec import TIMESTAMP_MS_MAX, EncodedBatch, control_columns
 from txnstore.log.partition_rows import (
     Head,
     ProducerKey,
@@ -93,7 +93,9 @@ _COLUMNS: Final = attrgetter(
     "value_data",
 )
 _INSERT_BATCHES: Final = HotStatement(insert(record_batches))
-_INSERT_FINISHED: Final = HotStatement(insert(finished_transactions))
+# Of what takes little room.
+_INSERT_MARKERS: Final = HotStatement(insert(record_batches), may_be_listed=True)
+_INSERT_FINISHED: Final = HotStatement(insert(finished_transactions), may_be_listed=True)
 # The index of finished transactions says between which offsets to look.
 _FIND: Final = (
     select(
@@ -194,6 +196,7 @@ class LockedPartitions:
     _known: dict[ProducerKey, ProducerInPartition]
     _changed: dict[ProducerKey, ProducerInPartition] = field(default_factory=dict)
     _batches: list[dict[str, Any]] = field(default_factory=list)
+    _markers: list[dict[str, Any]] = field(default_factory=list)
     _finished: list[dict[str, Any]] = field(default_factory=list)
     #: By partition: where transactions begin that were open at the first marker, the oldest first, and whose they are.
     _open: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
@@ -227,7 +230,8 @@ class LockedPartitions:
 
     def place(self, partition_id: int, batch: EncodedBatch) -> Placed:
         """Give the batch the partition's next offsets, and remember it for its producer."""
-        row = self._place(partition_id, batch)
+        row = self._place(partition_id, batch.columns())
+        self._batches.append(row)
         if batch.producer_id == NO_PRODUCER_ID:
             return Placed(row["base_offset"], row["last_offset"])
         recent = RecentBatch(
@@ -240,27 +244,23 @@ class LockedPartitions:
         state = self._state_after(partition_id, batch, recent)
         return Placed(recent.base_offset, recent.last_offset, state.transaction_first_offset == recent.base_offset)
 
-    def finish(self, partition_id: int, marker: EncodedBatch) -> None:
+    def finish(self, marker: Marker) -> None:
         """Place a marker: the open transaction of its producer is over in the partition."""
-        assert marker.control_type is not None
-        key = (partition_id, marker.producer_id)
-        state = self.producer_state(key)
-        row = self._place(partition_id, marker)
-        if state is None:
-            state = ProducerInPartition(
-                marker.producer_id, marker.producer_epoch, (), _NO_COORDINATOR_EPOCH, self.now_ms, None
-            )
-        # The epoch is new, so the producer's sequence numbers begin at 0 again (KIP-890).
-        self._changed[key] = replace(
-            state,
-            epoch=marker.producer_epoch,
-            recent_batches=(),
-            coordinator_epoch=marker.coordinator_epoch or 0,
-            last_timestamp_ms=self.now_ms,
-            transaction_first_offset=None,
+        columns = control_columns(
+            marker.control_type,
+            coordinator_epoch=marker.coordinator_epoch,
+            producer=marker.producer,
+            timestamp_ms=self.now_ms,
         )
-        if state.transaction_first_offset is not None:
-            self._finish(partition_id, marker.control_type, state, row["last_offset"])
+        row = self._place(marker.partition_id, columns)
+        self._markers.append(row)
+        state = self.producer_state(marker.key)
+        # The epoch is new, so the producer's sequence numbers begin at 0 again (KIP-890).
+        self._changed[marker.key] = ProducerInPartition(
+            marker.producer.producer_id, marker.producer.epoch, (), marker.coordinator_epoch, self.now_ms, None
+        )
+        if state is not None and state.transaction_first_offset is not None:
+            self._finish(marker, state, state.transaction_first_offset, row["last_offset"])
 
     def announce(self, producer: ProducerIdentity) -> None:
         """Write down at once that the producer may append where it was not known."""
@@ -272,26 +272,27 @@ class LockedPartitions:
 
     def save(self) -> None:
         """Write what was placed."""
-        if not self._batches:
+        placed = self._batches + self._markers
+        if not placed:
             return
-        insert_batches(self.connection, self._batches)
-        moved = sorted({row["partition_id"] for row in self._batches})
+        if self._batches:
+            insert_batches(self.connection, placed)
+        else:
+            _INSERT_MARKERS.run_each(self.connection, placed)
+        moved = sorted({row["partition_id"] for row in placed})
         save_heads(self.connection, [self.heads[partition_id] for partition_id in moved])
         save_producer_states(self.connection, self._changed, self._known)
         if self._finished:
             _INSERT_FINISHED.run_each(self.connection, self._finished)
 
-    def _place(self, partition_id: int, batch: EncodedBatch) -> dict[str, Any]:
+    def _place(self, partition_id: int, row: dict[str, Any]) -> dict[str, Any]:
         head = self.heads[partition_id]
-        base_offset = head.next_offset
-        head.next_offset += batch.record_count
-        head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, batch.max_timestamp_ms)
-        row = batch.columns()
         row["partition_id"] = partition_id
-        row["base_offset"] = base_offset
+        row["base_offset"] = head.next_offset
+        head.next_offset += row["record_count"]
         row["last_offset"] = head.next_offset - 1
+        head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
         row["running_max_timestamp_ms"] = head.running_max_timestamp_ms
-        self._batches.append(row)
         return row
 
     def _state_after(self, partition_id: int, batch: EncodedBatch, recent: RecentBatch) -> ProducerInPartition:
@@ -317,19 +318,16 @@ class LockedPartitions:
         )
         return self._changed[key]
 
-    def _finish(
-        self, partition_id: int, control_type: ControlType, state: ProducerInPartition, marker_offset: int
-    ) -> None:
-        assert state.transaction_first_offset is not None
+    def _finish(self, marker: Marker, state: ProducerInPartition, first_offset: int, marker_offset: int) -> None:
         self._finished.append(
             {
-                "partition_id": partition_id,
+                "partition_id": marker.partition_id,
                 "marker_offset": marker_offset,
                 "producer_id": state.producer_id,
                 "producer_epoch": state.epoch,
-                "first_offset": state.transaction_first_offset,
-                "outcome": int(control_type),
-                "last_stable_offset": self._oldest_open(partition_id, otherwise=marker_offset + 1),
+                "first_offset": first_offset,
+                "outcome": int(marker.control_type),
+                "last_stable_offset": self._oldest_open(marker.partition_id, otherwise=marker_offset + 1),
             }
         )
 
@@ -663,15 +661,8 @@ def place_markers(work: LockedPartitions, markers: Iterable[Marker]) -> None:
     """Place those of the markers that are not there yet; nothing is written before `work.save`."""
     for marker in markers:
         state = work.producer_state(marker.key)
-        if state is not None and _is_there_already(marker, state):
-            continue
-        batch = encode_control(
-            marker.control_type,
-            coordinator_epoch=marker.coordinator_epoch,
-            producer=marker.producer,
-            timestamp_ms=work.now_ms,
-        )
-        work.finish(marker.partition_id, batch)
+        if state is None or not _is_there_already(marker, state):
+            work.finish(marker)
 
 
 def _is_there_already(marker: Marker, state: ProducerInPartition) -> bool:

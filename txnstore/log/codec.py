@@ -498,23 +498,6 @@ def encode_packed(
     )
 
 
-def encode_control(
-    control_type: ControlType, *, coordinator_epoch: int, producer: ProducerIdentity, timestamp_ms: int
-) -> EncodedBatch:
-    """Return a marker that ends the transaction of `producer`: a batch of one control record."""
-    _check_timestamps([timestamp_ms])
-    return EncodedBatch(
-        record_count=1,
-        base_timestamp_ms=timestamp_ms,
-        max_timestamp_ms=timestamp_ms,
-        producer_id=producer.producer_id,
-        producer_epoch=producer.epoch,
-        is_transactional=True,
-        control_type=control_type,
-        coordinator_epoch=coordinator_epoch,
-    )
-
-
 #: A marker's columns but for those that `control_columns` gives.
 _MARKER: Final = EncodedBatch(record_count=1, base_timestamp_ms=0, max_timestamp_ms=0, is_transactional=True).columns()
 _NO_PAYLOAD: Final = (_NULL_NUMBER,) * 9
@@ -523,11 +506,11 @@ _NO_PAYLOAD: Final = (_NULL_NUMBER,) * 9
 def control_columns(
     control_type: ControlType, *, coordinator_epoch: int, producer: ProducerIdentity, timestamp_ms: int
 ) -> dict[str, Any]:
-    """Return the columns of the marker that `encode_control` returns; every commit writes one."""
+    """Return the columns of a marker that ends the transaction of `producer`: a batch of one control record."""
     columns = _MARKER.copy()
     columns["base_timestamp_ms"] = columns["max_timestamp_ms"] = timestamp_ms
     columns["producer_id"], columns["producer_epoch"] = producer.producer_id, producer.epoch
-    columns["control_type"], columns["coordinator_epoch"] = control_type, coordinator_epoch
+    columns["control_type"], columns["coordinator_epoch"] = int(control_type), coordinator_epoch
     numbers = (1, 0, timestamp_ms, producer.producer_id, producer.epoch, NO_SEQUENCE, True, control_type)
     columns["crc"] = zlib.crc32(_TRAILER.pack(*numbers, coordinator_epoch, 0, *_NO_PAYLOAD))
     return columns

@@ -7,15 +7,15 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import repeat
+from itertools import zip_longest
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, union_all, update
 
 from txnstore.db.portions import Portions
 from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores
-from txnstore.db.statements import HotStatement
+from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import (
     LISTED_MAX,
     Store,
@@ -55,19 +55,20 @@ _MOVE_HEADS: Final = HotStatement(
     .values(
         next_offset=bindparam("new_next_offset"),
         running_max_timestamp_ms=bindparam("new_running_max_timestamp_ms"),
-    )
+    ),
+    may_be_listed=True,
 )
 # Read after the partition's head is locked, and in a statement of its own: PostgreSQL gives each statement a new
 # snapshot, so this one sees what the last holder of the lock committed. Joined to the locking statement, the rows
 # would be those from before the wait.
-_SELECT_STATES: Final = select(producer_states).where(
-    tuple_(producer_states.c.partition_id, producer_states.c.producer_id).in_(bindparam("keys", expanding=True))
-)
-_STATES: Final = HotStatement(_SELECT_STATES)
+_KEY: Final = (producer_states.c.partition_id, producer_states.c.producer_id)
+_FEW_STATES: Final = select(producer_states).where(tuple_(*_KEY).in_(bindparam("keys", expanding=True)))
+_KEYS: Final = is_listed("keys", *_KEY)
+_MANY_STATES: Final = select(producer_states).where(_KEYS)
 #: Of how many partitions one statement reads what is open.
 _OPEN_IN_MAX: Final = 16
-#: Longer lists of producers are filled up to a length that has its text already.
-_KEYS_FILLED_ABOVE: Final = 16
+#: More producers are read by the statement for many.
+_FEW_MAX: Final = 16
 _STATES_OF_PARTITION: Final = (
     select(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
@@ -75,7 +76,7 @@ _STATES_OF_PARTITION: Final = (
     .order_by(producer_states.c.producer_id)
     .limit(bindparam("count_max"))
 )
-_INSERT_STATES: Final = HotStatement(insert(producer_states))
+_INSERT_STATES: Final = HotStatement(insert(producer_states), may_be_listed=True)
 _UPDATE_STATES: Final = HotStatement(
     update(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
@@ -86,7 +87,8 @@ _UPDATE_STATES: Final = HotStatement(
         coordinator_epoch=bindparam("new_coordinator_epoch"),
         last_timestamp_ms=bindparam("new_last_timestamp_ms"),
         transaction_first_offset=bindparam("new_transaction_first_offset"),
-    )
+    ),
+    may_be_listed=True,
 )
 # An open transaction keeps its producer, however old: it still needs its marker.
 _IS_DUE: Final = (
@@ -177,27 +179,27 @@ def read_producer_states(
     """Return what the partitions know of these producers, and of the oldest that have a transaction open there.
 
     `oldest_open` says how many of those, by partition id: whoever ends fewer transactions than that needs to know no
-    more.  Producers that are unknown are left out.  The heads of the partitions must be locked: see `_SELECT_STATES`.
+    more.  Producers that are unknown are left out.  The heads of the partitions must be locked: see `_FEW_STATES`.
     """
     # A key is two values of a list.
-    keys_of = list(chunks(list(keys), LISTED_MAX // 3)) or [[]]
-    open_of = list(chunks(list(oldest_open), _OPEN_IN_MAX))
-    rows: list[Any] = []
-    if not open_of:
-        rows = [row for some in keys_of for row in _STATES.rows(connection, {"keys": _filled(some)})]
-    for number, some_ids in enumerate(open_of):
-        # The first statement reads the producers, too.
-        of: dict[str, Any] = {"keys": _filled(keys_of[0]) if number == 0 else []}
+    pages = zip_longest(
+        chunks(list(keys), LISTED_MAX // 3),
+        chunks(list(oldest_open), _OPEN_IN_MAX),
+        fillvalue=cast("Sequence[Any]", ()),
+    )
+    found: dict[ProducerKey, Any] = {}
+    for some_keys, some_ids in pages:
+        is_many = len(some_keys) > _FEW_MAX
+        of: dict[str, Any] = _KEYS.parameters(some_keys) if is_many else {"keys": some_keys}
         for place, partition_id in enumerate(some_ids):
             of |= {f"of_partition_id_{place}": partition_id, f"open_max_{place}": oldest_open[partition_id]}
-        rows += _states_and_oldest(len(some_ids)).rows(connection, of)
-    if open_of:
-        rows += [row for some in keys_of[1:] for row in _STATES.rows(connection, {"keys": _filled(some)})]
-    return {(row.partition_id, row.producer_id): _state_from_row(row) for row in rows}
+        rows = _states_and_oldest(len(some_ids), is_many=is_many).rows(connection, of)
+        found.update(((row.partition_id, row.producer_id), row) for row in rows)
+    return {key: _state_from_row(row) for key, row in found.items()}
 
 
 @cache
-def _states_and_oldest(partition_count: int) -> HotStatement:
+def _states_and_oldest(partition_count: int, *, is_many: bool = False) -> HotStatement:
     """Return what reads some producers, and of each of so many partitions the oldest that are open.
 
     The partial index on open transactions finds these, however many producers the partition has seen, and however many
@@ -214,14 +216,8 @@ def _states_and_oldest(partition_count: int) -> HotStatement:
         .subquery()
         for place in range(partition_count)
     ]
-    return HotStatement(union_all(_SELECT_STATES, *(select(each) for each in oldest)))
-
-
-def _filled(keys: Sequence[ProducerKey]) -> list[ProducerKey]:
-    """Return the keys, some of them twice, so that there are few lengths of lists to render a text for."""
-    if len(keys) <= _KEYS_FILLED_ABOVE:
-        return list(keys)
-    return [*keys, *repeat(keys[-1], (1 << (len(keys) - 1).bit_length()) - len(keys))]
+    states = _MANY_STATES if is_many else _FEW_STATES
+    return HotStatement(union_all(states, *(select(each) for each in oldest)) if oldest else states)
 
 
 def producers_of_partition(

@@ -385,21 +385,30 @@ def complete(row: TransactionMetadata, *, now_ms: int) -> TransactionMetadata:
 
 
 def _decide(
-    row: TransactionMetadata, decided: TransactionState, *, now_ms: int, allocate: AllocateProducerId
+    row: TransactionMetadata,
+    decided: TransactionState,
+    *,
+    now_ms: int,
+    allocate: AllocateProducerId,
+    fence_reason: FenceReason | None = None,
+    fence_detail: str | None = None,
 ) -> TransactionMetadata:
-    """Return the row with the decision: the epoch is above that of the records, and the next producer is known."""
+    """Return the row with the decision: the epoch is above that of the records, and the next producer is known.
+
+    With a reason its producer is fenced, whose requests then repeat nothing.
+    """
     is_open = row.state is _S.ONGOING
     return replace(
         row,
         state=decided,
         producer_epoch=min(row.producer_epoch + 1, EPOCH_MAX),
-        last_producer_epoch=row.producer_epoch,
+        last_producer_epoch=row.producer_epoch if fence_reason is None else NO_PRODUCER_EPOCH,
         next_producer_id=allocate() if row.epoch_exhausted else NO_PRODUCER_ID,
         start_ms=row.start_ms if is_open else now_ms,
         begin_epoch=row.begin_epoch if is_open else NO_PRODUCER_EPOCH,
         last_update_ms=now_ms,
-        fence_reason=None,
-        fence_detail=None,
+        fence_reason=fence_reason,
+        fence_detail=fence_detail,
     )
 
 
@@ -426,12 +435,7 @@ def fence_and_abort(
     """
     # Of all that may become PREPARE_ABORT, only what is open is aborted from outside: Kafka's PREPARE_EPOCH_FENCE.
     assert row.state in PREVIOUS_STATES[_S.PREPARE_EPOCH_FENCE], row.state
-    return replace(
-        _decide(row, _S.PREPARE_ABORT, now_ms=now_ms, allocate=allocate),
-        last_producer_epoch=NO_PRODUCER_EPOCH,
-        fence_reason=reason,
-        fence_detail=detail,
-    )
+    return _decide(row, _S.PREPARE_ABORT, now_ms=now_ms, allocate=allocate, fence_reason=reason, fence_detail=detail)
 
 
 def fence_at_rest(row: TransactionMetadata, *, now_ms: int, allocate: AllocateProducerId) -> TransactionMetadata:

@@ -72,6 +72,8 @@ OPEN_MAX: Final = 20
 HELP_SECONDS: Final = 0.1
 #: How many a client aborts together first: about as many as it then may.
 ABORTED_FIRST: Final = 100
+#: However long fewer have held their locks: what a portion takes at least goes to its statements, not to its rows.
+ABORTED_MIN: Final = 50
 #: How long aborts together are to hold their locks: readers wait for them, and writers no longer than twice that.
 HELD_SECONDS: Final = 0.025
 #: When to look again at what could not be aborted now.
@@ -190,7 +192,8 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
         while left:
             if aborted and portions.is_over:
                 return 0
-            some, left = left[: portions.rows], left[portions.rows :]
+            size = max(ABORTED_MIN, portions.rows)
+            some, left = left[:size], left[size:]
             # Whoever has the lock of one, perhaps for long, is at work on it: the reader that is helped here does not
             # wait, and those behind it have their turn.
             portion = _abort_portion(store, some, cluster, portions, waits=False)
@@ -234,6 +237,7 @@ def _abort_portion(
             # As it is then: it may hear of other databases in between.
             lambda connection: abort_together(some, Locality.of(store, cluster), connection),
             wakes_readers=True,
+            is_awaited=True,
         )
     except StoreUnavailable as error:
         portion.error = error
@@ -242,8 +246,7 @@ def _abort_portion(
         # Of one of them something is damaged, or somebody holds what it needs: that keeps no other one open.
         _log.debug("%s transactions could not be aborted together for their age: %s", len(some), error)
         done = TimedOut(aborted=(), unusual=some)
-    for transactional_id in done.aborted:
-        log_timed_out(store, transactional_id)
+    log_timed_out(store, *done.aborted)
     portion.aborted.extend(done.aborted)
     if not waits:
         portion.left.extend(done.busy)
@@ -477,7 +480,7 @@ def abort_timed_out(store: Store, cluster: Cluster | None = None, portions: Port
     for page in _all_timed_out(store):
         left: Sequence[str] = page
         while left:
-            size = min(portions.rows, FOUND_MAX - len(aborted))
+            size = min(max(ABORTED_MIN, portions.rows), FOUND_MAX - len(aborted))
             some, left = left[:size], left[size:]
             portion = _abort_portion(store, some, cluster, portions, waits=True)
             aborted += portion.aborted

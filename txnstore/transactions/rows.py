@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -82,19 +83,22 @@ _CHANGED: Final = (
     "fence_reason",
     "fence_detail",
 )
+_NEW: Final = tuple(f"new_{name}" for name in _CHANGED)
+_changed_of: Final = attrgetter(*_CHANGED)
 # Compare and set: the lock already keeps others away; that the row is as it was read is asserted all the same.
 _UPDATE: Final = HotStatement(
     update(transactions)
     .where(_THIS)
     .where(transactions.c.producer_epoch == bindparam("before_epoch"))
     .where(transactions.c.state == bindparam("before_state"))
-    .values({name: bindparam(f"new_{name}") for name in _CHANGED})
+    .values(dict(zip(_CHANGED, map(bindparam, _NEW), strict=True))),
+    may_be_listed=True,
 )
 _UPDATE_AT_START: Final = HotStatement(
     _UPDATE.statement.values({name: bindparam(f"new_{name}") for name in CLIENT_COLUMNS})
 )
 _DELETE: Final = delete(transactions).where(_THIS)
-_JOURNAL: Final = HotStatement(insert(transaction_log))
+_JOURNAL: Final = HotStatement(insert(transaction_log), may_be_listed=True)
 # A copy of the row, of which nothing has to be known.
 _JOURNAL_ROW: Final = HotStatement(
     insert(transaction_log).from_select(
@@ -296,7 +300,7 @@ def _checked_values(before: TransactionMetadata, steps: Sequence[TransactionMeta
         "of_transactional_id": before.transactional_id,
         "before_epoch": before.producer_epoch,
         "before_state": int(before.state),
-        **{f"new_{name}": value for name, value in _values(steps[-1]).items()},
+        **dict(zip(_NEW, _values(steps[-1]).values(), strict=True)),
     }
 
 
@@ -383,7 +387,7 @@ def _found(connection: Connection, row: Row[Any] | None) -> LockedRow:
 
 
 def _values(row: TransactionMetadata) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in _CHANGED}
+    values = dict(zip(_CHANGED, _changed_of(row), strict=True))
     values["state"] = int(row.state)
     values["fence_reason"] = None if row.fence_reason is None else str(row.fence_reason)
     return values

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, select
+from sqlalchemy import ColumnElement, Connection, delete, select
 
 from txnstore.db.cluster.cluster import Locality
 from txnstore.db.schema import (
@@ -24,7 +24,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.statements import HotStatement
+from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import note_change, server_now_ms
 from txnstore.groups.offsets import drop_pending_offsets
 from txnstore.log.append import write_markers
@@ -33,27 +33,26 @@ from txnstore.transactions import protocol, rows
 from txnstore.transactions.protocol import FenceReason, TransactionMetadata
 from txnstore.transactions.rows import NO_PARTICIPANTS, Participants
 
-_IDS: Final[BindParameter[Any]] = bindparam("of_transactional_ids", expanding=True)
-#: Longer lists of ids are filled up to a length that has its text already.
-_FILLED_ABOVE: Final = 4
+
+def _is_wanted(transactional_id: ColumnElement[str]) -> is_listed:
+    return is_listed("of_transactional_ids", transactional_id)
+
+
+_WANTED: Final = _is_wanted(transactions.c.transactional_id)
 # It says of each row what it finds once it has the lock. (SQLite: the whole database transaction holds the write lock.)
 _LOCK_FREE: Final = HotStatement(
-    select(*rows.ROW, server_now_ms().label("now_ms"))
-    .where(transactions.c.transactional_id.in_(_IDS))
-    .with_for_update(skip_locked=True)
+    select(*rows.ROW, server_now_ms().label("now_ms")).where(_WANTED).with_for_update(skip_locked=True)
 )
-_PARTICIPANTS: Final = HotStatement(rows.select_participants(lambda column: column.in_(_IDS)))
+_PARTICIPANTS: Final = HotStatement(rows.select_participants(_is_wanted))
 _GROUPS: Final = HotStatement(
     select(transaction_groups.c.transactional_id, transaction_groups.c.group_id).where(
-        transaction_groups.c.transactional_id.in_(_IDS)
+        _is_wanted(transaction_groups.c.transactional_id)
     )
 )
-_FORGET_PARTITIONS: Final = delete(transaction_partitions).where(transaction_partitions.c.transactional_id.in_(_IDS))
-_FORGET_GROUPS: Final = delete(transaction_groups).where(transaction_groups.c.transactional_id.in_(_IDS))
-_FORGET_WRITER_PARTITIONS: Final = delete(transaction_writer_partitions).where(
-    transaction_writer_partitions.c.transactional_id.in_(_IDS)
+_FORGET_PARTITIONS, _FORGET_GROUPS, _FORGET_WRITER_PARTITIONS, _FORGET_WRITERS = (
+    delete(table).where(_is_wanted(table.c.transactional_id))
+    for table in (transaction_partitions, transaction_groups, transaction_writer_partitions, transaction_writers)
 )
-_FORGET_WRITERS: Final = delete(transaction_writers).where(transaction_writers.c.transactional_id.in_(_IDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def abort_together(transactional_ids: Collection[str], locality: Locality | None
     Raises:
         TxnStoreError: see `log.append.write_markers` and `groups.offsets.drop_pending_offsets`; none is aborted.
     """
-    found = _LOCK_FREE.rows(connection, _filled(transactional_ids))
+    found = _LOCK_FREE.rows(connection, _WANTED.parameters(transactional_ids))
     locked = {row.transactional_id: row for row in map(rows.metadata_from_row, found)}
     late: list[_Late] = []
     unusual: set[str] = set()
@@ -104,7 +103,7 @@ class _Late:
 def _read_late(connection: Connection, late: Sequence[TransactionMetadata]) -> list[_Late]:
     if not late:
         return []
-    these = _filled([row.transactional_id for row in late])
+    these = _WANTED.parameters([row.transactional_id for row in late])
     participants: dict[str, list[Any]] = {}
     for found in _PARTICIPANTS.rows(connection, these):
         participants.setdefault(found.transactional_id, []).append(found)
@@ -159,7 +158,7 @@ def _abort(connection: Connection, late: Collection[_Late], now_ms: int) -> None
     note_change(connection)
     write_markers(connection, markers)
     drop_pending_offsets(connection, producer_ids)
-    these = _filled([each.row.transactional_id for each in late])
+    these = _WANTED.parameters([each.row.transactional_id for each in late])
     connection.execute(_FORGET_PARTITIONS, these)
     if producer_ids:
         connection.execute(_FORGET_GROUPS, these)
@@ -167,11 +166,3 @@ def _abort(connection: Connection, late: Collection[_Late], now_ms: int) -> None
         connection.execute(_FORGET_WRITER_PARTITIONS, these)
         connection.execute(_FORGET_WRITERS, these)
     rows.save_each(connection, changes, reason="timeout")
-
-
-def _filled(transactional_ids: Collection[str]) -> dict[str, list[str]]:
-    """Return the list of ids, one of them several times, so that there are few lengths to render a text for."""
-    names = list(transactional_ids)
-    if len(names) > _FILLED_ABOVE:
-        names += [names[-1]] * ((1 << (len(names) - 1).bit_length()) - len(names))
-    return {"of_transactional_ids": names}

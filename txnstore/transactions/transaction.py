@@ -478,10 +478,16 @@ def abort_if_timed_out(
     return aborted
 
 
-def log_timed_out(store: Store, transactional_id: str) -> None:
-    """Tell people that the transaction was aborted for its age."""
-    fields = {"event": "transaction_timed_out", "store": str(store.url), "transactional_id": transactional_id}
-    _log.info("the transaction of %.80r was open for longer than its timeout: aborted", transactional_id, extra=fields)
+def log_timed_out(store: Store, *transactional_ids: str) -> None:
+    """Tell people that the transactions were aborted for their age."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    url = str(store.url)
+    for transactional_id in transactional_ids:
+        fields = {"event": "transaction_timed_out", "store": url, "transactional_id": transactional_id}
+        _log.info(
+            "the transaction of %.80r was open for longer than its timeout: aborted", transactional_id, extra=fields
+        )
 
 
 # --- the completion of what is decided --------------------------------------------------------------------------------
