@@ -115,7 +115,12 @@ def _make_cluster() -> None:
         ),
         _column("move_uuid", UuidText, "The last move, as both databases call it; NULL if there was none.", null=True),
         _column("move_peer", String, "The other database of that move, without its password; else NULL.", null=True),
-        _column("move_position", String, "JSON: how far an arriving store is copied; else NULL.", null=True),
+        _column(
+            "move_position",
+            String,
+            "JSON: how far an arriving store is copied, or which moves were cancelled here; else NULL.",
+            null=True,
+        ),
         PrimaryKeyConstraint("singleton", name="stores_pk"),
         _check("stores_one_row", "singleton = 1"),
         _check("stores_next_producer_id", "next_producer_id >= 0"),

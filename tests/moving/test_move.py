@@ -19,7 +19,7 @@ from tests.moving.histories import (
 from txnstore import Consumer, KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db import closing, migrating
-from txnstore.db.closing import MoveState, read_move
+from txnstore.db.closing import MoveState, read_cancelled_moves, read_move
 from txnstore.db.identity import check_original
 from txnstore.db.opening import open_store
 from txnstore.db.schema import (
@@ -402,6 +402,41 @@ def test_a_copy_that_is_cancelled_before_its_first_page_is_over_too(urls_across,
     with pytest.raises(StoreMoved, match="was cancelled"):
         moving._leave(source, closed)
     assert target.read(read_move).state is MoveState.ARRIVING
+
+
+def test_none_of_several_copies_that_were_cancelled_is_taken_up_again(
+    urls_across, fresh_url, opened, monkeypatch
+) -> None:
+    """A call of the first may still be there, too: what it has read and compared is from before the last writes."""
+    source = opened(filled(urls_across[0]))
+    targets = [opened(urls_across[1]), *(opened(fresh_url("sqlite")) for _ in range(2))]
+    still_there, closed = [], []
+
+    def stop(self, *_):
+        still_there.append(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving._Filling, "run", stop)
+        for target in targets:
+            with pytest.raises(KeyboardInterrupt):
+                move(source, target)
+            closed.append(source.read(read_move))
+            assert cancel(source)
+    for target in targets:
+        with pytest.raises(InvalidRequest, match="a copy that was cancelled"):
+            move(source, target)
+        assert source.read(read_move) is None
+    for filling, mark in zip(still_there, closed, strict=True):
+        filling.run(lambda *_: None)
+        with pytest.raises(StoreMoved, match="was cancelled"):
+            moving._leave(source, mark)
+    AdminClient({"bootstrap.servers": urls_across[0]}).create_topics([NewTopic("after", 1)])["after"].result()
+    last_url = fresh_url("sqlite")
+    move(source, opened(last_url))
+    assert set(AdminClient({"bootstrap.servers": last_url}).list_topics().topics) == {"t", "after"}
+    # Of those there it knows nothing: they are not its own.
+    assert opened(last_url).read(read_cancelled_moves) == []
 
 
 def test_of_two_calls_at_once_one_gives_up_and_nothing_is_there_twice(urls_across, opened, monkeypatch) -> None:

@@ -11,7 +11,8 @@ FROM is gone before TO is at home, each by one commit: never may both be written
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, select, update
@@ -46,7 +47,10 @@ class Move:
     """The other database, without its password."""
 
     position: str | None = None
-    """How far it is filled, as whoever fills it has written it."""
+    """How far an arriving store is filled, as whoever fills it has written it.
+
+    Of one that is closed, which of its moves were cancelled before.
+    """
 
     def __str__(self) -> str:
         """Return what a client is told."""
@@ -92,6 +96,19 @@ def read_last_move(connection: Connection) -> str | None:
     return None if row.move_state is not None or row.move_uuid is None else str(row.move_uuid)
 
 
+def read_cancelled_moves(connection: Connection) -> list[str]:
+    """Return all moves of a store that were cancelled since it came here: none of them is taken up again."""
+    row = connection.execute(_MARK).one()
+    assert row.move_state is None or row.move_state == MoveState.CLOSED, "it is not here"
+    return list(json.loads(row.move_position or "[]"))
+
+
+def cancel(connection: Connection, move: Move) -> None:
+    """Open a store that is closed for this move, behind `wait_for_writers`, and remember that it was cancelled."""
+    cancelled = [*read_cancelled_moves(connection), move.uuid]
+    open_(connection, replace(move, position=json.dumps(cancelled)))
+
+
 def set_move(connection: Connection, move: Move) -> None:
     """Write the mark; what refuses writes is put up and taken down by `close` and `open_`."""
     connection.execute(
@@ -133,7 +150,7 @@ def close(connection: Connection, move: Move) -> None:
 
 
 def open_(connection: Connection, last: Move | None = None) -> None:
-    """Let everybody write again, and take the mark away; of the move that is over by this, the name stays."""
+    """Let everybody write again, and take the mark away; of the move that is over by this, name and position stay."""
     is_sqlite = connection.dialect.name == "sqlite"
     names = _names()
     statements = closing_sqlite.open_(names) if is_sqlite else closing_postgresql.open_(_schema(connection), names)
@@ -145,7 +162,7 @@ def open_(connection: Connection, last: Move | None = None) -> None:
             "new_state": None,
             "new_uuid": None if last is None else last.uuid,
             "new_peer": None if last is None else last.peer,
-            "new_position": None,
+            "new_position": None if last is None else last.position,
         },
     )
 

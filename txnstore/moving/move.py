@@ -28,7 +28,16 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, bindparam, delete, exists, func, insert, select, update
 
 from txnstore.db import closing
-from txnstore.db.closing import Move, MoveState, read_last_move, read_move, refuse, set_move, wait_for_writers
+from txnstore.db.closing import (
+    Move,
+    MoveState,
+    read_cancelled_moves,
+    read_last_move,
+    read_move,
+    refuse,
+    set_move,
+    wait_for_writers,
+)
 from txnstore.db.cluster.membership import ALONE_LABEL, CONTROLLER_ID, read_databases
 from txnstore.db.identity import check_original
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -177,7 +186,7 @@ def cancel(source: Store) -> bool:
             return False
         if found.state is not MoveState.CLOSED:
             raise refuse(source.url, found)
-        closing.open_(connection, found)
+        closing.cancel(connection, found)
         return True
 
     return source.write(work)
@@ -286,11 +295,12 @@ def _close(source: Store, target: Store, arriving: Move) -> Move:
             if found.uuid != closed.uuid:
                 raise refuse(source.url, found)
             return found
-        if read_last_move(connection) == closed.uuid:
+        cancelled = read_cancelled_moves(connection)
+        if closed.uuid in cancelled:
             # A call from before may still be there: it would take this closing for its own, and what it has read and
             # compared is from before the last writes.
             raise _was_cancelled(target)
-        closing.close(connection, closed)
+        closing.close(connection, replace(closed, position=json.dumps(cancelled)))
         members = read_databases(connection)
         if len(members) > 1 or members[0].label != ALONE_LABEL or members[0].database_id != CONTROLLER_ID:
             raise InvalidRequest(
@@ -476,7 +486,7 @@ def _open(target: Store) -> None:
         assert Position.from_json(arriving.position).is_verified, arriving.position
         closing.admit(connection, arriving)
         tell_apart(connection)
-        closing.open_(connection, arriving)
+        closing.open_(connection, replace(arriving, position=None))
 
     target.write(work)
 

@@ -26,7 +26,12 @@ stores: Final = table(
     column("move_state", Int16, "Of a move: 0 closed here, 1 gone from here, 2 arriving here; else NULL.", null=True),
     column("move_uuid", UuidText, "The last move, as both databases call it; NULL if there was none.", null=True),
     column("move_peer", String, "The other database of that move, without its password; else NULL.", null=True),
-    column("move_position", String, "JSON: how far an arriving store is copied; else NULL.", null=True),
+    column(
+        "move_position",
+        String,
+        "JSON: how far an arriving store is copied, or which moves were cancelled here; else NULL.",
+        null=True,
+    ),
     PrimaryKeyConstraint("singleton", name="stores_pk"),
     check("stores_one_row", "singleton = 1"),
     check("stores_next_producer_id", "next_producer_id >= 0"),
