@@ -1,21 +1,37 @@
-"""Producers that return when they are forgotten: each transaction that commits is read, in every order of steps."""
+"""Producers and queries that return when they are forgotten, in every order of steps: what they commit is there."""
 
 from __future__ import annotations
+
+import itertools
+from functools import partial
 
 import pytest
 from sqlalchemy import delete
 
-from tests.tools.interleaving import before_locks, before_transactions, explore
-from txnstore.db.schema import producer_states
+from tests.tools.interleaving import Scenario, before_locks, before_transactions, explore
+from txnstore.db.cluster.catalogue import change_store_settings
+from txnstore.db.schema import producer_states, sink_batches, sink_inputs, sink_positions, sink_runs
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
+from txnstore.model import Record
+from txnstore.spark.sink_coordination import SinkInput, SinkRun, decide, last_batch, note_inputs, open_writer
 from txnstore.transactions.recovery import expire_producers
+from txnstore.transactions.sinks import forget_silent_sinks
+from txnstore.transactions.writers import append_as_writer
 
 pytestmark = pytest.mark.slow_on_postgresql
 
 DAY_MS = 86_400_000
+numbers = itertools.count(1)
 
 
 def forget_all(connection):
     connection.execute(delete(producer_states))
+
+
+def forget_sinks(connection):
+    for table in (sink_batches, sink_inputs, sink_positions, sink_runs):
+        connection.execute(delete(table))
 
 
 @pytest.mark.parametrize("sends_rest_with_commit", [False, True])
@@ -59,4 +75,52 @@ def test_a_producer_that_returns_as_it_is_forgotten_is_read_once_it_commits(
     )
     assert explored.deadlocks == 0
     # Forgotten before it returned, and returned in time.
+    assert outcomes == {0, 1}
+
+
+def test_a_query_that_returns_under_another_name_as_its_sink_is_forgotten_goes_on_and_is_remembered(world):
+    """No lock of a transactional id keeps it away: those who forget do not know the new one."""
+    settings = {"txnstore.sink.retention.ms": str(30 * DAY_MS)}
+    world.observer.write(lambda connection: change_store_settings(connection, settings))
+    outcomes = set()
+
+    def write(store, run, batch_id, target):
+        query_id = run.sink_id.partition(":")[2]
+        # It reads where it writes: that is there, and nobody asks what.
+        note_inputs(store, [SinkInput(query_id, run.run_id, batch_id, query_id, target, batch_id, batch_id + 1)])
+        writer = open_writer(store, run, batch_id)
+        if writer is None:
+            return decide(store, run, batch_id, [])
+        batch = encode([Record(b"a")], producer=writer.identity, base_sequence=0, is_transactional=True)
+        append_as_writer(store, writer, [Append(target, batch)], report=True)
+        return decide(store, run, batch_id, [writer.writer_id])
+
+    def make():
+        setting = world.setting(partition_count=1)
+        target = setting.partitions["p0"]
+        name = f"{setting.transactional_id}-{next(numbers)}"
+        first, second, third = (SinkRun(f"{name}-{place}", f"query:{name}", f"run {place}") for place in range(3))
+        assert write(world.observer, first, 0, target)
+        world.clock.advance(31 * DAY_MS)
+
+        def it_goes_on(finished):
+            assert finished["query"].result() is True
+            outcomes.add(finished["maintenance"].result())
+            assert world.observer.read(partial(last_batch, sink_id=second.sink_id)) == 1
+            # A replay, by whichever run: it is known.
+            assert not write(world.observer, second, 1, target)
+            assert not write(world.observer, third, 1, target)
+            # The next order must not find this sink.
+            world.observer.write(forget_sinks)
+
+        return Scenario(
+            {
+                "query": lambda: write(world.first, second, 1, target),
+                "maintenance": lambda: forget_silent_sinks(world.second),
+            },
+            at_end=it_goes_on,
+        )
+
+    explored = explore(make, stops=before_locks, preemptions_max=1, store=world.observer)
+    assert explored.deadlocks == 0
     assert outcomes == {0, 1}

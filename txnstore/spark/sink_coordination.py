@@ -55,6 +55,7 @@ from txnstore.transactions.protocol import (
     TransactionWriter,
 )
 from txnstore.transactions.recovery import SINK_OF_JOB
+from txnstore.transactions.sinks import lock_sink
 from txnstore.transactions.transaction import LockedTransaction, SentOffsets, write_in_time
 from txnstore.transactions.writers import enter_writer
 
@@ -281,6 +282,8 @@ def _request(connection: Connection, run: SinkRun, timeout_ms: int | None = None
 
 
 def _insert_run(connection: Connection, run: SinkRun, identity: ProducerIdentity) -> None:
+    # Whoever finds the sink silent, and forgets it, comes before or after.
+    lock_sink(connection, run.sink_id)
     number = 1 + int(connection.execute(_LAST_NUMBER, {"of_transactional_id": run.transactional_id}).scalar_one())
     connection.execute(
         _INSERT_RUN,

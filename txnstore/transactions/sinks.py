@@ -42,9 +42,16 @@ _IDS_OF_SINK: Final = union(
     select(sink_batches.c.transactional_id).where(sink_batches.c.sink_id == _OF_SINK),
     select(sink_runs.c.transactional_id).where(sink_runs.c.sink_id == _OF_SINK),
 )
+# Whoever enters a new run takes these locks, too: it may come under a transactional id that the sink never had.
+_LOCK: Final = [
+    select(*table.primary_key).where(table.c.sink_id == _OF_SINK).order_by(*table.primary_key).with_for_update()
+    for table in (sink_runs, sink_batches)
+]
 _LAST_ACTIVITY: Final = select(func.max(_ACTIVITY.c.at_ms)).where(_ACTIVITY.c.sink_id == _OF_SINK)
 _FORGET: Final = [
-    delete(table).where(table.c.sink_id == _OF_SINK) for table in (sink_batches, sink_positions, sink_inputs, sink_runs)
+    *(delete(table).where(table.c.sink_id == _OF_SINK) for table in (sink_batches, sink_positions, sink_runs)),
+    # A run that comes just now has noted what it reads before anything else.
+    delete(sink_inputs).where(sink_inputs.c.sink_id == _OF_SINK, sink_inputs.c.noted_ms <= _BEFORE),
 ]
 _KEY: Final = tuple_(*sink_inputs.primary_key)
 _OLD_INPUTS: Final = (
@@ -88,6 +95,12 @@ def forget_silent_sinks(store: Store, portions: Portions | None = None) -> int:
     return forgotten
 
 
+def lock_sink(connection: Connection, sink_id: str) -> None:
+    """Let nobody forget the sink before this database transaction ends; behind the locks of transactional ids."""
+    for statement in _LOCK:
+        connection.execute(statement, {"of_sink_id": sink_id})
+
+
 def _ages(connection: Connection) -> tuple[int | None, int]:
     """Return since when a sink has to be silent, None: for ever; and since when a note has to be there."""
     settings = read_store_settings(connection)
@@ -105,12 +118,13 @@ def _forget_sink(sink_id: str, before_ms: int, connection: Connection) -> bool:
         row = LockedTransaction.lock(connection, transactional_id).row
         if row is not None and row.state not in EXPIRABLE:
             return False
+    lock_sink(connection, sink_id)
     last_ms = connection.execute(_LAST_ACTIVITY, of).scalar()
     if last_ms is None or last_ms > before_ms:
         # It has woken up meanwhile, or somebody else was faster.
         return False
     for statement in _FORGET:
-        connection.execute(statement, of)
+        connection.execute(statement, {**of, "before_ms": before_ms})
     return True
 
 

@@ -100,7 +100,8 @@ _PRODUCER: Final[Mapping[str, Sequence[Right]]] = {
     "transaction_branches": _ALL,
     "transaction_log": _ADD,
     "pending_markers": _LISTED,
-    "sink_batches": _LISTED,
+    # A batch of an older checkpoint takes the place of one with its number.
+    "sink_batches": _ALL,
     "sink_runs": _ALL,
     "sink_inputs": _LISTED,
     "sink_positions": _ALL,
