@@ -124,6 +124,10 @@ class OffsetAndMetadata:
 NO_GENERATION: Final = -1
 
 
+#: What the ids of groups begin with that are no consumers: txnstore keeps a place of its own in their offsets.
+INTERNAL_GROUP_PREFIX: Final = "__txnstore_"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupMembership:
     """Who commits offsets: Kafka's consumer group metadata (KIP-447)."""

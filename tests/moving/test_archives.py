@@ -10,17 +10,23 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import select
 
 from tests.moving.histories import HEADERS, messages
 from txnstore import KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.cluster.cluster import open_cluster
+from txnstore.db.schema import groups
 from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+from txnstore.groups.administration import find_group, list_groups
+from txnstore.log import retention
 from txnstore.log.fetch import fetch
+from txnstore.model import INTERNAL_GROUP_PREFIX
 from txnstore.moving import archiving, loading
 from txnstore.moving.archive_files import SCHEMA, Contents, reading
 from txnstore.moving.archiving import Selection, export
 from txnstore.moving.loading import load
+from txnstore.observability.store_figures import FigureLimits, StoreFigures, read_cluster_figures
 
 BASE_MS = 1_600_000_000_000
 
@@ -215,6 +221,25 @@ def test_what_is_loaded_is_what_was_exported_and_it_is_loaded_once(cluster, url,
     assert len(messages(url, "again")) == 50
     described = AdminClient({"bootstrap.servers": url}).list_topics("again").topics["again"]
     assert len(described.partitions) == 2
+
+
+def test_how_far_a_load_is_stands_in_no_list_of_consumers(cluster, url, tmp_path) -> None:
+    path = tmp_path / "orders.parquet"
+    export(cluster, "orders", path)
+    load(cluster, path, {"bootstrap.servers": url}, "again")
+    store = cluster.controller
+    names = store.read(lambda connection: connection.execute(select(groups.c.group_id)).scalars().all())
+    (name,) = (name for name in names if name.startswith(INTERNAL_GROUP_PREFIX))
+    assert name not in {group.group_id for group in store.read(list_groups)}
+    listed = AdminClient({"bootstrap.servers": url}).list_consumer_groups().result().valid
+    assert listed is not None
+    assert name not in {group.group_id for group in listed}
+    figures = read_cluster_figures(cluster, FigureLimits())[store.database_id]
+    assert isinstance(figures, StoreFigures)
+    assert name not in {position.group_id for position in figures.positions}
+    # It counts row groups: no retention waits for it.
+    assert name not in {row.group_id for row in retention._committed(store)}
+    assert store.read(lambda connection: find_group(connection, name)) is not None
 
 
 LIVES = 3

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 import typer
 from rich.console import Console
 from rich.text import Text
-from sqlalchemy import BindParameter, Connection, bindparam, select, tuple_, union
+from sqlalchemy import BindParameter, Connection, bindparam, func, select, tuple_, union
 
 from txnstore.cli.options import Json, Schema, Url, complete_topic, examples, opened
 from txnstore.cli.output import CommandFailed, printable, say, show_json
@@ -24,7 +24,7 @@ from txnstore.db.schema import finished_transactions, group_offsets, record_batc
 from txnstore.log.bounds import read_bounds
 from txnstore.log.fetch import IN_RANGE
 from txnstore.log.topics import get_topic
-from txnstore.model import ControlType
+from txnstore.model import INTERNAL_GROUP_PREFIX, ControlType
 
 #: More offsets than this do not make a drawing any more.
 OFFSETS_MAX: Final = 2_000
@@ -55,6 +55,7 @@ _FINISHED: Final = union(
 _GROUPS: Final = (
     select(group_offsets.c.group_id, group_offsets.c.committed_offset, group_offsets.c.offset_in_transaction)
     .where(group_offsets.c.partition_id == bindparam("of_partition_id"))
+    .where(func.substr(group_offsets.c.group_id, 1, len(INTERNAL_GROUP_PREFIX)) != INTERNAL_GROUP_PREFIX)
     .order_by(group_offsets.c.group_id)
 )
 # The journal remembers which transactional id a producer id belonged to.

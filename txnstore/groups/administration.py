@@ -23,7 +23,7 @@ from txnstore.groups.offsets import commit_offsets
 from txnstore.groups.rebalance_rules import state_among
 from txnstore.groups.rows import lock_group, read_member, remove_expired
 from txnstore.log.topics import names_of_partitions
-from txnstore.model import GroupMembership, OffsetAndMetadata, PartitionName
+from txnstore.model import INTERNAL_GROUP_PREFIX, GroupMembership, OffsetAndMetadata, PartitionName
 
 _GROUPS: Final = select(groups).order_by(groups.c.group_id)
 _MEMBERS: Final = select(group_members, (group_members.c.deadline_ms <= server_now_ms()).label("is_expired")).order_by(
@@ -116,11 +116,15 @@ class ListedOffsets:
 
 
 def list_groups(connection: Connection) -> list[ListedGroup]:
-    """Return all groups, by their ids."""
+    """Return all groups, by their ids, but for those in whose offsets txnstore keeps a place of its own."""
     members: dict[str, list[Row[Any]]] = {}
     for row in connection.execute(_MEMBERS):
         members.setdefault(row.group_id, []).append(row)
-    return [_group(row, members.get(row.group_id, ())) for row in connection.execute(_GROUPS)]
+    return [
+        _group(row, members.get(row.group_id, ()))
+        for row in connection.execute(_GROUPS)
+        if not row.group_id.startswith(INTERNAL_GROUP_PREFIX)
+    ]
 
 
 def find_group(connection: Connection, group_id: str) -> ListedGroup | None:

@@ -41,7 +41,7 @@ from txnstore.log.partition_storage import (
     count_stored,
     read_storage,
 )
-from txnstore.model import OFFSET_MAX
+from txnstore.model import INTERNAL_GROUP_PREFIX, OFFSET_MAX
 
 #: A limit that is none; also Kafka's number for it.
 UNLIMITED: Final = -1
@@ -95,6 +95,7 @@ _COMMITTED: Final = (
             ),
         )
     )
+    .where(func.substr(group_offsets.c.group_id, 1, len(INTERNAL_GROUP_PREFIX)) != INTERNAL_GROUP_PREFIX)
     .order_by(group_offsets.c.group_id, group_offsets.c.partition_id)
     .limit(LISTED_MAX)
 )

@@ -22,6 +22,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import InvalidRequest, TopicAlreadyExists
 from txnstore.log.cluster_topics import create_topic
 from txnstore.log.topics import Topic, find_topics
+from txnstore.model import INTERNAL_GROUP_PREFIX
 from txnstore.moving.archive_files import Contents, reading, row_group_rows
 
 #: How many records are objects at once, besides those in the producer's queue.
@@ -123,7 +124,7 @@ class _Loading:
     """The producer of one load, and the group by which it remembers how far it is."""
 
     def __init__(self, settings: Mapping[str, Any], topic: str, contents: Contents) -> None:
-        name = f"txnstore-load-{contents.archive_id}-{topic}"
+        name = f"{INTERNAL_GROUP_PREFIX}load_{contents.archive_id}_{topic}"
         self._topic = topic
         # Of the group's offsets, the one of partition 0 counts row groups.
         self._place = TopicPartition(topic, 0)

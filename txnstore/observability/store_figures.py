@@ -30,7 +30,7 @@ from txnstore.errors import TxnStoreError
 from txnstore.groups.unread import CountedLag, bound_lag, count_lag
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.topics import names_of_partitions
-from txnstore.model import PartitionName
+from txnstore.model import INTERNAL_GROUP_PREFIX, PartitionName
 from txnstore.transactions.protocol import DECIDED, TransactionState
 
 
@@ -188,6 +188,7 @@ _POSITIONS: Final = (
         group_offsets.c.committed_offset,
         group_offsets.c.offset_in_transaction.is_not(None),
     )
+    .where(func.substr(group_offsets.c.group_id, 1, len(INTERNAL_GROUP_PREFIX)) != INTERNAL_GROUP_PREFIX)
     .order_by(group_offsets.c.group_id, group_offsets.c.partition_id)
     .limit(bindparam("rows_max"))
 )
