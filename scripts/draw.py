@@ -17,7 +17,7 @@ from txnstore.clients.configuration.keys import KEYS
 from txnstore.clients.producer.state import ALLOWED_IN, RESUMABLE, TransactionCall, TransactionStage
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
 from txnstore.db.growth import GROWTH
-from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS
+from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS, PENDING_OFFSETS_COLUMNS
 from txnstore.db.schema import metadata
 from txnstore.doctor.postgresql import POSTGRESQL_CHECKS
 from txnstore.doctor.sqlite import SQLITE_CHECKS
@@ -52,11 +52,16 @@ def draw_tables() -> Iterator[str]:
 
 
 def draw_views() -> Iterator[str]:
-    """Draw the columns of the view of open transactions."""
-    yield "| column | holds |"
-    yield "| --- | --- |"
-    for name, holds in OPEN_TRANSACTIONS_COLUMNS.items():
-        yield f"| `{name}` | {_cell(holds)} |"
+    """Draw the columns of the views of what is open."""
+    for view, columns in (
+        ("open_transactions", OPEN_TRANSACTIONS_COLUMNS),
+        ("pending_offsets", PENDING_OFFSETS_COLUMNS),
+    ):
+        yield f"| column of `{view}` | holds |"
+        yield "| --- | --- |"
+        for name, holds in columns.items():
+            yield f"| `{name}` | {_cell(holds)} |"
+        yield ""
 
 
 def draw_checks() -> Iterator[str]:

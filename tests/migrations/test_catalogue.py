@@ -7,11 +7,9 @@ from sqlalchemy import CheckConstraint, MetaData, UniqueConstraint
 
 from txnstore.db import ddl
 from txnstore.db.ddl import Bytes
-from txnstore.db.names import CODE_SCHEMA, OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW
+from txnstore.db.names import CODE_SCHEMA, VIEWS
 from txnstore.db.opening import open_store
 from txnstore.db.schema import enter_options_of_postgresql, metadata
-
-VIEWS = (RECORDS_VIEW, OPEN_TRANSACTIONS_VIEW)
 
 
 def test_the_catalogue_after_all_migrations_is_that_of_the_schema_module(after_migrating, after):

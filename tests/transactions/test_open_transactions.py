@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import socket
@@ -9,22 +10,24 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from sqlalchemy import insert, select, text
+from sqlalchemy import delete, insert, select, text
 
-from tests.tools.elsewhere import Elsewhere
+from tests.tools.elsewhere import Elsewhere, decide
+from tests.transactions.bench import sent_offsets
 from txnstore import Producer
 from txnstore.cli.program import program_with
 from txnstore.db.cluster.cluster import open_cluster
-from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS
+from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS, PENDING_OFFSETS_COLUMNS, pending_offsets
 from txnstore.db.opening import open_store
 from txnstore.db.schema import (
     partition_heads,
     producer_states,
     transaction_branches,
+    transaction_groups,
     transaction_partitions,
     transactions,
 )
-from txnstore.errors import TransactionAbortable
+from txnstore.errors import ProducerFenced, TransactionAbortable
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
@@ -36,7 +39,7 @@ from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions import listing, open_transactions
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import hanging_transactions
-from txnstore.transactions.open_transactions import each_open, each_open_in
+from txnstore.transactions.open_transactions import each_held, each_open, each_open_in
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction, abort_overdue
 from txnstore.transactions.writers import append_as_writer, join_transaction
@@ -211,6 +214,77 @@ def test_the_session_that_keeps_its_lock_is_named(txnstore_postgresql_url):
             assert [one.backend_pid for one in each_open_in(store)] == [stuck.info.backend_pid]
             stuck.rollback()
             assert [one.backend_pid for one in each_open_in(store)] == [None]
+
+
+def held_of_view(store):
+    return store.read(lambda c: [dict(row) for row in c.execute(select(pending_offsets)).mappings()])
+
+
+@pytest.mark.parametrize("transactional_id", ["load-day", "it's mine; rm -rf"])
+def test_one_that_holds_offsets_alone_is_named_with_what_frees_its_group(url, capsys, transactional_id):
+    with open_store(url) as store:
+        partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+        coordinator = TransactionCoordinator(store)
+        client = ClientProcess("loader", "here", 7)
+        producer = coordinator.init_producer_id(transactional_id, client=client).identity
+        coordinator.send_offsets(transactional_id, producer, sent_offsets("billing", {partition_id: 3}))
+        # This one has a record, and is named for that.
+        other = begin(store, partition_id, "other")[1]
+        coordinator.send_offsets("other", other, sent_offsets("shipping", {partition_id: 4}))
+    with open_cluster(url) as cluster:
+        store = cluster.controller
+        one, with_record = each_held(cluster)
+        row, _ = held_of_view(store)
+        assert tuple(row) == tuple(PENDING_OFFSETS_COLUMNS)
+        assert (one.group_id, str(one.partition), one.pending_offset) == ("billing", "orders-0", 3)
+        assert (row["group_id"], row["topic"], row["partition"], row["pending_offset"]) == ("billing", "orders", 0, 3)
+        assert one.transactional_id == row["transactional_id"] == transactional_id
+        assert (one.client, row["client_process_id"], row["state"]) == (client, 7, "Ongoing")
+        assert one.freed_by == row["freed_by"]
+        assert with_record.group_id == "shipping"
+        assert [each.group_id for each in each_held(cluster, [partition_id + 1])] == []
+        command(url, "txnstore transactions list-open orders --json")
+        listed = json.loads(capsys.readouterr().out)
+        assert [(each["group"], each["first_offset"], each["freed_by"]) for each in listed] == [
+            (None, 0, "txnstore transactions abort other"),
+            ("billing", None, one.freed_by),
+        ]
+        command(url, one.freed_by)
+        assert [each.group_id for each in each_held(cluster)] == ["shipping"]
+        with pytest.raises(ProducerFenced):
+            TransactionCoordinator(store).end_transaction(transactional_id, producer, commit=True)
+        assert_sound(store)
+
+
+def test_only_a_group_that_its_coordinator_lists_is_its_transactions(store, partition_id):
+    coordinator = TransactionCoordinator(store)
+    producer = coordinator.init_producer_id("load").identity
+    coordinator.send_offsets("load", producer, sent_offsets("billing", {partition_id: 3}))
+    store.write(lambda connection: connection.execute(delete(transaction_groups)))
+    (row,) = held_of_view(store)
+    assert (row["transactional_id"], row["state"]) == (None, None)
+    assert row["freed_by"] == f"txnstore transactions abort --producer-id {producer.producer_id}"
+    store.write(lambda c: c.execute(insert(transaction_groups), {"transactional_id": "load", "group_id": "billing"}))
+    decide(store, "load", producer, commit=False)
+    (row,) = held_of_view(store)
+    assert (row["state"], row["freed_by"]) == ("PrepareAbort", "txnstore maintain --once")
+
+
+def test_pages_of_what_is_held_leave_nothing_out(url, monkeypatch):
+    with open_store(url) as store:
+        topic = store.write(lambda connection: create_topic(connection, "orders", partition_count=3))
+        coordinator = TransactionCoordinator(store)
+        for number in range(3):
+            producer = coordinator.init_producer_id(f"load {number}").identity
+            for group in ("a", "b"):
+                coordinator.send_offsets(
+                    f"load {number}", producer, sent_offsets(group, dict.fromkeys(topic.partition_ids, number))
+                )
+    monkeypatch.setattr(open_transactions, "PAGE_ROWS", 4)
+    monkeypatch.setattr(open_transactions, "_NEXT_HELD", open_transactions._NEXT_HELD.limit(4))
+    with open_cluster(url) as cluster:
+        found = [(each.group_id, str(each.partition), each.pending_offset) for each in each_held(cluster)]
+    assert len(set(found)) == len(found) == 18
 
 
 def plant(store, count, *, known):

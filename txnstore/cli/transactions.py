@@ -44,7 +44,7 @@ from txnstore.errors import InvalidTransactionState
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
-from txnstore.model import ProducerIdentity
+from txnstore.model import ClientProcess, ProducerIdentity
 from txnstore.participants.recovery import RecoveredBranches, recover_branches
 from txnstore.transactions.branch_rows import RegisteredBranch, all_branches
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
@@ -56,7 +56,7 @@ from txnstore.transactions.listing import (
     hanging_transactions,
     list_transactions,
 )
-from txnstore.transactions.open_transactions import OpenTransaction, each_open
+from txnstore.transactions.open_transactions import HeldOffsets, OpenTransaction, each_held, each_open
 from txnstore.transactions.protocol import STORED, TransactionState
 from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction
 
@@ -117,6 +117,9 @@ _OPEN_COLUMNS: Final = (
     Column("state", "STATE"),
     Column("freed_by", "FREED BY"),
 )
+
+#: Only where a group waits.
+_GROUP_COLUMN: Final = Column("group", "GROUP")
 
 _BRANCH_COLUMNS: Final = (
     Column("gid", "GID"),
@@ -268,7 +271,7 @@ def abort(
     """Abort an open transaction as a whole, wherever it wrote; its producer learns of this with its next request.
 
     Give its transactional id; or --topic and --partition with --start-offset, or with --producer-id and
-    --producer-epoch.
+    --producer-epoch; or --producer-id alone, for one that its coordinator knows.
     """
     by_offset = start_offset is not None
     by_producer = producer_id is not None or producer_epoch is not None
@@ -278,6 +281,9 @@ def abort(
     with opened(url, schema) as cluster:
         if transactional_id is not None:
             _abort_id(cluster, transactional_id, yes=yes)
+            return
+        if producer_id is not None and topic is None and partition is None and not by_offset and producer_epoch is None:
+            _abort_id(cluster, _transactional_id_of(cluster, producer_id), yes=yes)
             return
         if topic is None or partition is None or by_offset == by_producer:
             raise typer.BadParameter(
@@ -323,12 +329,17 @@ def list_open(
 ) -> None:
     """Show what holds readers back: the open transactions of each partition, the oldest first, and what ends each.
 
-    CLIENT is what the process that writes says of itself. Readers of a partition wait for its first transaction.
+    CLIENT is what the process that writes says of itself. Readers of a partition wait for its first transaction. One
+    without a record there that holds offsets of a GROUP keeps the group's consumers waiting; these come last.
     """
     ids_of = _partition_ids(topic, partition)
     with opened(url, schema) as cluster:
-        found = [_open_row(each) for each in each_open(cluster, cluster.controller.read(ids_of))]
-    show_rows(found, _OPEN_COLUMNS, as_json=as_json)
+        partition_ids = cluster.controller.read(ids_of)
+        found = [_open_row(each) for each in each_open(cluster, partition_ids)]
+        named = {row["producer_id"] for row in found}
+        held = [_held_row(each) for each in each_held(cluster, partition_ids) if each.producer_id not in named]
+    columns = _OPEN_COLUMNS if not held else (*_OPEN_COLUMNS[:3], _GROUP_COLUMN, *_OPEN_COLUMNS[3:])
+    show_rows([*found, *held], columns, as_json=as_json)
 
 
 @app.command(
@@ -467,6 +478,14 @@ def _producer(state: ProducerInPartition) -> dict[str, Any]:
     }
 
 
+def _transactional_id_of(cluster: Cluster, producer_id: int) -> str:
+    wanted = TransactionFilter(producer_ids=[producer_id])
+    for store in cluster.stores():
+        for row in store.read(lambda connection: list_transactions(connection, wanted)):
+            return row.transactional_id
+    raise CommandFailed(f"no transactional id has the producer id {producer_id} now; what does `txnstore verify` say?")
+
+
 def _abort_id(cluster: Cluster, transactional_id: str, *, yes: bool) -> None:
     check_transactional_id(transactional_id)
     cluster.at_coordinator(transactional_id, lambda store: _abort_at(store, cluster, transactional_id, yes=yes))
@@ -523,10 +542,12 @@ def _open_row(one: OpenTransaction) -> dict[str, Any]:
         "topic": one.partition.topic,
         "partition": one.partition.partition,
         "first_offset": one.first_offset,
+        "group": None,
+        "pending_offset": None,
         "is_oldest": one.is_oldest,
         "transactional_id": one.transactional_id,
         "state": "hanging" if one.is_hanging else None if one.state is None else one.state.kafka_name,
-        "client": None if client is None else f"{client.client_id} ({client.host}, process {client.process_id})",
+        "client": _client_text(client),
         "client_id": None if client is None else client.client_id,
         "client_host": None if client is None else client.host,
         "client_process_id": None if client is None else client.process_id,
@@ -542,6 +563,39 @@ def _open_row(one: OpenTransaction) -> dict[str, Any]:
         "coordinator_epoch": one.coordinator_epoch,
         "coordinator": broker_id_of(one.coordinator_database_id),
     }
+
+
+def _held_row(one: HeldOffsets) -> dict[str, Any]:
+    client = one.client
+    return {
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "first_offset": None,
+        "group": one.group_id,
+        "pending_offset": one.pending_offset,
+        "is_oldest": False,
+        "transactional_id": one.transactional_id,
+        "state": None if one.state is None else one.state.kafka_name,
+        "client": _client_text(client),
+        "client_id": None if client is None else client.client_id,
+        "client_host": None if client is None else client.host,
+        "client_process_id": None if client is None else client.process_id,
+        "open_for_ms": one.age_ms,
+        "timeout_ms": one.timeout_ms,
+        "started_ms": one.started_ms,
+        "last_write_ms": one.sent_ms,
+        "prepared_gids": [],
+        "backend_pid": None,
+        "freed_by": one.freed_by,
+        "producer_id": one.producer_id,
+        "producer_epoch": one.producer_epoch,
+        "coordinator_epoch": None,
+        "coordinator": broker_id_of(one.coordinator_database_id),
+    }
+
+
+def _client_text(client: ClientProcess | None) -> str | None:
+    return None if client is None else f"{client.client_id} ({client.host}, process {client.process_id})"
 
 
 def _open_at(states: Iterable[ProducerInPartition], partition_id: int, name: str, start_offset: int) -> OpenInPartition:

@@ -142,12 +142,12 @@ def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
 def before_tables_go(kind: str, schema: str | None) -> list[Verbatim]:
     """Return what has to go before the tables can."""
     if kind == "sqlite":
-        views = (open_transactions_view.drop_on_sqlite(), records_view_sqlite.drop_view())
+        views = (*open_transactions_view.drop_on_sqlite(), records_view_sqlite.drop_view())
         return [Verbatim(statement) for statement in views]
     assert schema is not None
     statements = (
         *commit_function.drop_functions(schema),
-        open_transactions_view.drop_on_postgresql(schema),
+        *open_transactions_view.drop_on_postgresql(schema),
         records_view_postgresql.drop_view(schema),
     )
     return [Verbatim(statement) for statement in statements]

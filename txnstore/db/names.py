@@ -14,6 +14,8 @@ SQLITE_PREFIX: Final = "txnstore_"
 VERSION_TABLE: Final = "alembic_version"
 RECORDS_VIEW: Final = "records"
 OPEN_TRANSACTIONS_VIEW: Final = "open_transactions"
+PENDING_OFFSETS_VIEW: Final = "pending_offsets"
+VIEWS: Final = (RECORDS_VIEW, OPEN_TRANSACTIONS_VIEW, PENDING_OFFSETS_VIEW)
 
 
 class StoreName(quoted_name):

@@ -16,7 +16,7 @@ from txnstore.db import migrating
 from txnstore.db.backend import Backend, Limits
 from txnstore.db.closing import Move, move_of, refuse
 from txnstore.db.identity import record_identity
-from txnstore.db.names import DEFAULT_SCHEMA, OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.names import DEFAULT_SCHEMA, VERSION_TABLE, VIEWS
 from txnstore.db.schema import (
     OLDEST_WRITER_VERSION,
     SCHEMA_VERSION,
@@ -38,7 +38,7 @@ from txnstore.errors import (
 from txnstore.late_import import collecting_later
 
 _OUR_TABLES: Final = frozenset(str(table.name) for table in metadata.tables.values())
-_OUR_NAMES: Final = _OUR_TABLES | {VERSION_TABLE, RECORDS_VIEW, OPEN_TRANSACTIONS_VIEW}
+_OUR_NAMES: Final = _OUR_TABLES | {VERSION_TABLE, *VIEWS}
 #: What PostgreSQL keeps of an identifier; it cuts a longer one silently.
 _IDENTIFIER_BYTES: Final = 63
 

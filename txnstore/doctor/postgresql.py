@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from txnstore.db.backend import Limits
-from txnstore.db.names import OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.names import VERSION_TABLE, VIEWS
 from txnstore.db.postgresql.backend import OLDEST_SERVER_VERSION
 from txnstore.db.postgresql.facts import PostgreSQLFacts
 from txnstore.db.schema import metadata
@@ -35,7 +35,7 @@ CLOCK_AHEAD_MS_MAX: Final = 5_000
 #: What a producer's transaction may take by default, as long as an enlisted connection may be idle.
 _TRANSACTION_MS: Final = 60_000
 _OURS: Final = frozenset(str(table.name) for table in metadata.tables.values())
-_RIGHTS_OF: Final = _OURS | {VERSION_TABLE, RECORDS_VIEW, OPEN_TRANSACTIONS_VIEW}
+_RIGHTS_OF: Final = _OURS | {VERSION_TABLE, *VIEWS}
 
 
 def _version(facts: PostgreSQLFacts) -> Iterator[str]:

@@ -6,6 +6,7 @@ where another database of the cluster coordinates a transaction, that one is ask
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +15,10 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, bindparam, select, tuple_, union_all
 
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.open_transactions_view import is_plain_name, open_transactions
+from txnstore.db.open_transactions_view import is_plain_name, open_transactions, pending_offsets
 from txnstore.db.schema import (
     transaction_branches,
+    transaction_groups,
     transaction_partitions,
     transaction_writer_partitions,
     transaction_writers,
@@ -40,6 +42,16 @@ _NEXT_IN: Final = (
     _OPENED.where(open_transactions.c.partition_id == bindparam("after_partition_id"))
     .where(open_transactions.c.first_offset > bindparam("after_offset"))
     .order_by(open_transactions.c.first_offset)
+)
+_HELD_ORDER: Final = (pending_offsets.c.group_id, pending_offsets.c.partition_id, pending_offsets.c.producer_id)
+_NEXT_HELD: Final = (
+    select(pending_offsets, server_now_ms().label("now_ms"))
+    .where(
+        tuple_(*_HELD_ORDER)
+        > tuple_(bindparam("after_group_id"), bindparam("after_partition_id"), bindparam("after_producer_id"))
+    )
+    .order_by(*_HELD_ORDER)
+    .limit(PAGE_ROWS)
 )
 _OWNER: Final = (
     transactions.c.transactional_id,
@@ -73,6 +85,18 @@ _OWNERS: Final = union_all(
     )
     .where(transactions.c.state.in_(_STATES))
     .where(transaction_writers.c.writer_producer_id.in_(bindparam("producer_ids", expanding=True))),
+)
+_OWNERS_OF_GROUPS: Final = (
+    select(
+        transactions.c.producer_id,
+        transaction_groups.c.group_id,
+        *_OWNER,
+        *(transactions.c[name] for name in CLIENT_COLUMNS),
+        server_now_ms().label("now_ms"),
+    )
+    .join(transaction_groups, transaction_groups.c.transactional_id == transactions.c.transactional_id)
+    .where(transactions.c.state.in_(_STATES))
+    .where(transactions.c.producer_id.in_(bindparam("producer_ids", expanding=True)))
 )
 _GIDS: Final = (
     select(transaction_branches.c.transactional_id, transaction_branches.c.gid)
@@ -168,6 +192,111 @@ def each_open_in(store: Store, partition_ids: Collection[int] | None = None) -> 
     """
     for page in _pages(store, partition_ids):
         yield from page
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOffsets:
+    """What an open transaction holds of a group's offsets in a partition: whoever asks for these waits for its end."""
+
+    group_id: str
+    partition: PartitionName
+    pending_offset: int
+    producer_id: int
+    producer_epoch: int
+    coordinator_database_id: int
+    sent_ms: int
+    """When the offset was sent, by the clock of the group's database."""
+
+    age_ms: int
+    """For how long the transaction has been open; if no coordinator lists it, since it sent the offset."""
+
+    transactional_id: str | None = None
+    """None: no coordinator lists the group, as far as one could be asked."""
+
+    state: TransactionState | None = None
+    client: ClientProcess | None = None
+    """The process of the producer, as it says itself; None: it does not."""
+
+    timeout_ms: int | None = None
+    started_ms: int | None = None
+
+    @property
+    def freed_by(self) -> str:
+        """The command that ends it, with `--url` or TXNSTORE_URL for the database."""
+        if self.state in DECIDED:
+            return "txnstore maintain --once"
+        if self.transactional_id is not None and is_plain_name(self.transactional_id):
+            return f"txnstore transactions abort {self.transactional_id}"
+        return f"txnstore transactions abort --producer-id {self.producer_id}"
+
+
+def each_held(cluster: Cluster, partition_ids: Collection[int] | None = None) -> Iterator[HeldOffsets]:
+    """Yield what transactions hold of groups' offsets, by group and partition; each page is a snapshot of its own.
+
+    Of a database that cannot be reached nothing is said, unless it is the only one.
+
+    Raises:
+        TxnStoreError: the database cannot be read.
+    """
+    wanted = None if partition_ids is None else set(partition_ids)
+    for store in cluster.stores():
+        after: dict[str, Any] = {"after_group_id": "", "after_partition_id": -1, "after_producer_id": -1}
+        while True:
+            found = store.read(lambda connection, after=after: connection.execute(_NEXT_HELD, after).all())  # type: ignore[misc]
+            page = [_held_from_view(row) for row in found if wanted is None or row.partition_id in wanted]
+            yield from _held_with_owners(cluster, store, page)
+            if len(found) < PAGE_ROWS:
+                break
+            after = {f"after_{name}": getattr(found[-1], name) for name in ("group_id", "partition_id", "producer_id")}
+
+
+def _held_from_view(row: Row[Any]) -> HeldOffsets:
+    return HeldOffsets(
+        group_id=row.group_id,
+        partition=PartitionName(row.topic, row.partition),
+        pending_offset=row.pending_offset,
+        producer_id=row.producer_id,
+        producer_epoch=row.producer_epoch,
+        coordinator_database_id=row.coordinator_database_id,
+        sent_ms=row.sent_ms,
+        # Not the view's own: the store may have another clock.
+        age_ms=row.now_ms - (row.sent_ms if row.started_ms is None else row.started_ms),
+        transactional_id=row.transactional_id,
+        state=None if row.state is None else _STATE_OF[row.state],
+        client=client_from_row(row),
+        timeout_ms=row.timeout_ms,
+        started_ms=row.started_ms,
+    )
+
+
+def _held_with_owners(cluster: Cluster, store: Store, page: Sequence[HeldOffsets]) -> Iterator[HeldOffsets]:
+    """Yield the page with what the coordinators know that live in other databases."""
+    elsewhere: dict[int, set[int]] = defaultdict(set)
+    for one in page:
+        if one.transactional_id is None and one.coordinator_database_id != store.database_id:
+            elsewhere[one.coordinator_database_id].add(one.producer_id)
+    known: dict[tuple[int, str], Row[Any]] = {}
+    for database_id, producer_ids in elsewhere.items():
+        of = {"producer_ids": sorted(producer_ids)}
+        with contextlib.suppress(StoreUnavailable, MissingMember):
+            owners = cluster.own(database_id).read(
+                lambda connection, of=of: connection.execute(_OWNERS_OF_GROUPS, of).all()  # type: ignore[misc]
+            )
+            known |= {(row.producer_id, row.group_id): row for row in owners}
+    for one in page:
+        row = known.get((one.producer_id, one.group_id))
+        if row is None:
+            yield one
+            continue
+        yield replace(
+            one,
+            transactional_id=row.transactional_id,
+            state=TransactionState(row.state),
+            client=client_from_row(row),
+            timeout_ms=row.timeout_ms,
+            started_ms=row.start_ms,
+            age_ms=row.now_ms - row.start_ms,
+        )
 
 
 def _pages(store: Store, partition_ids: Collection[int] | None) -> Iterator[list[OpenTransaction]]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, text
 
-from txnstore.db.names import OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE, VIEWS
 from txnstore.db.postgresql.commit_function import NAME, NAME_WITHIN
 from txnstore.db.roles.rights import BELONGING, BOUNDED, CALLS_FUNCTIONS, VIEWS_OF, Kind, Per, Right, rights_of
 from txnstore.db.schema import databases, metadata
@@ -27,7 +27,6 @@ from txnstore.errors import InvalidRequest
 ANY: Final = "*"
 #: The first version in which a view can ask with the rights of whoever reads it.
 _HAS_INVOKER_VIEWS: Final = 150_000
-_VIEWS: Final = (RECORDS_VIEW, OPEN_TRANSACTIONS_VIEW)
 _IDENTIFIER_BYTES: Final = 63
 _POLICY_PREFIX: Final = "txnstore"
 _DIGEST_LENGTH: Final = 16
@@ -236,7 +235,7 @@ class _Statements:
         yield f"ALTER SCHEMA {_quoted(self.schema)} {to_role}"
         for table in (*_our_tables(), VERSION_TABLE):
             yield f"ALTER TABLE {self._named(table)} {to_role}"
-        for view in _VIEWS:
+        for view in VIEWS:
             yield f"ALTER VIEW {self._named(view)} {to_role}"
         for function in (NAME_WITHIN, NAME):
             yield f"ALTER FUNCTION {self._named(function)} {to_role}"
@@ -292,7 +291,7 @@ class _Statements:
         from_role = f"FROM {_quoted(self.role)}"
         for function in (NAME, NAME_WITHIN):
             yield f"REVOKE ALL ON FUNCTION {self._named(function)} {from_role}"
-        for table in (*_VIEWS, *_our_tables(), VERSION_TABLE):
+        for table in (*VIEWS, *_our_tables(), VERSION_TABLE):
             yield f"REVOKE ALL ON {self._named(table)} {from_role}"
         yield f"REVOKE ALL ON SCHEMA {_quoted(self.schema)} {from_role}"
         for table, policy in policies:

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from txnstore.db.names import OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, VERSION_TABLE
+from txnstore.db.names import OPEN_TRANSACTIONS_VIEW, PENDING_OFFSETS_VIEW, RECORDS_VIEW, VERSION_TABLE, VIEWS
 from txnstore.db.schema import metadata, outbox, record_batches
 
 
@@ -154,6 +154,6 @@ CALLS_FUNCTIONS: Final = (Kind.PRODUCER, Kind.CONSUMER, Kind.COORDINATOR)
 #: The views that a kind reads. A role with limits may be given that of records alone, which asks with its own rights.
 VIEWS_OF: Final[Mapping[Kind, Sequence[str]]] = {
     Kind.CONSUMER: (RECORDS_VIEW,),
-    Kind.COORDINATOR: (RECORDS_VIEW, OPEN_TRANSACTIONS_VIEW),
-    Kind.MONITOR: (OPEN_TRANSACTIONS_VIEW,),
+    Kind.COORDINATOR: VIEWS,
+    Kind.MONITOR: (OPEN_TRANSACTIONS_VIEW, PENDING_OFFSETS_VIEW),
 }

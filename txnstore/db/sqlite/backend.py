@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, bindparam, create_engine, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.base import SQLiteIdentifierPreparer
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
@@ -23,7 +23,7 @@ from sqlalchemy.pool import QueuePool
 
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, CommitWhole, Holder, Limits, Stage, Subjects, WriteAtOnce
-from txnstore.db.names import CODE_SCHEMA, OPEN_TRANSACTIONS_VIEW, RECORDS_VIEW, SQLITE_PREFIX, StoreName
+from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, VIEWS, StoreName
 from txnstore.db.sqlite.closing import CLOSED, is_ours
 from txnstore.db.sqlite.connections import (
     Checkpointer,
@@ -77,8 +77,8 @@ MISSING: Final = re.compile(r"^no such (table|column): |^table \S+ has no column
 #: Triggers on our tables, and views in their place.
 _PLANTED: Final = text(
     "SELECT type, name, sql FROM sqlite_master WHERE lower(substr(tbl_name, 1, :length)) = :prefix"
-    " AND (type = 'trigger' OR type = 'view' AND lower(name) NOT IN (:records, :open)) ORDER BY name"
-)
+    " AND (type = 'trigger' OR type = 'view' AND lower(name) NOT IN :views) ORDER BY name"
+).bindparams(bindparam("views", expanding=True))
 # A table without an index: of each name one row is kept by SQLite itself.
 _LAST_KEY: Final = text("SELECT seq FROM sqlite_sequence WHERE name = :of_table")
 _FORGET_KEY: Final = text("DELETE FROM sqlite_sequence WHERE name = :of_table")
@@ -286,8 +286,7 @@ class SQLiteBackend:
             {
                 "length": len(SQLITE_PREFIX),
                 "prefix": SQLITE_PREFIX,
-                "records": SQLITE_PREFIX + RECORDS_VIEW,
-                "open": SQLITE_PREFIX + OPEN_TRANSACTIONS_VIEW,
+                "views": [SQLITE_PREFIX + view for view in VIEWS],
             },
         ).all()
         planted = [row for row in planted if not is_ours(row.sql)]
