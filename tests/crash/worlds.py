@@ -289,7 +289,7 @@ def _state_of(world: World, connection: Connection) -> Hashable:
 _PRODUCER_IDS: Final = frozenset({"producer_id", "previous_producer_id", "next_producer_id", "writer_producer_id"})
 _OWN_NAMES: Final = frozenset({"transactional_id", "group_id", "sink_id"})
 #: What follows from the clock, from the other columns, or from how many worlds there were before.
-_LEFT_OUT: Final = frozenset({"entry_id", "crc"})
+_LEFT_OUT: Final = frozenset({"entry_id", "commit_number", "crc"})
 _TABLES_OF_WORLD: Final = (
     partition_heads,
     record_batches,

@@ -187,11 +187,11 @@ def test_a_record_says_what_became_of_its_transaction_and_markers_are_left_out(s
         batches.append(encode([Record(b"a"), Record(b"b")], producer=producer, base_sequence=0, is_transactional=True))
         batches.append(encode_control(ControlType.COMMIT, coordinator_epoch=0, producer=producer, timestamp_ms=1))
     rows = filled(store, batches)
-    columns = ("partition_id", "marker_offset", "first_offset", "producer_epoch", "outcome")
+    columns = ("partition_id", "marker_offset", "first_offset", "producer_epoch", "outcome", "commit_number")
     partition_id = rows[0]["partition_id"]
     finished = [
         {**dict(zip(columns, (partition_id, *row), strict=True)), "producer_id": 7, "last_stable_offset": row[0] + 1}
-        for row in ((3, 1, 0, 1), (6, 4, 1, 0))
+        for row in ((3, 1, 0, 1, 5), (6, 4, 1, 0, None))
     ]
     store.write(lambda connection: connection.execute(insert(finished_transactions), finished))
     shown = from_view(store)

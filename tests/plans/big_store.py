@@ -7,7 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Connection, Table, case, cast, insert, literal, select, text, true, update
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Table,
+    case,
+    cast,
+    insert,
+    literal,
+    null,
+    select,
+    text,
+    true,
+    update,
+)
 
 from txnstore.db.backend import Limits
 from txnstore.db.ddl import Int64, String
@@ -188,6 +202,7 @@ def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
                 (which.between(ABORTED.start, ABORTED.stop - 1), int(ControlType.ABORT)), else_=int(ControlType.COMMIT)
             ),
             "last_stable_offset": numbers.c.n + 2,
+            "commit_number": case((which.between(ABORTED.start, ABORTED.stop - 1), null()), else_=numbers.c.n + 1),
         },
     )
 

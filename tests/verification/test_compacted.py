@@ -99,7 +99,11 @@ def lose_a_marker(connection, log):
 
 
 def turn_an_ending(connection, log):
-    turned = update(finished_transactions).where(*of(finished_transactions, log, outcome=1)).values(outcome=0)
+    turned = (
+        update(finished_transactions)
+        .where(*of(finished_transactions, log, outcome=1))
+        .values(outcome=0, commit_number=None)
+    )
     connection.execute(turned)
 
 

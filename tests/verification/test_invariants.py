@@ -223,6 +223,10 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
         _I.INDEX_KNOWN,
         change(finished_transactions, in_partition(finished_transactions, "over"), last_stable_offset=1),
     ),
+    "commits have numbers against their order": (
+        _I.COMMITS_NUMBERED,
+        change(finished_transactions, in_partition(finished_transactions, "over"), commit_number=10**9),
+    ),
     "committed records are not visible": (
         _I.COMMITTED_VISIBLE,
         remove(finished_transactions, in_partition(finished_transactions, "over")),
@@ -281,7 +285,7 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
     ),
     "a transaction counts in one partition only": (
         _I.ALL_OR_NOTHING,
-        change(finished_transactions, in_partition(finished_transactions, "over"), outcome=0),
+        change(finished_transactions, in_partition(finished_transactions, "over"), outcome=0, commit_number=None),
     ),
     "an open transaction lacks a partition": (
         _I.PARTICIPANTS_KNOWN,

@@ -61,6 +61,10 @@ _KEEP_AS_THEY_ARE: Final = 'ALTER TABLE "{schema}".record_batches ' + ", ".join(
 )
 
 
+#: Whoever may write into the journal may draw a number from its key's sequence; nobody may set it back.
+_NUMBERS_ARE_DRAWN: Final = f'GRANT USAGE ON SEQUENCE "{{schema}}".{commit_function.JOURNAL_NUMBERS} TO PUBLIC'
+
+
 class Verbatim(ExecutableDDLElement):
     """A statement that is sent as it is written."""
 
@@ -131,6 +135,7 @@ def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
     assert schema is not None
     statements = (
         _KEEP_AS_THEY_ARE.replace("{schema}", schema),
+        _NUMBERS_ARE_DRAWN.replace("{schema}", schema),
         records_view_postgresql.create_view(schema),
         *records_view_postgresql.comment_on_view(schema),
         *open_transactions_view.create_on_postgresql(schema),

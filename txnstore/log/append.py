@@ -43,6 +43,7 @@ from txnstore.log.codec import TIMESTAMP_MS_MAX, EncodedBatch, control_columns
 from txnstore.log.partition_rows import (
     Head,
     ProducerKey,
+    draw_commit_number,
     lock_heads,
     read_producer_states,
     save_heads,
@@ -200,6 +201,8 @@ class LockedPartitions:
     _finished: list[dict[str, Any]] = field(default_factory=list)
     #: By partition: where transactions begin that were open at the first marker, the oldest first, and whose they are.
     _open: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    commit_number: int | None = None
+    """That of the transactions whose commit was written; None: there are none."""
 
     @classmethod
     def lock(
@@ -282,7 +285,11 @@ class LockedPartitions:
         moved = sorted({row["partition_id"] for row in placed})
         save_heads(self.connection, [self.heads[partition_id] for partition_id in moved])
         save_producer_states(self.connection, self._changed, self._known)
+        if any(row["outcome"] == ControlType.COMMIT for row in self._finished):
+            self.commit_number = draw_commit_number(self.connection)
         if self._finished:
+            for row in self._finished:
+                row["commit_number"] = self.commit_number if row["outcome"] == ControlType.COMMIT else None
             _INSERT_FINISHED.run_each(self.connection, self._finished)
 
     def _place(self, partition_id: int, row: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,14 @@
-"""The rows of a partition: its head, whose lock puts appends in order, and the producers that it knows."""
+"""The rows of a partition: its head, whose lock puts appends in order, and the producers that it knows.
+
+All transactions that were committed in a database have one strict order: that of the numbers of their commits.  Whoever
+commits draws a number once he has locked the heads of all the partitions that he has written to, and holds the locks
+until he has committed.  So the numbers grow along each partition, and a transaction whose commit had returned, or whose
+records somebody has read, has a lower one than whatever is asked to commit after that.
+
+They are those of the journal: the entry of a commit has its number for key, if it is in the same database.  PostgreSQL
+draws from the sequence behind the key, where nobody waits for anybody; SQLite from where it counts the keys, a page
+that every commit writes anyway.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +21,13 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, union_all, update
+from sqlalchemy import Connection, bindparam, column, delete, insert, select, table, tuple_, union_all, update
+from sqlalchemy import Sequence as NumberSequence
 
+from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX
 from txnstore.db.portions import Portions
-from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores
+from txnstore.db.postgresql.commit_function import JOURNAL_NUMBERS
+from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores, transaction_log
 from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import (
     LISTED_MAX,
@@ -107,6 +120,14 @@ _FORGET: Final = delete(producer_states).where(
     producer_states.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
     *_IS_DUE,
 )
+_FROM_SEQUENCE: Final = HotStatement(select(NumberSequence(JOURNAL_NUMBERS, schema=CODE_SCHEMA).next_value()))
+_JOURNAL: Final = SQLITE_PREFIX + str(transaction_log.name)
+#: Where SQLite keeps the last key that AUTOINCREMENT gave out.
+_LAST_KEYS: Final = table("sqlite_sequence", column("name"), column("seq"))
+_FROM_LAST_KEY: Final = HotStatement(
+    update(_LAST_KEYS).where(_LAST_KEYS.c.name == _JOURNAL).values(seq=_LAST_KEYS.c.seq + 1).returning(_LAST_KEYS.c.seq)
+)
+_FIRST_KEY: Final = insert(_LAST_KEYS).values(name=_JOURNAL, seq=1)
 _NEXT_PRODUCER_ID: Final = HotStatement(
     update(stores).values(next_producer_id=stores.c.next_producer_id + 1).returning(stores.c.next_producer_id)
 )
@@ -166,6 +187,18 @@ def save_heads(connection: Connection, heads: Sequence[Head]) -> None:
             for head in heads
         ],
     )
+
+
+def draw_commit_number(connection: Connection) -> int:
+    """Return a number that is above all that were drawn before; the heads of the partitions must be locked."""
+    if connection.dialect.name != "sqlite":
+        return int(_FROM_SEQUENCE.value(connection))
+    number: int | None = _FROM_LAST_KEY.value(connection)
+    if number is None:
+        # Nothing was ever written into this journal: another database coordinates.
+        connection.execute(_FIRST_KEY)
+        return 1
+    return number
 
 
 def allocate_producer_id(connection: Connection) -> int:

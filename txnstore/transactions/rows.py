@@ -99,33 +99,26 @@ _UPDATE_AT_START: Final = HotStatement(
 )
 _DELETE: Final = delete(transactions).where(_THIS)
 _JOURNAL: Final = HotStatement(insert(transaction_log), may_be_listed=True)
+_JOURNAL_AS: Final = HotStatement(insert(transaction_log).values(entry_id=bindparam("entry_id")))
 # A copy of the row, of which nothing has to be known.
+_COPIED: Final[Mapping[str, Any]] = {
+    "transactional_id": transactions.c.transactional_id,
+    "transaction_number": transactions.c.transaction_number,
+    "producer_id": transactions.c.producer_id,
+    "producer_epoch": transactions.c.producer_epoch,
+    "state": transactions.c.state,
+    "first_state": bindparam("of_first_state", type_=Int16),
+    "timeout_ms": transactions.c.timeout_ms,
+    "start_ms": transactions.c.start_ms,
+    "update_ms": transactions.c.last_update_ms,
+    "reason": bindparam("of_reason", type_=String),
+}
 _JOURNAL_ROW: Final = HotStatement(
+    insert(transaction_log).from_select(list(_COPIED), select(*_COPIED.values()).where(_THIS))
+)
+_JOURNAL_ROW_AS: Final = HotStatement(
     insert(transaction_log).from_select(
-        [
-            "transactional_id",
-            "transaction_number",
-            "producer_id",
-            "producer_epoch",
-            "state",
-            "first_state",
-            "timeout_ms",
-            "start_ms",
-            "update_ms",
-            "reason",
-        ],
-        select(
-            transactions.c.transactional_id,
-            transactions.c.transaction_number,
-            transactions.c.producer_id,
-            transactions.c.producer_epoch,
-            transactions.c.state,
-            bindparam("of_first_state", type_=Int16),
-            transactions.c.timeout_ms,
-            transactions.c.start_ms,
-            transactions.c.last_update_ms,
-            bindparam("of_reason", type_=String),
-        ).where(_THIS),
+        ["entry_id", *_COPIED], select(bindparam("entry_id", type_=Int64), *_COPIED.values()).where(_THIS)
     )
 )
 _PARTITIONS: Final = HotStatement(
@@ -262,6 +255,7 @@ def save_row(
     before: TransactionMetadata,
     reason: str,
     start: Start | None = None,
+    entry_id: int | None = None,
 ) -> None:
     """Write the last of `steps` over `before`, and each step into the journal; with a `start`, also who starts.
 
@@ -274,7 +268,7 @@ def save_row(
         _UPDATE if start is None else _UPDATE_AT_START,
         _checked_values(before, steps) | {f"new_{name}": value for name, value in started.items()},
     )
-    journal(connection, steps, reason=reason)
+    journal(connection, steps, reason=reason, entry_id=entry_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -617,8 +611,13 @@ class JournalEntry:
     reason: str
 
 
-def journal(connection: Connection, steps: Iterable[TransactionMetadata], *, reason: str) -> None:
-    """Write the steps of one database transaction into the journal, in order; those of one id follow each other."""
+def journal(
+    connection: Connection, steps: Iterable[TransactionMetadata], *, reason: str, entry_id: int | None = None
+) -> None:
+    """Write the steps of one database transaction into the journal, in order; those of one id follow each other.
+
+    With an `entry_id` that is the number of the first entry; it has been drawn, and was not used yet.
+    """
     entries: list[dict[str, Any]] = []
     before: TransactionMetadata | None = None
     for step in steps:
@@ -640,13 +639,29 @@ def journal(connection: Connection, steps: Iterable[TransactionMetadata], *, rea
             }
         )
         before = step
-    _JOURNAL.run_each(connection, entries)
+    if entry_id is not None:
+        _JOURNAL_AS.run(connection, {"entry_id": entry_id, **entries.pop(0)})
+    if entries:
+        _JOURNAL.run_each(connection, entries)
 
 
-def journal_row(connection: Connection, transactional_id: str, *, first_state: TransactionState, reason: str) -> None:
-    """Write that the transaction has gone from this state to that of its row, which says so already."""
+def journal_row(
+    connection: Connection,
+    transactional_id: str,
+    *,
+    first_state: TransactionState,
+    reason: str,
+    entry_id: int | None = None,
+) -> None:
+    """Write that the transaction has gone from this state to that of its row, which says so already.
+
+    The `entry_id` is that of `journal`.
+    """
     values = {"of_transactional_id": transactional_id, "of_first_state": int(first_state), "of_reason": reason}
-    must_hit(connection, _JOURNAL_ROW, values)
+    if entry_id is None:
+        must_hit(connection, _JOURNAL_ROW, values)
+    else:
+        must_hit(connection, _JOURNAL_ROW_AS, {**values, "entry_id": entry_id})
 
 
 def _is_told_by(before: TransactionMetadata, after: TransactionMetadata) -> bool:

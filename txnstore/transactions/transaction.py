@@ -123,6 +123,8 @@ class LockedTransaction:
     _added_groups: set[str] = field(default_factory=set)
     #: The start of a producer that `save` writes down.
     _start: rows.Start | None = None
+    #: The number of the commit that `save` writes, if there is one.
+    _commit_number: int | None = None
 
     @classmethod
     def lock(cls, connection: Connection, transactional_id: str, locality: Locality | None = None) -> Self:
@@ -322,6 +324,7 @@ class LockedTransaction:
         appended = place_all(work, self._appends, coordinated=True)
         place_markers(work, (markers[key] for key in sorted(markers)))
         work.save()
+        self._commit_number = work.commit_number
         return appended
 
     def _save_groups(self, stored: Iterable[str]) -> None:
@@ -361,7 +364,14 @@ class LockedTransaction:
         else:
             self._save_participants(appended)
         if self._steps:
-            rows.save_row(self.connection, self._steps, before=self.before, reason=reason, start=self._start)
+            rows.save_row(
+                self.connection,
+                self._steps,
+                before=self.before,
+                reason=reason,
+                start=self._start,
+                entry_id=self._commit_number,
+            )
 
     def _decide_branches(self, transactional_id: str) -> None:
         """Let the branches end as the transaction does, if this database transaction decides it, whoever asked."""

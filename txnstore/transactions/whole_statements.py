@@ -33,7 +33,7 @@ from txnstore.errors import TxnStoreError
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
 from txnstore.log.append import insert_batches
 from txnstore.log.codec import control_columns
-from txnstore.log.partition_rows import Head, lock_heads, save_heads
+from txnstore.log.partition_rows import Head, draw_commit_number, lock_heads, save_heads
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.protocol import AT_REST, EPOCH_EXHAUSTED, TIMEOUT_NEVER_MS, TransactionState
@@ -170,8 +170,11 @@ def write_whole(connection: Connection, request: WholeRequest) -> list[int]:
         raise UnusualError
     following = ProducerIdentity(producer.producer_id, producer.epoch + 1)
     _change_transaction(connection, request, now_ms)
+    places: list[int] = []
+    commit_number: int | None = None
     try:
-        places = _write_partitions(connection, request, following) if request.batches.appends else []
+        if request.batches.appends:
+            places, commit_number = _write_partitions(connection, request, following)
         if request.open_group_id is not None:
             finish_pending_offsets(connection, [request.open_group_id], producer.producer_id, commit=True)
         for sent in request.offsets:
@@ -184,6 +187,7 @@ def write_whole(connection: Connection, request: WholeRequest) -> list[int]:
         request.transactional_id,
         first_state=TransactionState.ONGOING if request.open_group_id is None else TransactionState.PREPARE_COMMIT,
         reason="TxnOffsetCommit" if request.stays_open else "EndTxn",
+        entry_id=commit_number,
     )
     return places
 
@@ -213,10 +217,14 @@ def _change_transaction(connection: Connection, request: WholeRequest, now_ms: i
         raise UnusualError
 
 
-def _write_partitions(connection: Connection, request: WholeRequest, following: ProducerIdentity) -> list[int]:
+def _write_partitions(
+    connection: Connection, request: WholeRequest, following: ProducerIdentity
+) -> tuple[list[int], int]:
+    """Write records and markers; return where the batches stand, and the number of the commit."""
     producer = request.producer
     batch_counts = Counter(item.partition_id for item in request.batches.appends)
     locked = lock_heads(connection, batch_counts)
+    commit_number = draw_commit_number(connection)
     places: list[int] = []
     placed: list[dict[str, Any]] = []
     finished: list[dict[str, Any]] = []
@@ -240,6 +248,7 @@ def _write_partitions(connection: Connection, request: WholeRequest, following: 
                 "producer_epoch": producer.epoch,
                 "first_offset": first_offset,
                 "outcome": int(ControlType.COMMIT),
+                "commit_number": commit_number,
                 "of_partition_id": partition_id,
                 "of_next_offset": head.next_offset,
             }
@@ -248,7 +257,7 @@ def _write_partitions(connection: Connection, request: WholeRequest, following: 
     save_heads(connection, [locked.heads[partition_id] for partition_id in batch_counts])
     _end_in_partitions(connection, batch_counts, producer, locked.now_ms)
     _INSERT_FINISHED.run_each(connection, finished)
-    return places
+    return places, commit_number
 
 
 def _placed(head: Head, row: dict[str, Any]) -> dict[str, Any]:

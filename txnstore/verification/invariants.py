@@ -42,6 +42,10 @@ class Invariant(enum.Enum):
         "the index of finished transactions is what the log says: each marker has its transaction, and the reverse",
         "readers of committed records may get aborted ones or miss some: stop them, and restore a backup",
     )
+    COMMITS_NUMBERED = (
+        "the numbers of commits grow along a partition, and only one transaction has a number",
+        "consumers of whole transactions may get them in a wrong order, or two as one: keep a copy for a bug report",
+    )
     COMMITTED_VISIBLE = (
         "a reader of committed records gets these and no others, up to the last stable offset",
         "readers of committed records may get aborted ones or miss some: stop them, and keep a copy for a bug report",

@@ -25,16 +25,21 @@ from txnstore.verification.replay import Finished, Replay
 from txnstore.verification.visibility import visibility_violations
 
 _HEAD: Final = select(partition_heads).where(partition_heads.c.partition_id == bindparam("of_partition_id"))
-_FINISHED: Final = select(
-    finished_transactions.c.marker_offset,
-    finished_transactions.c.producer_id,
-    finished_transactions.c.producer_epoch,
-    finished_transactions.c.first_offset,
-    finished_transactions.c.outcome,
-    finished_transactions.c.last_stable_offset,
-).where(
-    finished_transactions.c.partition_id == bindparam("of_partition_id"),
-    finished_transactions.c.marker_offset.between(bindparam("from_offset"), bindparam("through_offset")),
+_FINISHED: Final = (
+    select(
+        finished_transactions.c.marker_offset,
+        finished_transactions.c.producer_id,
+        finished_transactions.c.producer_epoch,
+        finished_transactions.c.first_offset,
+        finished_transactions.c.outcome,
+        finished_transactions.c.last_stable_offset,
+        finished_transactions.c.commit_number,
+    )
+    .where(
+        finished_transactions.c.partition_id == bindparam("of_partition_id"),
+        finished_transactions.c.marker_offset.between(bindparam("from_offset"), bindparam("through_offset")),
+    )
+    .order_by(finished_transactions.c.marker_offset)
 )
 
 
@@ -106,6 +111,8 @@ class _PartitionCheck:
     last_stable_offset: int = field(init=False)
     largest_ms: int = -1
     counted_bytes: int = 0
+    #: The number of the last commit, and the epoch of its records.
+    last_commit: tuple[int, int] | None = None
     #: What is damaged, or lacks records, cannot be replayed: the rest would be noise.
     is_replayed: bool = field(init=False)
     is_damaged: bool = False
@@ -232,7 +239,10 @@ class _PartitionCheck:
         """Compare the index with the markers that were read since it was compared last."""
         of_range = {"of_partition_id": self.head.partition_id, "from_offset": from_offset}
         rows = self.connection.execute(_FINISHED, {**of_range, "through_offset": through_offset})
-        stored = {row.marker_offset: Finished(*row[1:]) for row in rows}
+        stored: dict[int, Finished] = {}
+        for row in rows:
+            stored[row.marker_offset] = Finished(*row[1:-1])
+            yield from self._number_violations(row)
         for marker_offset in sorted(stored.keys() | self.replay.finished.keys()):
             found, expected = stored.get(marker_offset), self.replay.finished.get(marker_offset)
             if found is not None and min(found.first_offset, found.last_stable_offset) < self.replay.first_offset:
@@ -242,6 +252,16 @@ class _PartitionCheck:
                 seen = f"the index has {found} where the log says {expected}"
                 yield self._violation(Invariant.INDEX_KNOWN, marker_offset, seen)
         self.replay.finished.clear()
+
+    def _number_violations(self, row: Any) -> Iterator[Violation]:
+        """Compare the number of a commit with those before it; the writers of a transaction have one in common."""
+        if row.commit_number is None:
+            return
+        last, self.last_commit = self.last_commit, (row.commit_number, row.producer_epoch)
+        if last is None or row.commit_number > last[0] or last == self.last_commit:
+            return
+        seen = f"commit {row.commit_number} comes behind commit {last[0]}"
+        yield self._violation(Invariant.COMMITS_NUMBERED, row.marker_offset, seen)
 
     # --- producers ----------------------------------------------------------------------------------------------------
 

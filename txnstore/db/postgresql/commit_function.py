@@ -25,6 +25,8 @@ from txnstore.db.backend import Durability, Limits, WholeTransaction
 
 NAME: Final = "commit_transaction"
 NAME_WITHIN: Final = "commit_transaction_within"
+#: The sequence behind the journal's key, which PostgreSQL has named.
+JOURNAL_NUMBERS: Final = "transaction_log_entry_id_seq"
 #: The SQLSTATE by which the function undoes what it has begun: the transaction is not usual.
 NOT_USUAL: Final = "TXN01"
 #: The numbers by which a partition remembers a producer's last batches: five numbers for each of five batches.
@@ -109,6 +111,7 @@ DECLARE
     setting text;
     recent bigint[];
     recent_text text;
+    commit_number_now bigint;
     places bigint[] := '{}';
 BEGIN
     -- A statement that waited for a row must see what the holder of its lock committed.
@@ -184,6 +187,10 @@ BEGIN
     END IF;
 
     -- The partitions come in the order of their ids: everybody locks heads in it.
+    IF of_transactional_id IS NOT NULL AND cardinality(partition_ids) > 1 THEN
+        -- The number of the commit is drawn once all of them are locked, and the first one's row needs it.
+        PERFORM FROM {schema}.partition_heads WHERE partition_id = ANY (partition_ids) ORDER BY partition_id FOR UPDATE;
+    END IF;
     FOR place IN 1 .. cardinality(partition_ids) LOOP
         IF statement_timeout_ms > 0
             AND clock_timestamp() > statement_timestamp() + statement_timeout_ms * INTERVAL '1 millisecond' THEN
@@ -257,6 +264,7 @@ BEGIN
             CONTINUE;
         END IF;
         marker_offset_now := next_offset_now + record_counts[batch];
+        commit_number_now := coalesce(commit_number_now, nextval('{numbers}'));
         -- One statement for both: to begin one takes longer than to insert a row.
         INSERT INTO {schema}.record_batches ({columns}) VALUES {batch}, {marker};
         largest_ms := greatest(largest_ms, log_now_ms);
@@ -284,7 +292,8 @@ BEGIN
             END IF;
         END IF;
         INSERT INTO {schema}.finished_transactions (
-            partition_id, marker_offset, producer_id, producer_epoch, first_offset, outcome, last_stable_offset
+            partition_id, marker_offset, producer_id, producer_epoch, first_offset, outcome, last_stable_offset,
+            commit_number
         ) VALUES (
             partition_ids[place], marker_offset_now, of_producer_id, of_producer_epoch, first_offset, 1,
             coalesce(
@@ -293,7 +302,8 @@ BEGIN
                     WHERE partition_id = partition_ids[place] AND transaction_first_offset >= 0
                 ),
                 marker_offset_now + 1
-            )
+            ),
+            commit_number_now
         );
     END LOOP;
     IF of_transactional_id IS NULL AND of_group_id IS NULL THEN
@@ -412,10 +422,11 @@ BEGIN
     END IF;
     -- Begun, decided and complete: one entry of the journal stands for all that happens here.
     INSERT INTO {schema}.transaction_log (
-        transactional_id, transaction_number, producer_id, producer_epoch, state, first_state, timeout_ms, start_ms,
-        update_ms, reason
+        entry_id, transactional_id, transaction_number, producer_id, producer_epoch, state, first_state, timeout_ms,
+        start_ms, update_ms, reason
     ) VALUES (
-        of_transactional_id, began.transaction_number, of_producer_id,
+        coalesce(commit_number_now, nextval('{numbers}')), of_transactional_id, began.transaction_number,
+        of_producer_id,
         CASE WHEN stays_open THEN of_producer_epoch ELSE of_producer_epoch + 1 END,
         CASE WHEN stays_open THEN 1 ELSE 4 END,
         CASE WHEN open_group_id IS NULL THEN 1 ELSE 2 END,
@@ -485,6 +496,7 @@ def create_functions(schema: str) -> list[str]:
         .replace("{batch}", _BATCH)
         .replace("{marker}", _MARKER)
         .replace("{this_producer}", _THIS_PRODUCER)
+        .replace("{numbers}", f"{quoted}.{JOURNAL_NUMBERS}".replace("'", "''"))
         .replace("{schema}", quoted)
         .replace("{not_usual}", NOT_USUAL)
         .replace("{recent_numbers}", str(_RECENT_NUMBERS))

@@ -1,0 +1,98 @@
+"""The numbers of commits: they grow along each partition, and with the time at which commits are asked for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+
+from tests.clients.consumer.log_writer import eventually
+from tests.log.histories import Log
+from tests.transactions.bench import Bench
+from txnstore.db.opening import open_store
+from txnstore.db.schema import finished_transactions, transaction_log
+from txnstore.db.store import Store
+from txnstore.log.partition_rows import draw_commit_number, lock_heads
+
+PATIENCE_SECONDS = 20
+
+
+def numbers_in(store: Store, partition_id: int) -> list[int | None]:
+    """Return the numbers of the transactions that ended in the partition, in the order of their markers."""
+    of_partition = finished_transactions.c.partition_id == partition_id
+    rows = select(finished_transactions.c.commit_number).where(of_partition)
+    return store.read(
+        lambda connection: list(connection.execute(rows.order_by(finished_transactions.c.marker_offset)).scalars())
+    )
+
+
+def test_a_number_is_above_all_before_it_also_where_nothing_was_written_into_the_journal(store: Store) -> None:
+    numbers = [store.write(draw_commit_number) for _ in range(3)]
+    assert numbers == sorted(set(numbers))
+
+
+def test_aborted_transactions_have_none(shared_store: Store) -> None:
+    log = Log(shared_store)
+    for name, end in (("A", log.commit), ("B", log.abort), ("C", log.commit)):
+        log.write(name, b"x", partition_id=log.partition_ids[0])
+        end(name, log.partition_ids[0])
+    first, second, third = numbers_in(log.store, log.partition_ids[0])
+    assert first is not None
+    assert second is None
+    assert third is not None
+    assert first < third
+
+
+@pytest.mark.parametrize("way", ["general", "whole", "statements"])
+def test_on_every_way_a_transaction_has_one_number_which_is_that_of_its_entry_in_the_journal(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(bench.store, "commits_whole", way != "general")
+    monkeypatch.setattr(bench.store, "has_commit_function", way == "whole")
+    producers = [bench.started(), bench.started()]
+    for number in range(6):
+        producer = producers[number % 2]
+        of = bench.partition_ids[number % 2 :] if number % 3 else bench.partition_ids
+        producer.commit(appends=[producer.batch(partition_id, b"a") for partition_id in of])
+    one, two = (numbers_in(bench.store, partition_id) for partition_id in bench.partition_ids)
+    assert (len(one), len(two)) == (4, 6)
+    assert one == sorted(set(one))  # type: ignore[type-var]  # none of them is None
+    assert two == sorted(set(two))  # type: ignore[type-var]
+    assert set(one) < set(two)
+    written = select(transaction_log.c.transactional_id).where(transaction_log.c.entry_id.in_(two))
+    names = bench.store.read(
+        lambda connection: list(connection.execute(written.order_by(transaction_log.c.entry_id)).scalars())
+    )
+    assert names == [producer.transactional_id for producer in producers] * 3
+
+
+@pytest.mark.parametrize("way", ["general", "whole", "statements"])
+def test_who_waits_for_a_partition_draws_behind_the_one_that_holds_it(
+    own_bench: Bench, url: str, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A commit that has begun earlier, and has locked one of two partitions, comes behind the one that it waits for."""
+    bench = own_bench
+    if bench.store.backend.name == "sqlite":
+        pytest.skip("one writer at a time: nobody waits for a partition")
+    monkeypatch.setattr(bench.store, "commits_whole", way != "general")
+    monkeypatch.setattr(bench.store, "has_commit_function", way == "whole")
+    first, second = bench.partition_ids
+    waiting = bench.started()
+    appends = [waiting.batch(partition_id, b"a") for partition_id in (first, second)]
+    locks = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    with open_store(url) as other, ThreadPoolExecutor() as pool:
+
+        def hold(connection: Any) -> tuple[int, Any]:
+            lock_heads(connection, [second])
+            commit = pool.submit(waiting.commit, appends=appends)
+            eventually(lambda: other.read(lambda inner: inner.execute(locks).scalar_one()) > 0)
+            return draw_commit_number(connection), commit
+
+        number, commit = other.write(hold)
+        commit.result(PATIENCE_SECONDS)
+    (last,) = numbers_in(bench.store, second)
+    assert last is not None
+    assert last > number
+    assert numbers_in(bench.store, first) == [last]
