@@ -39,8 +39,7 @@ from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.append import Append, append, find_appended
 from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp, read_bounds
 from txnstore.log.codec import encode
-from txnstore.log.commit_order import STRETCH_BATCHES, CommitPosition, fetch_in_commit_order
-from txnstore.log.commit_shares import read_shares
+from txnstore.log.commit_order import STRETCH_BATCHES, CommitPosition, fetch_in_commit_order, last_commit_number
 from txnstore.log.fetch import PAGE_OFFSETS_MAX, Page, Room, fetch
 from txnstore.log.news import OFFSETS_MAX, read_news, read_news_in_commit_order
 from txnstore.log.outbox.rows import has_outbox_rows
@@ -97,17 +96,9 @@ def _places(of: Callable[[BigStore], int], *position: int) -> _Call:
     return _read(lambda big, connection: fetch_in_commit_order(connection, {of(big): CommitPosition(*position)}))
 
 
-def _shares(first_place: int, last_place: int) -> _Call:
-    """Ask where else transactions were committed, as a reader of all three partitions."""
-    return _read(
-        lambda big, connection: read_shares(
-            connection,
-            big.transactions,
-            [big.plain, big.transactions, big.held_back],
-            first_place=first_place,
-            last_place=last_place,
-        )
-    )
+def _last_commit(*position: int) -> _Call:
+    """Ask for the last transaction behind a reader of whole ones."""
+    return _read(lambda big, connection: last_commit_number(connection, big.transactions, CommitPosition(*position)))
 
 
 def _producer(big: BigStore) -> CoreProducer:
@@ -354,7 +345,7 @@ CALLS = [
     Call("places behind an open transaction", _places(_held_back, OPEN_OFFSET), **STRETCH),
     Call("places at the end", _places(_plain, 499_990), **STRETCH),
     Call("places within a transaction", _places(_transactions, 50_000, 49_500), **STRETCH),
-    Call("shares of transactions", _shares(50_000, 50_100), rows=1_000, instructions=10_000),
+    Call("the commit behind a reader", _last_commit(50_000), rows=1_000, instructions=10_000),
     Call("news at the end", _news(lambda big: {big.plain: 499_998}), **PAGE),
     Call("news at the end of transactions", _news(lambda big: {big.transactions: 299_998}), **PAGE),
     Call("news of several partitions", _news(_all_ends), rows=OFFSETS_MAX + 100, instructions=50 * OFFSETS_MAX),

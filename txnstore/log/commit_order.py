@@ -64,6 +64,9 @@ class PlacedBatch:
     start: CommitPosition
     """The reader's position before its first record."""
 
+    commit_number: int | None = None
+    """That of its transaction, see `partition_rows`; None outside transactions."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommitPage:
@@ -124,6 +127,7 @@ _TRANSACTION: Final = HotStatement(
         finished_transactions.c.first_offset,
         finished_transactions.c.producer_id,
         finished_transactions.c.producer_epoch,
+        finished_transactions.c.commit_number,
     ).where(
         finished_transactions.c.partition_id == bindparam("of_partition_id"),
         finished_transactions.c.marker_offset == bindparam("of_marker_offset"),
@@ -156,11 +160,26 @@ _PLACES: Final = (
     .limit(bindparam("stretch_max", type_=Int64))
     .subquery("stretch")
 )
-_SIZES_BY_PLACE: Final = HotStatement(
+_CHOSEN: Final = (
     select(_PLACES)
     .where(_PLACES.c.place >= bindparam("from_place"), _PLACES.c.place < bindparam("end_place"))
     .order_by(_PLACES.c.place, _PLACES.c.last_offset)
     .limit(bindparam("batches_max"))
+    .subquery("chosen")
+)
+_COMMIT_NUMBER: Final = (
+    select(finished_transactions.c.commit_number)
+    .where(
+        finished_transactions.c.partition_id == bindparam("of_partition_id"),
+        finished_transactions.c.marker_offset == _CHOSEN.c.place,
+    )
+    .correlate(_CHOSEN)
+    .scalar_subquery()
+)
+_SIZES_BY_PLACE: Final = HotStatement(
+    select(_CHOSEN, case((_CHOSEN.c.is_transactional, _COMMIT_NUMBER)).label("commit_number")).order_by(
+        _CHOSEN.c.place, _CHOSEN.c.last_offset
+    )
 )
 _SIZES_OF_TRANSACTION: Final = HotStatement(
     select(
@@ -170,6 +189,7 @@ _SIZES_OF_TRANSACTION: Final = HotStatement(
         record_batches.c.size_bytes,
         record_batches.c.is_transactional,
         bindparam("of_marker_offset", type_=Int64).label("place"),
+        bindparam("of_commit_number", type_=Int64).label("commit_number"),
     )
     .where(
         _RECORDS,
@@ -184,6 +204,33 @@ _BATCHES: Final = HotStatement(
     .where(_OF_PARTITION, record_batches.c.last_offset.in_(bindparam("last_offsets", expanding=True)))
     .execution_options(binary_rows=True)
 )
+
+
+# Aborted ones are looked through, but not without end.
+_LAST_ENDED: Final = (
+    select(finished_transactions.c.marker_offset, finished_transactions.c.commit_number)
+    .where(
+        finished_transactions.c.partition_id == bindparam("of_partition_id"),
+        finished_transactions.c.marker_offset < bindparam("before_offset"),
+    )
+    .order_by(finished_transactions.c.marker_offset.desc())
+    .limit(WALK_BATCHES)
+    .subquery("ended")
+)
+_LAST_COMMITTED: Final = (
+    select(_LAST_ENDED.c.commit_number)
+    .where(_LAST_ENDED.c.commit_number.is_not(None))
+    .order_by(_LAST_ENDED.c.marker_offset.desc())
+    .limit(1)
+)
+
+
+def last_commit_number(connection: Connection, partition_id: int, position: CommitPosition) -> int | None:
+    """Return the number of the last transaction of which something lies behind a reader at this position, if any."""
+    before_offset = position.place + (position.offset_in_transaction > 0)
+    of = {"of_partition_id": partition_id, "before_offset": before_offset}
+    number: int | None = connection.execute(_LAST_COMMITTED, of).scalar_one_or_none()
+    return number
 
 
 def first_unread_offset(connection: Connection, partition_id: int, place: int) -> int:
@@ -346,6 +393,7 @@ class _Reading:
                     "of_marker_offset": place,
                     "of_producer_id": transaction.producer_id,
                     "of_producer_epoch": transaction.producer_epoch,
+                    "of_commit_number": transaction.commit_number,
                     "from_offset": offset,
                     "end_offset": end_offset,
                     "batches_max": self._batches_max,
@@ -396,7 +444,7 @@ def in_place(rows: Sequence[Any], batches: Mapping[int, RecordBatch], start: Com
         if row.place != start.place:
             start = CommitPosition(row.place)
         from_offset = max(row.base_offset, start.offset_in_transaction)
-        placed.append(PlacedBatch(batch, from_offset, row.place, start))
+        placed.append(PlacedBatch(batch, from_offset, row.place, start, row.commit_number))
         start = CommitPosition(row.place, row.last_offset + 1)
     return tuple(placed)
 

@@ -218,9 +218,12 @@ def _branch(isolation: IsolationLevel | None, number: int) -> Select[Any]:
         is_near = first_committed.between(bindparam(f"reach_{number}", type_=Int64), from_offset)
         begins_at = case((is_near, first_committed), else_=from_offset)
         is_plain = not_(record_batches.c.is_transactional)
-        marker_offset = _marker_offset(partition_id, from_offset, to_offset)
+        found = finished_transactions.c
+        marker_offset = _of_its_transaction(found.marker_offset, partition_id, from_offset, to_offset)
         conditions = [or_(and_(is_plain, record_batches.c.last_offset >= from_offset), marker_offset.is_not(None))]
         columns.append(case((is_plain, record_batches.c.last_offset), else_=marker_offset).label("place"))
+        commit_number = _of_its_transaction(found.commit_number, partition_id, from_offset, to_offset)
+        columns.append(commit_number.label("commit_number"))
     elif isolation is IsolationLevel.READ_COMMITTED:
         end_offset = func.coalesce(first_open, to_offset)
         conditions = [record_batches.c.base_offset < end_offset, IS_COMMITTED]
@@ -271,8 +274,8 @@ def _first_committed(partition_id: Any, from_offset: Any, to_offset: Any) -> Any
     )
 
 
-def _marker_offset(partition_id: Any, from_offset: Any, to_offset: Any) -> Any:
-    """Return where the transaction of a batch was committed, if that was in this stretch and all of it is there."""
+def _of_its_transaction(column: Any, partition_id: Any, from_offset: Any, to_offset: Any) -> Any:
+    """Return what is said of a batch's transaction, if it was committed in this stretch and all of it is there."""
     log_start_offset = (
         select(partition_heads.c.log_start_offset)
         .where(partition_heads.c.partition_id == partition_id)
@@ -280,7 +283,7 @@ def _marker_offset(partition_id: Any, from_offset: Any, to_offset: Any) -> Any:
         .scalar_subquery()
     )
     return (
-        select(finished_transactions.c.marker_offset)
+        select(column)
         .where(
             finished_transactions.c.partition_id == record_batches.c.partition_id,
             finished_transactions.c.producer_id == record_batches.c.producer_id,

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
 
 from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
 from txnstore.clients.consumer.positions import Positions
-from txnstore.clients.consumer.subscription import Chunk, FetchPosition, PageRead
+from txnstore.clients.consumer.subscription import Chunk, Committed, FetchPosition, PageRead, Snapshot
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import NO_MARKER, Message, RecordSource
 from txnstore.log.bounds import Bounds
-from txnstore.log.commit_shares import CommittedShares
 from txnstore.model import ProducerIdentity
 
 POSITIONS = Positions(in_commit_order=True)
-Batch = tuple[int, int, int, CommittedShares | None]
-"""Place, first and last offset, and the transaction."""
+Batch = tuple[int, int, int, int | None]
+"""Place, first and last offset, and the number of the transaction."""
 
 
 def records(first: int, last: int):
@@ -36,6 +35,8 @@ class Log:
     ends: list[int] = field(init=False)
     unit_of: dict[tuple[int, int], object] = field(default_factory=dict)
     count: int = 0
+    #: Of each record outside transactions, how many commits there were before it.
+    commits_before: dict[object, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.batches = [[] for _ in range(self.partition_count)]
@@ -45,24 +46,34 @@ class Log:
         end = self.ends[number]
         self.batches[number].append((end, end, end, None))
         self.unit_of[number, end] = (number, end)
+        self.commits_before[number, end] = self.count
         self.ends[number] += 1
 
     def commit(self, sizes: dict[int, list[int]]) -> None:
         """Commit a transaction: the sizes of its batches by partition."""
         self.count += 1
-        places: dict[int, int] = {}
-        first_offsets = {number: self.ends[number] for number in sizes}
-        shares = CommittedShares(ProducerIdentity(self.count, 0), places, first_offsets)
         for number, batch_sizes in sizes.items():
-            places[number] = self.ends[number] + sum(batch_sizes)
+            place = self.ends[number] + sum(batch_sizes)
             for size in batch_sizes:
                 first = self.ends[number]
                 self.ends[number] += size
-                self.batches[number].append((places[number], first, first + size - 1, shares))
+                self.batches[number].append((place, first, first + size - 1, self.count))
                 self.unit_of.update({(number, offset): self.count for offset in range(first, first + size)})
             self.ends[number] += 1
 
-    def page(self, number: int, position: int, batches_max: int, among: frozenset[int]) -> PageRead:
+    def begun(self, number: int, position: int) -> int:
+        """Return the same position, within a transaction only if a part of it is behind it."""
+        place, within = POSITIONS.pair(position)
+        first = next((batch[1] for batch in self.batches[number] if batch[0] == place), 0)
+        return position if within > first else POSITIONS.at(place)
+
+    def last_commit(self, number: int, position: int) -> int | None:
+        """Return the number of the last transaction of which something lies behind the position."""
+        place, within = POSITIONS.pair(position)
+        behind = [batch[3] for batch in self.batches[number] if batch[0] < place + (within > 0)]
+        return next((commit for commit in reversed(behind) if commit is not None), None)
+
+    def page(self, number: int, position: int, batches_max: int, snapshot: Snapshot) -> PageRead:
         place, within = POSITIONS.pair(position)
         left = [
             batch
@@ -72,7 +83,7 @@ class Log:
         end = POSITIONS.at(self.ends[number])
         chosen, rest = left[:batches_max], left[batches_max:]
         if not batches_max:
-            return PageRead([], position, self._bounds(number), end)
+            return PageRead([], position, self._bounds(number), end, snapshot)
         next_position = end
         if rest or (chosen and len(chosen) == batches_max):
             last = chosen[-1]
@@ -80,8 +91,8 @@ class Log:
         chunks: list[Chunk] = []
         starts = [self._start(batch, chosen[:index], (place, within)) for index, batch in enumerate(chosen)]
         for batch, start, behind in zip(chosen, starts, [*starts[1:], next_position], strict=False):
-            chunks.append(self._chunk(number, batch, start, behind, among | {number}))
-        return PageRead(chunks, next_position, self._bounds(number), end)
+            chunks.append(self._chunk(number, batch, start, behind, snapshot))
+        return PageRead(chunks, next_position, self._bounds(number), end, snapshot)
 
     def _bounds(self, number: int) -> Bounds:
         return Bounds(number, 0, self.ends[number], self.ends[number])
@@ -93,14 +104,11 @@ class Log:
             return POSITIONS.at(batch[0], before[-1][2] + 1)
         return POSITIONS.at(batch[0], asked[1] if not before and asked[0] == batch[0] else 0)
 
-    def _chunk(self, number: int, batch: Batch, start: int, behind: int, among: frozenset[int]) -> Chunk:
-        place, base, last, shares = batch
-        if shares is not None:
-            # Each page tells anew, of the partitions that were asked for.
-            shares = replace(shares, places={at: shares.places[at] for at in sorted(among & shares.places.keys())})
-        first = max(base, POSITIONS.pair(start).offset_in_transaction) if shares else base
+    def _chunk(self, number: int, batch: Batch, start: int, behind: int, snapshot: Snapshot) -> Chunk:
+        place, base, last, commit = batch
+        first = max(base, POSITIONS.pair(start).offset_in_transaction) if commit else base
         return Chunk(
-            source=RecordSource("t", number, 1, place if shares else NO_MARKER),
+            source=RecordSource("t", number, 1, place if commit else NO_MARKER),
             open=partial(records, first, last),
             record_count=last - first + 1,
             size_bytes=1,
@@ -108,10 +116,17 @@ class Log:
             last_offset=last,
             next_position=behind,
             start=start,
-            base=POSITIONS.at(place) if shares else 0,
-            unit=1 if shares else POSITIONS.unit,
-            shares=shares,
+            base=POSITIONS.at(place) if commit else 0,
+            unit=1 if commit else POSITIONS.unit,
+            transaction=Committed(commit, ProducerIdentity(commit, 0), snapshot) if commit else None,
         )
+
+
+_snapshots = itertools.count(1)
+
+
+def numbers_of(positions: list[FetchPosition]) -> list[int]:
+    return [position.partition.number for position in positions]
 
 
 class Reader:
@@ -137,7 +152,9 @@ class Reader:
 
     def resolve(self) -> None:
         for position in self.subscription.to_resolve(0.0):
-            self.subscription.resolved(position, position.position, position.partition.number)
+            number = position.partition.number
+            start = self.log.begun(number, position.position)
+            self.subscription.resolved(position, start, number, self.log.last_commit(number, start))
 
     def wanted(self) -> list[FetchPosition]:
         """What a reader does not wait for: it rests once everything was read to its end."""
@@ -147,9 +164,11 @@ class Reader:
     def read(self, batches_max: int, positions: list[FetchPosition] | None = None) -> None:
         """Read one page, which the partitions share."""
         pages = []
-        for position in self.subscription.to_read(0.0) if positions is None else positions:
+        positions = self.subscription.to_read(0.0) if positions is None else positions
+        snapshot = Snapshot(next(_snapshots), {number: self.log.ends[number] for number in numbers_of(positions)})
+        for position in positions:
             number = position.partition.number
-            page = self.log.page(number, position.position, batches_max, self.subscription.partition_ids)
+            page = self.log.page(number, position.position, batches_max, snapshot)
             batches_max -= len(page.chunks)
             pages.append((position, page))
         for position, page in pages:
@@ -185,12 +204,17 @@ class Reader:
 
 
 def check(log: Log, seen: list[tuple[int, int]]) -> None:
-    """Each partition in its order, and the records of a transaction one behind the other."""
+    """Each partition in its order, transactions whole, in that of their commits, and behind what was there then."""
     for number, batches in enumerate(log.batches):
         expected = [offset for _, first, last, _ in batches for offset in range(first, last + 1)]
         assert [offset for partition, offset in seen if partition == number] == expected
     runs = [unit for unit, _ in itertools.groupby(seen, key=log.unit_of.__getitem__)]
     assert len(runs) == len(set(runs)), seen
+    commits = [unit for unit in runs if isinstance(unit, int)]
+    assert commits == sorted(commits), seen
+    at = {unit: index for index, unit in enumerate(runs)}
+    for unit, commits_before in log.commits_before.items():
+        assert all(at[unit] < at[commit] for commit in commits if commit > commits_before), seen
 
 
 def grow(log: Log, chance: random.Random) -> None:
@@ -259,8 +283,6 @@ def test_a_partition_that_is_assigned_later_counts_from_then_on():
     reader.take(2)
     assert [log.unit_of[at] for at in reader.seen] == [1, (1, 2), 2]
     assert reader.subscription.transaction is not None
-    # The other partition told of it before this one was assigned.
-    assert set(reader.subscription.transaction.places) == {0, 1}
     assert reader.ended == 1
     reader.finish()
     assert [log.unit_of[at] for at in reader.seen] == [1, (1, 2), 2, 2, 3, 3]
@@ -373,7 +395,7 @@ def test_of_what_is_given_back_that_comes_first_which_began_before():
     reader.read(10)
     reader.take(2)
     given_back = reader.take(3)
-    assert reader.seen[-3:] == [(0, 1), (1, 1), (0, 3)]
+    assert sorted(reader.seen[-3:]) == [(0, 1), (0, 3), (1, 1)]
     del reader.seen[-3:]
     reader.subscription.give_back(given_back)
     reader.finish()
@@ -400,6 +422,25 @@ def test_a_partition_that_is_paused_from_the_beginning_keeps_nothing_from_others
     reader.subscription.resume(partition)
     reader.finish()
     assert reader.seen == [(0, 0), (1, 0), (0, 1), (1, 2)]
+
+
+def test_records_outside_transactions_that_never_end_keep_no_transaction_back_for_ever():
+    log = Log(2)
+    for _ in range(4):
+        log.plain(0)
+    reader = Reader(log, {0: 0, 1: 0}, records_low=4)
+    reader.resolve()
+    reader.read(4)
+    log.commit({1: [1]})
+    # So much is buffered of the first partition that it is not asked for when the transaction is read.
+    reader.read(4, [position for position in reader.subscription.to_read(0.0) if position.partition.number == 1])
+    while (1, 0) not in reader.seen:
+        assert len(reader.take(1)) == 1
+        log.plain(0)
+        reader.read(4)
+        assert len(reader.seen) < 20
+    # What was there when the transaction was committed came before it.
+    assert len(reader.seen) > 4
 
 
 def test_who_had_read_everything_reads_again_what_another_partition_tells_of():

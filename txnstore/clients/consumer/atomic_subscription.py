@@ -1,23 +1,29 @@
-"""The subscription of a consumer that gets each transaction from all of its partitions at once.
+"""The subscription of a consumer that gets each transaction from all of its partitions at once, in one strict order.
 
-Each partition has its own order of commits, and those of two partitions never contradict each other: whoever commits
-holds the ends of all the partitions that he has written to.  So among the transactions that come next in some partition
-there always is one that comes next in every partition that it was committed in; it is handed out from one of them after
-the other, and nothing else in between.  A transaction of several databases is one in each of them.
+The transactions of a database have one order, that of the numbers which their commits have drawn: see
+`log.partition_rows`.  Of those that come next in some partition the one with the lowest number is handed out, from one
+partition after the other, and nothing else in between.  It waits until nothing that belongs before it can come any
+more: until each partition has been read up to what comes next there, or to its end in a snapshot that shows the
+transaction.  For whatever was committed before it is in each snapshot that shows it.
 
-Where a reader begins in the middle of one, that one comes first: so positions that were committed at any moment are
-enough to go on from.
+A record outside transactions has no number.  It comes before a transaction that it can have been read by: if it lies
+below the end that its partition has in a snapshot that shows the transaction.
+
+Where a reader begins in the middle of a transaction, that one comes first: so positions that were committed at any
+moment are enough to go on from.  It is the one whose number is that of the last commit behind some partition's
+beginning.  Each database has an order of its own; a transaction of several databases is one in each of them.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from txnstore.clients.consumer.subscription import (
     AssignedPartition,
     Chunk,
+    Committed,
     FetchPosition,
     PageRead,
     Subscription,
@@ -26,16 +32,13 @@ from txnstore.clients.consumer.subscription import (
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import Message
 from txnstore.errors import TxnStoreError
-from txnstore.log.commit_shares import CommittedShares
 
-
-class _Share(enum.Enum):
-    """What a partition has to do with a transaction that was committed in it."""
-
-    AT_HAND = "its records come next"
-    AWAITED = "what comes next is not known yet"
-    BLOCKED = "something else comes first"
-    DONE = "all of it is handed out, or the reader began behind it"
+#: What is said of a partition that is not there: no transaction has a share in it.
+_NOT_THERE: Final = (
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
 
 
 class AtomicSubscription(Subscription):
@@ -48,21 +51,19 @@ class AtomicSubscription(Subscription):
         self._last: AssignedPartition | None = None
         self._is_begun = False
         self._is_cut = False
+        self._partners: Sequence[AssignedPartition] = ()
+        """Among which the transaction is whole: what is assigned of its database since it began."""
         self._expected: set[AssignedPartition] = set()
         """Those of which it is not known yet what comes next where they begin."""
-        self._evens_out = True
-        """Whether some transaction may be handed out in a part of its partitions, because the reader begins there."""
-        self.transaction: CommittedShares | None = None
+        self._awaited: set[AssignedPartition] = set()
+        """Those that are to be read once more before the next transaction is handed out."""
+        self._not_there: set[AssignedPartition] = set()
+        self.transaction: Committed | None = None
         """What is being handed out; None between two transactions."""
-        self.completed: CommittedShares | None = None
+        self.completed: Committed | None = None
         """The last transaction of which everything was handed out in one go."""
-        self.handed_out: CommittedShares | None = None
+        self.handed_out: Committed | None = None
         """What the last record belongs to; None: no transaction."""
-
-    @property
-    def partition_ids(self) -> frozenset[int]:
-        """The partitions among which transactions are whole: those whose ids are known."""
-        return frozenset(partition.partition_id for partition in self if partition.partition_id is not None)
 
     # --- what changes what comes next --------------------------------------------------------------------------------
 
@@ -76,7 +77,8 @@ class AtomicSubscription(Subscription):
         self._is_cut = True
         removed = super().remove(topic, number)
         if removed is not None:
-            self._expected.discard(removed)
+            for known in (self._expected, self._awaited, self._not_there):
+                known.discard(removed)
         self._arrange()
         return removed
 
@@ -87,19 +89,15 @@ class AtomicSubscription(Subscription):
         self._expect(partition)
 
     def pause(self, partition: AssignedPartition) -> None:
-        """Stop handing out records of the partition, and with them all transactions that have a share in it."""
+        """Stop handing out records of the partition, and with them all transactions from its next one on."""
         super().pause(partition)
         self._arrange()
 
-    def resolved(self, position: FetchPosition, start: int, partition_id: int | None = None) -> None:
-        """Read from this position on; what others have buffered does not tell of shares in a partition that is new."""
-        partition = position.partition
-        known_id = partition.partition_id
-        super().resolved(position, start, partition_id)
-        if partition.partition_id != known_id:
-            for other in self:
-                if other is not partition:
-                    self._read_again(other)
+    def resolved(
+        self, position: FetchPosition, start: int, partition_id: int | None = None, last_commit: int | None = None
+    ) -> None:
+        """Read from this position on; the partition has this id, and that commit is the last one behind it."""
+        super().resolved(position, start, partition_id, last_commit)
         self._arrange()
 
     def out_of_range(self, position: FetchPosition) -> None:
@@ -108,9 +106,12 @@ class AtomicSubscription(Subscription):
         self._expect(position.partition)
 
     def fail(self, position: FetchPosition, error: KafkaError | None, now: float, *, offset: int | None = None) -> None:
-        """Report the error, and let others go on: what comes next here is not known for a while."""
+        """Report the error, and let records go on that are in no transaction: what comes next here is not known."""
+        partition = position.partition
         if error is not None:
-            self._expected.discard(position.partition)
+            self._expected.discard(partition)
+            if error.code() in _NOT_THERE:
+                self._not_there.add(partition)
         super().fail(position, error, now, offset=offset)
         self._arrange()
 
@@ -123,56 +124,64 @@ class AtomicSubscription(Subscription):
     def deliver(
         self, position: FetchPosition, page: PageRead, now: float = 0.0, *, brought_nothing: bool = False
     ) -> None:
-        """Buffer what was read; whoever is awaited for a transaction that it tells of is not at his end any more."""
-        super().deliver(position, page, now, brought_nothing=brought_nothing)
+        """Buffer what was read, and take note of when that was."""
         partition = position.partition
-        if partition.is_current(position) and (_first_chunk(partition) is not None or partition.is_at_end):
+        assert page.snapshot is not None, "the reader knows that transactions are handed out whole"
+        is_wanted = partition.start is None and partition.fetch_position == position.position
+        if partition.is_current(position) and is_wanted:
+            is_end = page.next_position >= page.end_position
+            partition.ended_in = page.snapshot.number if is_end else -1
+            self._not_there.discard(partition)
+            self._awaited.discard(partition)
+            self._note_end(partition, page)
+        super().deliver(position, page, now, brought_nothing=brought_nothing)
+        if partition.is_current(position) and (_head(partition) is not None or partition.is_at_end):
             self._expected.discard(partition)
-        by_id = self._by_id()
-        for shares in {id(chunk.shares): chunk.shares for chunk in page.chunks if chunk.shares is not None}.values():
-            for partition_id, place in shares.places.items():
-                other = by_id.get(partition_id)
-                if other is not None and self._share(other, shares, place) is _Share.AWAITED:
-                    other.is_at_end = False
         self._arrange()
 
     def to_read(self, now: float, is_wanted: Wanted | None = None) -> list[FetchPosition]:
-        """Return what to read next, and what others wait for: although enough is buffered, or it is paused."""
+        """Return what to read next.
+
+        That is also a partition of which nothing is buffered: with the others, so that its end is of the same snapshot;
+        or, if something waits for it, whether there is room for more or not.
+        """
         positions = super().to_read(now, is_wanted)
         chosen = {position.partition for position in positions}
-        awaited = (
+        more = (
             partition
             for partition in self
             if partition.start is None
-            and partition.chunk is None
-            and not partition.waiting
+            and partition not in chosen
+            and _head(partition) is None
             and partition.retry_at <= now
-            and (partition in self._expected or not (positions or partition.is_paused or partition.is_at_end))
+            and (
+                partition in self._expected
+                or partition in self._awaited
+                or not (partition.is_paused or (partition.is_at_end and not positions))
+            )
             and (is_wanted is None or is_wanted(partition))
         )
-        positions += [
-            FetchPosition(partition, partition.version, partition.fetch_position)
-            for partition in awaited
-            if partition not in chosen
-        ]
+        positions += [FetchPosition(partition, partition.version, partition.fetch_position) for partition in more]
         return positions
 
     def _expect(self, partition: AssignedPartition) -> None:
         self._expected.add(partition)
-        self._evens_out = True
         self._arrange()
 
-    def _read_again(self, partition: AssignedPartition) -> None:
-        """Drop what is buffered, to read it again."""
-        first = partition.chunk or _first_chunk(partition)
-        if first is None or partition.start is not None:
+    def _await(self, partition: AssignedPartition) -> None:
+        """Let the partition be read once more, although everything may have been read."""
+        self._awaited.add(partition)
+        partition.is_at_end = False
+
+    def _note_end(self, partition: AssignedPartition, page: PageRead) -> None:
+        """Tell transactions that come next elsewhere how far the partition goes, if their readings did not ask."""
+        if partition.partition_id is None:
             return
-        is_begun = partition.chunk is not None and partition.position > first.start
-        self._drop_buffer(partition)
-        partition.fetch_position = partition.position if is_begun else first.start
-        partition.eof_reported_at = None
-        self._expected.add(partition)
-        self._evens_out = True
+        end = self._positions.place(page.end_position)
+        for other in self:
+            head = _head(other)
+            if head is not None and head.transaction is not None and other.leader == partition.leader:
+                head.transaction.snapshot.ends.setdefault(partition.partition_id, end)
 
     # --- what comes next ---------------------------------------------------------------------------------------------
 
@@ -185,9 +194,11 @@ class AtomicSubscription(Subscription):
 
     def _next_chunk(self, partition: AssignedPartition) -> Message | None:
         message = super()._next_chunk(partition)
-        if partition.chunk is not None and partition.chunk.source is not None:
+        chunk = partition.chunk
+        if chunk is not None and chunk.source is not None:
             # Not the chunk's own, which says the same: each page brings one.
-            self.handed_out = None if partition.chunk.shares is None else self.transaction
+            self.handed_out = None if chunk.transaction is None else self.transaction
+            partition.last_commit = None if chunk.transaction is None else chunk.transaction.number
             self._is_begun = True
         return message
 
@@ -211,18 +222,24 @@ class AtomicSubscription(Subscription):
             chosen.is_ready = True
             self._ready.append(chosen)
 
-    def _next_of(self, transaction: CommittedShares) -> AssignedPartition | None:
+    def _begin(self, transaction: Committed, partners: Sequence[AssignedPartition], *, is_begun: bool) -> None:
+        self.transaction, self._is_begun, self._is_cut = transaction, is_begun, False
+        self._partners = partners
+
+    def _next_of(self, transaction: Committed) -> AssignedPartition | None:
         """Return where the transaction goes on; it is over if that is nowhere and nothing is awaited."""
-        by_id = self._by_id()
         is_over = True
-        for partition_id, place in transaction.places.items():
-            partition = by_id.get(partition_id)
-            share = _Share.DONE if partition is None else self._share(partition, transaction, place)
-            if partition is None or share is _Share.DONE:
+        for partition in self._partners:
+            if self.find(partition.topic, partition.number) is not partition:
+                continue
+            head = _head(partition)
+            if head is not None and (head.transaction is None or head.transaction.number != transaction.number):
+                continue
+            if head is None and self._has_ended(partition, transaction):
                 continue
             is_over = False
             # What has gone wrong with one that is awaited is told at once.
-            if not partition.is_paused and (share is _Share.AT_HAND or partition.waiting):
+            if not partition.is_paused and (head is not None or partition.waiting):
                 return partition
         if is_over:
             self.transaction, self.completed = None, None if self._is_cut else transaction
@@ -235,81 +252,58 @@ class AtomicSubscription(Subscription):
             is_event = partition.chunk is None and partition.waiting and isinstance(partition.waiting[0], Message)
             if is_event and not partition.is_paused:
                 return partition
-        leaders = {partition.leader for partition in self._expected}
-        in_turn = [partition for partition in in_turn if leaders.isdisjoint({None, partition.leader})]
-        if self._evens_out:
-            found, is_awaited = self._next_half(in_turn)
-            if found is not None or is_awaited:
-                return found
-            self._evens_out = bool(leaders)
-        for partition in in_turn:
-            first = partition.chunk or _first_chunk(partition)
-            if partition.is_paused or (first is None and not partition.waiting):
+        expected = {partition.leader for partition in self._expected}
+        if None in expected:
+            return None
+        for leader in dict.fromkeys(partition.leader for partition in in_turn):
+            if leader in expected:
                 continue
-            if first is None or first.shares is None:
-                return partition
-            if self._share_of_all(first.shares) is _Share.AT_HAND:
-                self._begin(first.shares, is_begun=False)
+            found = self._next_in_database([partition for partition in in_turn if partition.leader == leader])
+            if found is not None or self.transaction is not None:
+                return found
+        return None
+
+    def _next_in_database(self, partitions: Sequence[AssignedPartition]) -> AssignedPartition | None:
+        """Return what comes next of the partitions of one database; the last one that was handed out comes last."""
+        heads = {partition: head for partition in partitions if (head := _head(partition)) is not None}
+        transactions = [head.transaction for head in heads.values() if head.transaction is not None]
+        behind = {partition.last_commit for partition in partitions}
+        half = min((one for one in transactions if one.number in behind), key=_number_of, default=None)
+        if half is not None:
+            self._begin(half, partitions, is_begun=True)
+            return self._next_of(half)
+        lowest = min(transactions, key=_number_of, default=None)
+        if lowest is not None and self._is_next(lowest, partitions, heads):
+            self._begin(lowest, partitions, is_begun=False)
+            return self._next_of(lowest)
+        for partition in partitions:
+            head = heads.get(partition)
+            if not partition.is_paused and (head.transaction is None if head is not None else partition.waiting):
                 return partition
         return None
 
-    def _begin(self, transaction: CommittedShares, *, is_begun: bool) -> None:
-        self.transaction, self._is_begun, self._is_cut = transaction, is_begun, False
+    def _is_next(
+        self, transaction: Committed, partitions: Sequence[AssignedPartition], heads: dict[AssignedPartition, Chunk]
+    ) -> bool:
+        """Return whether nothing comes before the transaction, which has the lowest number of those that come next."""
+        is_next = True
+        for partition in partitions:
+            head = heads.get(partition)
+            if head is None:
+                is_next &= self._has_ended(partition, transaction)
+            elif head.transaction is None:
+                end = transaction.snapshot.ends.get(partition.partition_id or 0, math.inf)
+                is_next &= self._positions.place(head.start) >= end
+            elif partition.is_paused:
+                is_next &= head.transaction.number != transaction.number
+        return is_next
 
-    def _next_half(self, in_turn: list[AssignedPartition]) -> tuple[AssignedPartition | None, bool]:
-        """Return where to go on with a transaction of which a part was handed out before, and whether one is awaited.
-
-        One that cannot go on because something else comes first in a partition of it is left alone.
-        """
-        is_awaited = False
-        for partition in in_turn:
-            first = partition.chunk or _first_chunk(partition)
-            if first is None:
-                is_awaited |= bool(self._positions.offset_in_transaction(partition.fetch_position))
-            elif first.shares is not None and self._is_half(partition, first, first.shares):
-                share = self._share_of_all(first.shares)
-                if share is _Share.AT_HAND:
-                    self._begin(first.shares, is_begun=True)
-                    return partition, False
-                is_awaited |= share is _Share.AWAITED
-        return None, is_awaited
-
-    def _share_of_all(self, transaction: CommittedShares) -> _Share:
-        """Return whether the transaction can be handed out from all of its partitions: AT_HAND, AWAITED or BLOCKED."""
-        by_id = self._by_id()
-        found = _Share.AT_HAND
-        for partition_id, place in transaction.places.items():
-            partition = by_id.get(partition_id)
-            if partition is None:
-                continue
-            share = self._share(partition, transaction, place)
-            if share is _Share.BLOCKED:
-                return share
-            if share is _Share.AWAITED or (share is _Share.AT_HAND and partition.is_paused):
-                found = _Share.AWAITED
-        return found
-
-    def _is_half(self, partition: AssignedPartition, first: Chunk, transaction: CommittedShares) -> bool:
-        """Return whether a part of the transaction was handed out before."""
-        within = self._positions.offset_in_transaction(first.start) or 0
-        if partition.chunk is not None or within > transaction.first_offsets.get(partition.partition_id or 0, 0):
+    def _has_ended(self, partition: AssignedPartition, transaction: Committed) -> bool:
+        """Return whether nothing comes in the partition that the transaction's snapshot has; ask if it is not known."""
+        if partition in self._not_there or partition.ended_in >= transaction.snapshot.number:
             return True
-        by_id = self._by_id()
-        return any(
-            other is not None and self._share(other, transaction, place) is _Share.DONE
-            for partition_id, place in transaction.places.items()
-            for other in (by_id.get(partition_id),)
-        )
-
-    def _share(self, partition: AssignedPartition, transaction: CommittedShares, place: int) -> _Share:
-        first = partition.chunk or _first_chunk(partition)
-        if first is None:
-            is_behind = partition.start is None and self._positions.place(partition.fetch_position) > place
-            return _Share.DONE if is_behind else _Share.AWAITED
-        comes_at = self._positions.place(first.start)
-        if comes_at == place and first.shares is not None and first.shares.producer == transaction.producer:
-            return _Share.AT_HAND
-        return _Share.DONE if comes_at > place else _Share.BLOCKED
+        self._await(partition)
+        return False
 
     def _in_turn(self) -> Iterator[AssignedPartition]:
         """Return the partitions; the last one that has handed out something comes last."""
@@ -318,10 +312,13 @@ class AtomicSubscription(Subscription):
         yield from partitions[first:]
         yield from partitions[:first]
 
-    def _by_id(self) -> dict[int | None, AssignedPartition]:
-        return {partition.partition_id: partition for partition in self}
 
-
-def _first_chunk(partition: AssignedPartition) -> Chunk | None:
-    """Return the first records that wait; events, and stretches that are stepped over, do not count."""
+def _head(partition: AssignedPartition) -> Chunk | None:
+    """Return the records that come next; events, and stretches that are stepped over, do not count."""
+    if partition.chunk is not None:
+        return partition.chunk
     return next((item for item in partition.waiting if isinstance(item, Chunk) and item.source is not None), None)
+
+
+def _number_of(transaction: Committed) -> int:
+    return transaction.number

@@ -270,7 +270,6 @@ class FetchThread:
             is_wanted = self._is_wanted()
             unresolved = self._subscription.to_resolve(now, is_wanted)
             positions = self._subscription.to_read(now, is_wanted)
-            among = self._subscription.partition_ids
             if self._closing:
                 return
             if not unresolved and not positions:
@@ -291,7 +290,6 @@ class FetchThread:
                 positions,
                 asks_outbox=is_at_end and self._outbox.asks(),
                 waiter=self._waiter if is_at_end else None,
-                among=among,
             )
             self._apply(self._without_held(outcomes))
             if self._reader.outbox_waits:
@@ -477,7 +475,7 @@ class FetchThread:
         elif isinstance(outcome, StartResolved):
             if outcome.committed is not None:
                 subscription.committed(position, outcome.committed)
-            subscription.resolved(position, outcome.start, outcome.partition_id)
+            subscription.resolved(position, outcome.start, outcome.partition_id, outcome.last_commit)
         elif isinstance(outcome, PartitionMoved):
             position.partition.leader = None
             subscription.fail(position, None, now)

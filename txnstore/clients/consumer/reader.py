@@ -7,8 +7,9 @@ A partition that cannot be read does not keep others from being read: what went 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -17,7 +18,15 @@ from sqlalchemy import Connection
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.events import unknown_topic
-from txnstore.clients.consumer.subscription import AssignedPartition, Chunk, FetchPosition, PageRead, start_position
+from txnstore.clients.consumer.subscription import (
+    AssignedPartition,
+    Chunk,
+    Committed,
+    FetchPosition,
+    PageRead,
+    Snapshot,
+    start_position,
+)
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.model.message import NO_MARKER, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, RecordSource
 from txnstore.clients.model.topic_partition import OFFSET_END, OFFSET_STORED, TopicPartition
@@ -39,8 +48,7 @@ from txnstore.groups.commit_rules import other_order
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordBatch
-from txnstore.log.commit_order import CommitPage, as_begun, fetch_in_commit_order
-from txnstore.log.commit_shares import CommittedShares, read_shares
+from txnstore.log.commit_order import CommitPage, as_begun, fetch_in_commit_order, last_commit_number
 from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, Room, fetch
 from txnstore.log.news import read_news, read_news_in_commit_order
 from txnstore.log.topics import Topic
@@ -70,6 +78,9 @@ class StartResolved:
     partition_id: int
     committed: int | None
     """What the group has committed there, if that was asked for."""
+
+    last_commit: int | None = None
+    """The number of the last commit behind it, where transactions are handed out whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +151,7 @@ class PartitionReader:
         self._directory = directory
         self._options = options
         self._positions = options.positions
+        self._snapshots = itertools.count(1)
         self._is_held_back = False
         self._overdue = OverdueHelp(self.store, connection.cluster)
         #: An open transaction that holds back committed offsets is found in the database of the group.
@@ -223,7 +235,7 @@ class PartitionReader:
             return [*outcomes, *(PartitionFailed(position, None) for position in known.values())]
         for partition_id, position in known.items():
             outcomes.append(self._start(position, bounds[partition_id], committed, partition_id, given[partition_id]))
-        return outcomes
+        return self._with_last_commits(outcomes) if self._options.is_atomic else outcomes
 
     def read(
         self,
@@ -232,12 +244,10 @@ class PartitionReader:
         records_max: int = PAGE_RECORDS_MAX,
         asks_outbox: bool = False,
         waiter: Waiter | None = None,
-        among: Collection[int] = (),
     ) -> list[ReadOutcome]:
         """Read a page that the partitions share; set `outbox_waits`.
 
-        With a `waiter` all of them had been read to their ends: what is new is asked there first.  Where transactions
-        are handed out whole, the page tells of their shares in the partitions `among`.
+        With a `waiter` all of them had been read to their ends: what is new is asked there first.
 
         Raises:
             TxnStoreError: the database cannot be read at all.
@@ -257,12 +267,12 @@ class PartitionReader:
         try:
             delivered = self._news(wanted, room, waiter) or self._pages(wanted, room, asks_outbox=asks_outbox)
         except _OF_ONE_PARTITION as error:
-            return [*outcomes, *self._one_by_one(list(known.values()), records_max, error, among)]
-        shares = self._shares(delivered, among) if self._options.is_atomic else {}
+            return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
+        snapshot = self._snapshot(delivered)
         for partition_id, position in known.items():
             page = delivered[partition_id]
             self.outbox_waits = asks_outbox and page.bounds.outbox_waits
-            outcomes.append(self._delivered(position, page, shares.get(partition_id, {})))
+            outcomes.append(self._delivered(position, page, snapshot))
         return outcomes
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -302,40 +312,11 @@ class PartitionReader:
 
         return self._read(work)
 
-    def _shares(self, pages: Mapping[int, AnyPage], among: Collection[int]) -> dict[int, Mapping[int, CommittedShares]]:
-        """Return by partition and place the transactions of which the pages hold records."""
-        found: dict[int, Mapping[int, CommittedShares]] = {}
-        wanted: dict[int, list[int]] = {}
-        for partition_id, page in pages.items():
-            assert isinstance(page, CommitPage)
-            # Those that are in no other partition, as far as is known; markers that retention has taken tell nothing.
-            alone = {
-                placed.marker_offset: CommittedShares(placed.batch.producer, {partition_id: placed.marker_offset})
-                for placed in page.batches
-                if placed.marker_offset is not None
-            }
-            found[partition_id] = alone
-            if alone:
-                wanted[partition_id] = sorted(alone)
-        if len(among) <= 1 or not wanted:
-            return found
-
-        def work(connection: Connection) -> dict[int, Mapping[int, CommittedShares]]:
-            return {
-                partition_id: {
-                    **found[partition_id],
-                    **read_shares(connection, partition_id, among, first_place=places[0], last_place=places[-1]),
-                }
-                for partition_id, places in wanted.items()
-            }
-
-        return found | self._read(work)
-
     def _one_by_one(
-        self, positions: Sequence[FetchPosition], records_max: int, error: TxnStoreError, among: Collection[int]
+        self, positions: Sequence[FetchPosition], records_max: int, error: TxnStoreError
     ) -> list[ReadOutcome]:
         if len(positions) > 1:
-            return [outcome for position in positions for outcome in self.read([position], among=among)]
+            return [outcome for position in positions for outcome in self.read([position])]
         (position,) = positions
         if isinstance(error, OffsetOutOfRange):
             return [PositionOutOfRange(position)]
@@ -344,7 +325,7 @@ class PartitionReader:
             return [PartitionFailed(position, None)]
         if records_max > 1:
             # What comes before the damaged batch can be read.
-            return self.read(positions, records_max=1, among=among)
+            return self.read(positions, records_max=1)
         return [PartitionFailed(position, kafka_error_of(error), self._positions.place(position.position))]
 
     def _known(self, positions: Sequence[FetchPosition]) -> tuple[dict[int, FetchPosition], list[ReadOutcome]]:
@@ -403,6 +384,28 @@ class PartitionReader:
             return position
         return self._positions.at(*as_begun(connection, partition_id, self._positions.pair(position)))
 
+    def _with_last_commits(self, outcomes: Sequence[ReadOutcome]) -> list[ReadOutcome]:
+        """Return the same, and what lies just behind each beginning: a reader may begin in the middle of it."""
+        starts = [outcome for outcome in outcomes if isinstance(outcome, StartResolved)]
+        if not starts:
+            return list(outcomes)
+
+        def work(connection: Connection) -> dict[int, int | None]:
+            return {
+                found.partition_id: last_commit_number(
+                    connection, found.partition_id, self._positions.pair(found.start)
+                )
+                for found in starts
+            }
+
+        numbers = self._read(work)
+        return [
+            replace(outcome, last_commit=numbers[outcome.partition_id])
+            if isinstance(outcome, StartResolved)
+            else outcome
+            for outcome in outcomes
+        ]
+
     def _start(
         self,
         position: FetchPosition,
@@ -437,10 +440,15 @@ class PartitionReader:
         known = self._committed(committed, partition_id)
         return StartResolved(position, start.position, partition_id, known)
 
-    def _delivered(self, position: FetchPosition, page: AnyPage, shares: Mapping[int, CommittedShares]) -> ReadOutcome:
+    def _snapshot(self, pages: Mapping[int, AnyPage]) -> Snapshot:
+        """Return the moment at which the pages were read; one thread reads, so it is later than all before it."""
+        ends = {partition_id: page.bounds.high_watermark for partition_id, page in pages.items()}
+        return Snapshot(next(self._snapshots), ends)
+
+    def _delivered(self, position: FetchPosition, page: AnyPage, snapshot: Snapshot) -> ReadOutcome:
         """Return the page as the subscription takes it."""
         if isinstance(page, CommitPage):
-            return PageDelivered(position, self._placed(position, page, shares))
+            return PageDelivered(position, self._placed(position, page, snapshot))
         end_offset = page.bounds.end(self._options.isolation)
         if end_offset < page.bounds.high_watermark and page.next_offset >= end_offset:
             self._is_held_back = True
@@ -453,7 +461,7 @@ class PartitionReader:
         ]
         return PageDelivered(position, PageRead(chunks, page.next_offset, page.bounds, end_offset))
 
-    def _placed(self, position: FetchPosition, page: CommitPage, shares: Mapping[int, CommittedShares]) -> PageRead:
+    def _placed(self, position: FetchPosition, page: CommitPage, snapshot: Snapshot) -> PageRead:
         at = self._positions.at
         starts = [at(*placed.start) for placed in page.batches]
         next_position = at(*page.next_position)
@@ -473,10 +481,12 @@ class PartitionReader:
                     start=start,
                     base=at(marker_offset) if is_within else 0,
                     unit=1 if is_within else self._positions.unit,
-                    shares=None if placed.marker_offset is None else shares.get(placed.marker_offset),
+                    transaction=None
+                    if placed.commit_number is None or not self._options.is_atomic
+                    else Committed(placed.commit_number, placed.batch.producer, snapshot),
                 )
             )
-        return PageRead(chunks, next_position, page.bounds, at(page.bounds.high_watermark))
+        return PageRead(chunks, next_position, page.bounds, at(page.bounds.high_watermark), snapshot)
 
     def _read(self, work: Callable[[Connection], Result]) -> Result:
         cluster = self._connection.cluster()

@@ -20,7 +20,7 @@ from txnstore.clients.model.message import Message, RecordSource, RecordTuple, e
 from txnstore.clients.model.topic_partition import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
-from txnstore.log.commit_shares import CommittedShares
+from txnstore.model import ProducerIdentity
 
 #: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
 OFFSET_TAIL_BASE: Final = -2000
@@ -85,6 +85,31 @@ def _reset(earliest: int, latest: int, reset: str, why: str, positions: Position
     return StartPosition(None if place is None else positions.at(place), why)
 
 
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """One moment of one database: what a reading has seen of it, and nothing that was committed later."""
+
+    number: int
+    """That of a later one, of the same database, is higher."""
+
+    ends: dict[int, int]
+    """By partition id a place below which lies all that was in the partition then; not of all partitions."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Committed:
+    """A transaction that was committed, as it was found in one partition."""
+
+    number: int
+    """The place of its commit among those of its database: see `log.partition_rows`."""
+
+    producer: ProducerIdentity
+    """Whose records these are, with the epoch that this transaction alone has."""
+
+    snapshot: Snapshot
+    """When it was seen."""
+
+
 @dataclass(slots=True)
 class Chunk:
     """Records of one batch on their way to the application; without records, a stretch that is stepped over."""
@@ -110,8 +135,8 @@ class Chunk:
     unit: int = 1
     """Behind a record of the chunk the position is `base + unit * (its offset + 1)`."""
 
-    shares: CommittedShares | None = None
-    """The transaction that its records belong to, where transactions are handed out whole."""
+    transaction: Committed | None = None
+    """What its records belong to; None: no transaction, or each partition is read by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +159,9 @@ class PageRead:
     end_position: int
     """The first position that this reader may not read yet."""
 
+    snapshot: Snapshot | None = None
+    """When it was read, where that matters."""
+
 
 class AssignedPartition:
     """One partition of the assignment."""
@@ -145,6 +173,7 @@ class AssignedPartition:
         "buffered_records",
         "chunk",
         "committed",
+        "ended_in",
         "eof_due_at",
         "eof_reported_at",
         "fetch_position",
@@ -153,6 +182,7 @@ class AssignedPartition:
         "is_paused",
         "is_ready",
         "is_recreated",
+        "last_commit",
         "leader",
         "number",
         "partition_id",
@@ -202,6 +232,10 @@ class AssignedPartition:
         self.is_ready = False
         self.is_at_end = False
         """Whether everything there was has been read."""
+        self.ended_in = -1
+        """The number of the newest snapshot in which what is buffered was all that there is; -1: there may be more."""
+        self.last_commit: int | None = None
+        """The number of the last transaction of which something was handed out, or lies behind the beginning."""
         self.is_hungry = False
         """Whether the last page was full before it was this partition's turn."""
         self.retry_at = 0.0
@@ -294,6 +328,7 @@ class Subscription:
         """Continue from `position`, or from what the constant stands for; it is unknown until then."""
         self._drop_buffer(partition)
         partition.start = position
+        partition.last_commit = None
         partition.position = OFFSET_INVALID
         partition.eof_reported_at = None
         partition.is_recreated = False
@@ -308,11 +343,6 @@ class Subscription:
         """Hand out records of the partition again."""
         partition.is_paused = False
         self._make_ready(partition)
-
-    @property
-    def partition_ids(self) -> frozenset[int]:
-        """The partitions among which transactions are to be whole; here each partition is by itself."""
-        return frozenset()
 
     # --- handing out -------------------------------------------------------------------------------------------------
 
@@ -416,12 +446,15 @@ class Subscription:
         )
         return min(later, default=math.inf)
 
-    def resolved(self, position: FetchPosition, start: int, partition_id: int | None = None) -> None:
-        """Read from this position on; the partition has this id."""
+    def resolved(
+        self, position: FetchPosition, start: int, partition_id: int | None = None, last_commit: int | None = None
+    ) -> None:
+        """Read from this position on; the partition has this id, and that commit is the last one behind it."""
         partition = position.partition
         if partition.is_current(position) and partition.start is not None:
             partition.start = None
             partition.partition_id = partition_id
+            partition.last_commit = last_commit
             partition.fetch_position = start
             partition.is_hungry = partition.is_at_end = False
 
@@ -608,6 +641,7 @@ class Subscription:
         self.buffered_bytes -= partition.buffered_bytes
         partition.buffered_records = partition.buffered_bytes = 0
         partition.is_hungry = partition.is_at_end = False
+        partition.ended_in = -1
         partition.eof_due_at = math.inf
 
 
