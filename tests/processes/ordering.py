@@ -18,6 +18,7 @@ from tests.tools.workload import Job
 from txnstore import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from txnstore.clients.consumer.positions import position_behind
 from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.log import commit_order
 from txnstore.log.bounds import read_bounds
 from txnstore.log.commit_order import CommitPosition, fetch_in_commit_order
@@ -34,6 +35,7 @@ EXPELLED: Final = (
 LAST: Final = "last"
 ABORTS: Final = 0.2
 FLUSHES: Final = 0.25
+LOOKS: Final = 0.5
 COMMITS_POSITIONS: Final = 0.3
 PAUSE_SECONDS: Final = 0.02
 #: What a page, a stretch and a walk of a life are: less than a transaction, or what they always are.
@@ -54,6 +56,11 @@ class Notes:
         os.write(self._file, json.dumps([time.monotonic_ns(), *facts]).encode() + b"\n")
 
 
+def name_of(value: str) -> str:
+    """Return the name of what a record was written in."""
+    return value.rpartition("/")[0]
+
+
 def notes_of(job: Job) -> Iterator[list[list[Any]]]:
     """Return the notes of each life, the first one first; a line that was never finished is left out."""
     for life in range(1, job.life + 1):
@@ -62,8 +69,36 @@ def notes_of(job: Job) -> Iterator[list[list[Any]]]:
             yield [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
+class Look:
+    """A look at what has been committed of late, of all partitions in one snapshot."""
+
+    def __init__(self, job: Job, store: Store) -> None:
+        self._store = store
+        bounds = store.read(partial(read_bounds, partition_ids=list(job.partitions.values())))
+        self._positions = {number: CommitPosition(bound.high_watermark) for number, bound in bounds.items()}
+
+    def names(self) -> set[str]:
+        """Return the names of the transactions that are there now and were not at the last look."""
+        pages = self._store.read(partial(fetch_in_commit_order, positions=dict(self._positions)))
+        self._positions = {partition_id: page.next_position for partition_id, page in pages.items()}
+        return {
+            name_of((record.value or b"").decode())
+            for page in pages.values()
+            for placed in page.batches
+            for record in placed.batch.records(placed.from_offset)
+        }
+
+
 def write_transactions(job: Job, count: int) -> None:
-    """Run transactions until so many have been begun in all lives; that of a killed life ends as it may."""
+    """Run transactions until so many have been begun in all lives; that of a killed life ends as it may.
+
+    Before some of them are committed their writer looks at what others have committed, and notes it.
+    """
+    with open_store(job.url, pool_size=1, create=False) as store:
+        _write_transactions(job, count, Look(job, store))
+
+
+def _write_transactions(job: Job, count: int, look: Look) -> None:
     begun = sum(note[1] == "begins" for life in notes_of(job) for note in life)
     notes, chance = Notes(job), job.chance()
     producer = Producer({"bootstrap.servers": job.url, "transactional.id": job.name})
@@ -80,6 +115,8 @@ def write_transactions(job: Job, count: int) -> None:
         if chance.random() < ABORTS:
             producer.abort_transaction(PATIENCE_SECONDS)
             continue
+        if chance.random() < LOOKS:
+            notes.note("reads", name, sorted(look.names()))
         notes.note("asks", name, values)
         producer.commit_transaction(PATIENCE_SECONDS)
         notes.note("committed", name)
@@ -108,10 +145,10 @@ def _produce(producer: Producer, name: str, job: Job, chance: random.Random, val
             producer.produce(TOPIC, own[-1], partition=number)
 
 
-def read(job: Job, is_member: bool) -> None:
+def read(job: Job, is_member: bool, is_atomic: bool) -> None:
     """Read in commit order from where the group was, until the last record of each partition has come.
 
-    What comes is noted, and what is committed now and then.
+    What comes is noted, and what is committed now and then.  Who is atomic gets transactions whole.
     """
     notes, chance = Notes(job), job.chance()
     vars(commit_order).update(chance.choice(SIZES))
@@ -121,6 +158,7 @@ def read(job: Job, is_member: bool) -> None:
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
         "txnstore.delivery.order": "commit",
+        "txnstore.delivery.atomic": is_atomic,
         # Who is killed is missed soon.
         "session.timeout.ms": 600,
         "heartbeat.interval.ms": 100,
@@ -149,13 +187,14 @@ def read(job: Job, is_member: bool) -> None:
         notes.note("got", got)
         waits_for -= {number for number, _, value in got if value == LAST}
         if chance.random() < COMMITS_POSITIONS:
-            _commit(consumer, messages[-1], notes, chance)
+            # Who gets transactions whole commits where he is in all partitions.
+            ways = ("positions", "stored") if is_atomic else ("positions", "stored", "message")
+            _commit(consumer, messages[-1], notes, chance.choice(ways))
     consumer.close()
 
 
-def _commit(consumer: Consumer, last: Message, notes: Notes, chance: random.Random) -> None:
+def _commit(consumer: Consumer, last: Message, notes: Notes, how: str) -> None:
     positions = [one for one in consumer.position(consumer.assignment()) if one.offset >= 0]
-    how = chance.choice(("positions", "stored", "message"))
     try:
         if how == "message":
             behind = position_behind(last, TOPIC, last.partition() or 0, last.offset() or 0)

@@ -6,11 +6,13 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf
 from typing import Any
 
 from sqlalchemy import Connection
 
-from tests.processes.ordering import LAST
+from tests.processes.ordering import LAST, name_of
 from txnstore.db.schema import record_batches
 from txnstore.log.codec import decode
 from txnstore.model import ControlType
@@ -55,10 +57,6 @@ def in_order_of_markers(connection: Connection, partition_id: int) -> Partition:
             found.keys += [(offset, 0) for offset, _ in records]
     assert not held
     return found
-
-
-def name_of(value: str) -> str:
-    return value.rpartition("/")[0]
 
 
 def check_writers(partitions: Sequence[Partition], notes: Notes) -> Counter[str]:
@@ -129,6 +127,46 @@ class ReaderCheck:
 
     def _indices(self, positions: Any) -> dict[int, int]:
         return {number: self._partitions[number].index(place, within) for number, place, within in positions}
+
+
+def check_order(lives: Iterable[Notes], notes: Notes) -> int:
+    """Whole transactions come in one strict order: behind all that they have read, or that was acknowledged before.
+
+    Returns how often one had read another one.
+    """
+    asked = {note[2]: note[0] for note in notes if note[1] == "asks"}
+    acknowledged = {note[2]: note[0] for note in notes if note[1] == "committed"}
+    reads = [(note[2], other) for note in notes if note[1] == "reads" for other in note[3]]
+    transactions = {note[2] for note in notes if note[1] == "begins"}
+    count = 0
+    for names in _orders(lives):
+        runs = Counter(name for name in names if name in transactions)
+        assert all(number == 1 for number in runs.values()), runs.most_common(1)
+        first_acknowledged, which = inf, ""
+        for name in reversed(names):
+            if name in transactions:
+                assert asked[name] <= first_acknowledged, f"{name} comes before {which}"
+            if acknowledged.get(name, inf) < first_acknowledged:
+                first_acknowledged, which = acknowledged[name], name
+        at = {name: index for index, name in enumerate(names)}
+        for name, other in reads:
+            if name in at and other in at:
+                assert at[other] < at[name], f"{name} has read {other} and comes before it"
+                count += other in transactions
+    return count
+
+
+def _orders(lives: Iterable[Notes]) -> list[list[str]]:
+    """Return the order in which each reader has got something, and that in which it has come for the first time."""
+    seen: list[list[str]] = []
+    for _, what, *facts in (note for life in lives for note in life):
+        if what == "begins":
+            seen.append([])
+        elif what == "got":
+            seen[-1] += [name_of(value) for _, _, value in facts[0] if value != LAST]
+    # Whoever begins goes on behind the last commit: what came again is in its order, and so is all of it.
+    firsts = list(dict.fromkeys(name for names in seen for name in names))
+    return [*([name for name, _ in groupby(names)] for names in seen), firsts]
 
 
 def check_cuts(partitions: Sequence[Partition], looks: Notes, acknowledged: Mapping[str, int]) -> int:

@@ -2,6 +2,7 @@
 
 Each transaction comes whole, in the order of the markers, once over all lives of a reader, and no aborted one; and what
 is read of several partitions in one snapshot is a cut: of each transaction all or nothing, and whatever had committed.
+Who gets transactions whole gets them in one strict order: behind all that they have read, or that had committed before.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import pytest
 
 from tests.clients.consumer.log_writer import LogWriter
 from tests.processes.ordering import LAST, TOPIC, notes_of, read, read_cuts, write_plainly, write_transactions
-from tests.processes.ordering_checks import ReaderCheck, check_cuts, check_writers, in_order_of_markers
+from tests.processes.ordering_checks import ReaderCheck, check_cuts, check_order, check_writers, in_order_of_markers
 from tests.tools.workload import Job
 from txnstore.log.fetch import fetch
 
 PARTITIONS = 3
 WRITERS = ("transactions-1", "transactions-2", "transactions-3")
-READERS = ("assigned", "member")
+READERS = ("assigned", "member", "whole", "whole member")
 #: How many transactions each writer begins; the campaign is made of rounds, each of which ends in time on any machine.
 FEW, MANY, ROUNDS = 60, 1_200, 3
 #: How long nobody is killed.
@@ -46,7 +47,7 @@ class Campaign:
         self._job = Job(url, folder, "", 0, names, self.seed)
         self._programs: dict[str, tuple[Any, ...]] = dict.fromkeys(WRITERS, (write_transactions, count))
         self._programs |= {"plain": (write_plainly, count // 4), "cuts": (read_cuts,)}
-        self._programs |= {name: (read, name == "member") for name in READERS}
+        self._programs |= {name: (read, name.endswith("member"), name.startswith("whole")) for name in READERS}
         self._jobs, self._newest = {}, {}
         # One is open from before the first of them to the end.
         self._open = self._log.transaction(600_000)
@@ -81,6 +82,8 @@ class Campaign:
             check = ReaderCheck(partitions)
             check.check(self._notes(name))
             facts["again"] += check.again
+            if name.startswith("whole"):
+                facts["reads"] += check_order(self._notes(name), written)
         acknowledged = {note[2]: note[0] for note in written if note[1] == "committed"}
         facts["cuts"] = sum(check_cuts(partitions, life, acknowledged) for life in self._notes("cuts"))
         return facts
@@ -130,7 +133,7 @@ def test_each_transaction_comes_whole_and_once_in_the_order_of_the_markers_whoev
         raise
     # Of three writers' transactions four in five are committed, but for those that a kill has ended.
     assert facts["committed"] > 2 * count
-    assert min(facts["aborted"], facts["cuts"], campaign.kills.total()) > 0
+    assert min(facts["aborted"], facts["cuts"], facts["reads"], campaign.kills.total()) > 0
 
 
 def test_offset_order_is_no_cut_while_others_are_open(store):
@@ -157,3 +160,26 @@ def test_offset_order_is_no_cut_while_others_are_open(store):
     ends = [(number, pages[partition_id].next_offset) for number, partition_id in enumerate(ids)]
     with pytest.raises(AssertionError, match=r"both appears in cuts \{0, 1\}"):
         check_cuts(partitions, [[0, "begins", [(0, 0), (1, 0)]], [0, "looked", 0, got, ends]], {})
+
+
+@pytest.mark.parametrize(
+    ("order", "written", "wrong"),
+    [
+        (["a", "b"], [], None),
+        (["b", "a"], [], r"b comes before a"),
+        (["c", "a", "b"], [[0, "reads", "c", ["a"]]], r"c has read a"),
+        (["a", "c", "a"], [], r"\('a', 2\)"),
+    ],
+    ids=["as acknowledged", "the later one first", "read and not there", "in two pieces"],
+)
+def test_an_order_that_is_not_strict_is_found(order, written, wrong):
+    """Of the three, b was asked for once a was acknowledged; c is beside both."""
+    notes = [[0, "begins", name] for name in "abc"]
+    notes += [[at, "asks", name, {}] for at, name in ((1, "a"), (3, "b"), (1, "c"))]
+    notes += [[at, "committed", name] for at, name in ((2, "a"), (4, "b"), (5, "c"))]
+    lives = [[[0, "begins", []], [0, "got", [(0, index, f"{name}/0") for index, name in enumerate(order)]]]]
+    if wrong is None:
+        check_order(lives, notes + written)
+        return
+    with pytest.raises(AssertionError, match=wrong):
+        check_order(lives, notes + written)
