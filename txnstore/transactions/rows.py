@@ -587,6 +587,11 @@ HOLDS_DECISION: Final = and_(
     transaction_log.c.first_state.in_((int(_S.ONGOING), int(_S.PREPARE_COMMIT), int(_S.PREPARE_ABORT))),
     transaction_log.c.state.not_in((int(_S.EMPTY), int(_S.ONGOING), int(_S.DEAD))),
 )
+_IDS_OF_ENTRIES: Final = HotStatement(
+    select(transaction_log.c.entry_id, transaction_log.c.transactional_id).where(
+        transaction_log.c.entry_id.in_(bindparam("entry_ids", expanding=True))
+    )
+)
 #: What may be told by the next change's entry, by the state after that one.
 _TOLD_BY: Final = {changes[1]: changes[0] for changes in _CHANGES.values()}
 
@@ -662,6 +667,14 @@ def journal_row(
         must_hit(connection, _JOURNAL_ROW, values)
     else:
         must_hit(connection, _JOURNAL_ROW_AS, {**values, "entry_id": entry_id})
+
+
+def ids_of_commits(connection: Connection, commit_numbers: Collection[int]) -> dict[int, str]:
+    """Return by its number whose commit each was; those of which the journal here knows nothing are left out."""
+    rows = [
+        row for some in chunks(sorted(commit_numbers)) for row in _IDS_OF_ENTRIES.rows(connection, {"entry_ids": some})
+    ]
+    return {row.entry_id: row.transactional_id for row in rows}
 
 
 def _is_told_by(before: TransactionMetadata, after: TransactionMetadata) -> bool:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import delete
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, texts
 from tests.log.places import Model
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from txnstore.db.opening import open_store
+from txnstore.db.schema import transaction_log
 from txnstore.log import commit_order
 from txnstore.log.deleting import advance_log_start
 
@@ -81,6 +83,7 @@ def test_a_transaction_comes_from_all_partitions_with_its_producer_and_what_is_i
     for writer in (one, two):
         transaction = by_producer[writer.identity.producer_id]
         assert transaction.producer_epoch == writer.identity.epoch
+        assert transaction.transactional_id == writer.transactional_id
         assert sorted({message.partition() for message in transaction.messages}) == [0, 1, 2]
         name = writer.transactional_id.encode()
         assert sorted(values_of(transaction)) == sorted([name] * 3 + [b"last"] * (writer is one))
@@ -214,6 +217,45 @@ def test_while_producers_write_at_once_each_of_their_transactions_comes_whole_an
         for end in ends:
             end.result(PATIENCE_SECONDS)
     assert sorted(found) == [(name, number) for name in range(3) for number in range(transactions) if number % 5 != 4]
+
+
+def test_a_transaction_tells_whose_it_is_for_as_long_as_the_journal_does(log, assigned, make_producer):
+    log.topic(partition_count=2)
+    for name in ("one", "two"):
+        producer = make_producer({"transactional.id": name})
+        producer.init_transactions()
+        for flushes in (False, True):
+            producer.begin_transaction()
+            for partition in (0, 1):
+                producer.produce("t", name, partition=partition)
+            if flushes:
+                producer.flush()
+            producer.commit_transaction()
+    consumer = assigned(0, 1)
+    found = [consumer.consume_transaction(PATIENCE_SECONDS) for _ in range(4)]
+    assert [transaction.transactional_id for transaction in found] == ["one", "one", "two", "two"]
+    assert [values_of(transaction) for transaction in found] == [[b"one"] * 2] * 2 + [[b"two"] * 2] * 2
+    log.store.write(lambda connection: connection.execute(delete(transaction_log)))
+    again = assigned(0, 1).consume_transaction(PATIENCE_SECONDS)
+    assert (values_of(again), again.transactional_id) == ([b"one"] * 2, None)
+    assert again.producer_id == found[0].producer_id
+
+
+def test_what_several_writers_wrote_is_one_transaction(log, assigned, make_producer):
+    log.topic(partition_count=2)
+    producer = make_producer({"transactional.id": "many"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("t", "own", partition=0)
+    writers = [make_producer({"txnstore.transaction.token": producer.transaction_token()}) for _ in range(3)]
+    for number, writer in enumerate(writers):
+        for partition in (0, 1):
+            writer.produce("t", f"{number}", partition=partition)
+    reported = [writer.report_writer() for writer in writers[:2]]
+    producer.commit_transaction(writers=reported)
+    transaction = assigned(0, 1).consume_transaction(PATIENCE_SECONDS)
+    assert sorted(values_of(transaction)) == [b"0", b"0", b"1", b"1", b"own"]
+    assert transaction.transactional_id == "many"
 
 
 PARTITIONS = 3

@@ -40,6 +40,7 @@ from txnstore.errors import (
     CorruptBatch,
     InvalidTopic,
     OffsetOutOfRange,
+    PermissionDenied,
     TxnStoreError,
     UnknownTopicOrPartition,
     UnsupportedCompression,
@@ -53,6 +54,7 @@ from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, Room, fetch
 from txnstore.log.news import read_news, read_news_in_commit_order
 from txnstore.log.topics import Topic
 from txnstore.model import IsolationLevel, TimestampType
+from txnstore.transactions.rows import ids_of_commits
 
 Result = TypeVar("Result")
 #: A page in either order.
@@ -152,6 +154,7 @@ class PartitionReader:
         self._options = options
         self._positions = options.positions
         self._snapshots = itertools.count(1)
+        self._may_read_journal = True
         self._is_held_back = False
         self._overdue = OverdueHelp(self.store, connection.cluster)
         #: An open transaction that holds back committed offsets is found in the database of the group.
@@ -269,10 +272,11 @@ class PartitionReader:
         except _OF_ONE_PARTITION as error:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
         snapshot = self._snapshot(delivered)
+        names = self._transactional_ids(delivered) if self._options.is_atomic else {}
         for partition_id, position in known.items():
             page = delivered[partition_id]
             self.outbox_waits = asks_outbox and page.bounds.outbox_waits
-            outcomes.append(self._delivered(position, page, snapshot))
+            outcomes.append(self._delivered(position, page, snapshot, names))
         return outcomes
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -445,10 +449,30 @@ class PartitionReader:
         ends = {partition_id: page.bounds.high_watermark for partition_id, page in pages.items()}
         return Snapshot(next(self._snapshots), ends)
 
-    def _delivered(self, position: FetchPosition, page: AnyPage, snapshot: Snapshot) -> ReadOutcome:
+    def _transactional_ids(self, pages: Mapping[int, AnyPage]) -> Mapping[int, str]:
+        """Return whose the transactions are of which the pages hold records, by the numbers of their commits."""
+        numbers = {
+            placed.commit_number
+            for page in pages.values()
+            if isinstance(page, CommitPage)
+            for placed in page.batches
+            if placed.commit_number is not None
+        }
+        if not numbers or not self._may_read_journal:
+            return {}
+        try:
+            return self._read(lambda connection: ids_of_commits(connection, numbers))
+        except PermissionDenied:
+            # Such a role reads what is in the log, and no more.
+            self._may_read_journal = False
+            return {}
+
+    def _delivered(
+        self, position: FetchPosition, page: AnyPage, snapshot: Snapshot, names: Mapping[int, str]
+    ) -> ReadOutcome:
         """Return the page as the subscription takes it."""
         if isinstance(page, CommitPage):
-            return PageDelivered(position, self._placed(position, page, snapshot))
+            return PageDelivered(position, self._placed(position, page, snapshot, names))
         end_offset = page.bounds.end(self._options.isolation)
         if end_offset < page.bounds.high_watermark and page.next_offset >= end_offset:
             self._is_held_back = True
@@ -461,7 +485,9 @@ class PartitionReader:
         ]
         return PageDelivered(position, PageRead(chunks, page.next_offset, page.bounds, end_offset))
 
-    def _placed(self, position: FetchPosition, page: CommitPage, snapshot: Snapshot) -> PageRead:
+    def _placed(
+        self, position: FetchPosition, page: CommitPage, snapshot: Snapshot, names: Mapping[int, str]
+    ) -> PageRead:
         at = self._positions.at
         starts = [at(*placed.start) for placed in page.batches]
         next_position = at(*page.next_position)
@@ -483,7 +509,9 @@ class PartitionReader:
                     unit=1 if is_within else self._positions.unit,
                     transaction=None
                     if placed.commit_number is None or not self._options.is_atomic
-                    else Committed(placed.commit_number, placed.batch.producer, snapshot),
+                    else Committed(
+                        placed.commit_number, placed.batch.producer, snapshot, names.get(placed.commit_number)
+                    ),
                 )
             )
         return PageRead(chunks, next_position, page.bounds, at(page.bounds.high_watermark), snapshot)

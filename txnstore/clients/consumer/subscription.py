@@ -109,6 +109,9 @@ class Committed:
     snapshot: Snapshot
     """When it was seen."""
 
+    transactional_id: str | None = None
+    """Whose it is, if the journal of this database still tells."""
+
 
 @dataclass(slots=True)
 class Chunk:

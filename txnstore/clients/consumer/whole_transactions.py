@@ -20,16 +20,24 @@ MESSAGES_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ConsumedTransaction:
-    """All records of one committed transaction in the assigned partitions of one database, or one outside of any."""
+    """All records of one committed transaction in the assigned partitions of one database, or one outside of any.
+
+    It does not tell which consumed offsets the transaction has committed: of those a group keeps the newest alone, and
+    whose they are, so that of a transaction that was followed by another one nothing could be told any more.
+    """
 
     messages: list[Message]
     """One partition after the other, in each of them in their order."""
 
     producer_id: int | None = None
-    """Who wrote them; None outside transactions."""
+    """Who wrote them, of several writers the first one that came; None outside transactions."""
 
     producer_epoch: int | None = None
     """The epoch of the records, which no other transaction of the producer has; None outside transactions."""
+
+    transactional_id: str | None = None
+    """Whose transaction it is; None outside transactions, and where the journal does not tell: it has been trimmed
+    since, another database coordinates, or the consumer's role may not read it."""
 
 
 #: Adds up to so many messages, serves events, and waits: `Consumer._gather`.
@@ -112,7 +120,9 @@ class _Gathering:
             if not is_complete:
                 return None
             producer = transaction.producer
-            return ConsumedTransaction(self._messages, producer.producer_id, producer.epoch)
+            return ConsumedTransaction(
+                self._messages, producer.producer_id, producer.epoch, transaction.transactional_id
+            )
 
     def _take(self) -> bool:
         """Add one record; return False if none is at hand."""
