@@ -50,6 +50,8 @@ def url(request, roles, txnstore_postgres_server, txnstore_postgresql_url, monke
         for kind in (Kind.PRODUCER, Kind.CONSUMER):
             grants.apply(owned, grants.grant(owned, kind, WORKER, request.param))
         name = owned.url.url.database
+        # Tables of the application's own.
+        owned.write(lambda connection: connection.exec_driver_sql(f'GRANT CREATE ON SCHEMA public TO "{WORKER}"'))
     url = txnstore_postgres_server.url(name, WORKER, "secret")
     for_upkeep = txnstore_postgres_server.url(name, UPKEEP, "secret")
 
