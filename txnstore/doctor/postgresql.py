@@ -419,7 +419,7 @@ POSTGRESQL_CHECKS: Final = (
         "snapshots",
         Grade.ADVICE,
         f"pg_stat_activity: a snapshot for more than {seconds_text(LONG_SECONDS)}",
-        "Rows that were replaced since stay in the tables, and commits that change them become slower and slower.",
+        "What was deleted or replaced since keeps its room: tables grow by all that is written; commits become slower.",
         "SELECT pg_terminate_backend(PID); idle_in_transaction_session_timeout ends those that idle.",
         ("long_sessions",),
         _snapshots,
