@@ -12,12 +12,14 @@ from sqlalchemy import Engine, delete, event, select
 from tests.cluster.conftest import Bench, Producer
 from tests.transactions.bench import sent_offsets
 from txnstore.db.schema import offset_producers, transaction_groups, transaction_partitions
+from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidRequest,
     InvalidTransactionState,
     OutcomeUnknown,
     ProducerFenced,
+    StoreUnavailable,
     TransactionAbortable,
     UnknownTopicOrPartition,
 )
@@ -32,6 +34,7 @@ from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import HANGING_MARGIN_MS, hanging_in_cluster
+from txnstore.transactions.open_transactions import each_held
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import (
@@ -369,6 +372,36 @@ def test_what_nobody_coordinates_hangs_and_what_is_coordinated_elsewhere_does_no
     abort_open_transaction(
         bench.cluster.own(3), OpenInPartition(bench.partition_at(3), producer.identity), bench.cluster
     )
+
+
+def test_offsets_that_a_transaction_of_another_database_holds_are_named_with_their_owner(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    producer = bench.producer_at(1)
+    groups = [bench.name_at(number, "group") for number in (1, 2)]
+    for group in groups:
+        producer.send_offsets(group, {bench.partition_at(3): 7})
+    bench.clock.advance(10)
+    held = {one.group_id: one for one in each_held(bench.cluster)}
+    assert sorted(held) == sorted(groups)
+    for one in held.values():
+        assert (one.transactional_id, one.state, one.timeout_ms) == (producer.transactional_id, S.ONGOING, 60_000)
+        assert (one.age_ms, one.pending_offset, one.coordinator_database_id) == (10, 7, 1)
+        assert producer.transactional_id in one.freed_by
+
+    def away(database_id: int) -> Store:
+        raise StoreUnavailable
+
+    stores = list(bench.cluster.stores())
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.cluster, "stores", lambda: iter(stores))
+        patched.setattr(bench.cluster, "own", away)
+        assert {one.group_id: one.transactional_id for one in each_held(bench.cluster)} == {
+            groups[0]: producer.transactional_id,
+            groups[1]: None,
+        }
+    assert abort_by_administrator(bench.cluster.own(1), producer.transactional_id, cluster=bench.cluster)
+    assert list(each_held(bench.cluster)) == []
 
 
 # --- late and twice --------------------------------------------------------------------------------------------------
