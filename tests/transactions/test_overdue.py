@@ -147,6 +147,31 @@ def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monk
     assert {bench.row(name).state for name in stuck} == {S.ONGOING}
 
 
+@pytest.mark.parametrize("help_with", ["a client", "maintenance"])
+def test_however_slow_a_portion_is_the_next_one_takes_some(own_bench, monkeypatch, help_with) -> None:
+    """Fewer would take as long."""
+    bench = own_bench
+    monkeypatch.setattr(recovery, "ABORTED_MIN", 2)
+    monkeypatch.setattr(recovery, "ABORTED_FIRST", 1)
+    monkeypatch.setattr(recovery, "HELP_SECONDS", 60.0)
+    monkeypatch.setattr(portions, "ROWS_AT_ONCE", 1)
+    names = [begin(bench, 1_000).transactional_id for _ in range(6)]
+    bench.clock.advance(1_001)
+    taken: list[list[str]] = []
+
+    def note(some, locality, connection) -> TimedOut:
+        taken.append(list(some))
+        return timeouts.abort_together(some, locality, connection)
+
+    monkeypatch.setattr(recovery, "abort_together", note)
+    if help_with == "a client":
+        assert abort_overdue(bench.store) is None
+    else:
+        assert len(recovery.abort_timed_out(bench.store)) == 6
+    assert sorted(name for some in taken for name in some) == sorted(names)
+    assert [len(some) for some in taken] == [2, 2, 2]
+
+
 def test_one_that_is_damaged_keeps_no_other_one_open(own_bench) -> None:
     bench = own_bench
     damaged, free = begin(bench, 1_000), begin(bench, 1_000)
