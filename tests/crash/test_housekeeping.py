@@ -72,6 +72,8 @@ def test_a_reaper_of_many_that_died_has_aborted_all_or_none(
     place: Place, monkeypatch: pytest.MonkeyPatch, goes_as_many: bool
 ):
     if goes_as_many:
+        if place.is_sqlite:
+            pytest.skip("there it is the same way")
         be_many(monkeypatch)
 
     def more(world: World) -> list[str]:

@@ -98,13 +98,11 @@ def test_two_reapers_abort_a_transaction_once_and_leave_the_next_one_alone(world
     assert outcomes == {(True, False), (False, True), (False, False)}
 
 
-@pytest.mark.parametrize("goes_as_many", [False, True], ids=["few", "as many"])
 def test_of_many_that_time_out_at_once_one_that_commits_at_that_moment_ends_as_it_is_told(
-    world, in_turn, monkeypatch: pytest.MonkeyPatch, goes_as_many: bool
+    world, in_turn, monkeypatch: pytest.MonkeyPatch
 ):
     """Statement by statement: the others are aborted, whatever becomes of it, and nobody waits in a circle."""
-    if goes_as_many:
-        be_many(monkeypatch)
+    be_many(monkeypatch)
 
     def make():
         setting = world.setting()
