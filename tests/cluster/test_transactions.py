@@ -640,3 +640,9 @@ def test_what_comes_after_the_deadline_is_refused_for_other_databases_too(bench:
         assert bench.row(producer.transactional_id).state is S.COMPLETE_ABORT, name
         assert bench.read(bench.partition_at(3)) == bench.read(bench.partition_at(3, 1)) == []
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_transaction_group_is_refused_where_there_are_several_databases(bench: Bench) -> None:
+    store = bench.cluster.coordinator_of("grouped")
+    with pytest.raises(InvalidRequest, match="needs a store of one database"):
+        TransactionCoordinator(store, bench.cluster, "ledger").init_producer_id("grouped")

@@ -101,7 +101,9 @@ def write_transactions(job: Job, count: int) -> None:
 def _write_transactions(job: Job, count: int, look: Look) -> None:
     begun = sum(note[1] == "begins" for life in notes_of(job) for note in life)
     notes, chance = Notes(job), job.chance()
-    producer = Producer({"bootstrap.servers": job.url, "transactional.id": job.name})
+    # Some commit one after the other, others at once, and by the short way.
+    group = {"txnstore.transaction.group": chance.choice(("ledger", ""))}
+    producer = Producer({"bootstrap.servers": job.url, "transactional.id": job.name, **group})
     producer.init_transactions(PATIENCE_SECONDS)
     for number in range(begun, count):
         name = f"{job.process}/{number}"

@@ -67,10 +67,14 @@ class TransactionCoordinator:
     `retry_timeout_ms` of each request is how long it is tried while the database is busy or away (`Store.write`).
     """
 
-    def __init__(self, store: Store, cluster: Cluster | None = None) -> None:
-        """Coordinate in `store`, which belongs to `cluster`; None: it is by itself."""
+    def __init__(self, store: Store, cluster: Cluster | None = None, transaction_group: str | None = None) -> None:
+        """Coordinate in `store`, which belongs to `cluster`; None: it is by itself.
+
+        Those that commit in the same `transaction_group` do so one after the other.
+        """
         self.store = store
         self.cluster = cluster
+        self.transaction_group = transaction_group
 
     def init_producer_id(
         self,
@@ -92,9 +96,10 @@ class TransactionCoordinator:
 
         Raises:
             InvalidRequest, InvalidTransactionTimeout, TransactionalIdAuthorizationFailed: see
-                `initialization.check_init_request`.
+                `initialization.check_init_request`; or there is a transaction group, and several databases.
             ProducerFenced: the producer is not `expected` any more.
         """
+        self._check_group()
         if transactional_id is None:
             return Initialized(self.store.write(_new_producer, retry_timeout_ms=retry_timeout_ms))
         check_transactional_id(transactional_id)
@@ -279,8 +284,19 @@ class TransactionCoordinator:
         check_transactional_id(transactional_id)
         if not commit and (appends or offsets or writers):
             raise InvalidRequest("records, offsets and writers of a transaction that is aborted are not sent at all")
+        if commit:
+            self._check_group()
         request = _EndRequest(
-            transactional_id, producer, commit, appends, offsets, writers, is_repeated, has_begun, open_group_id
+            transactional_id,
+            producer,
+            commit,
+            appends,
+            offsets,
+            writers,
+            is_repeated,
+            has_begun,
+            open_group_id,
+            self.transaction_group if commit else None,
         )
         try:
             return self._end(request, retry_timeout_ms)
@@ -314,7 +330,7 @@ class TransactionCoordinator:
             TxnStoreError: the database is busy or away; nothing was changed.
         """
         check_transactional_id(transactional_id)
-        if not self.store.commits_whole or several(self.cluster) is not None:
+        if not self.store.commits_whole or several(self.cluster) is not None or self.transaction_group is not None:
             return None
         return commit_group(self.store, transactional_id, commits, retry_timeout_ms=retry_timeout_ms)
 
@@ -353,6 +369,9 @@ class TransactionCoordinator:
         if not (self.store.commits_whole and request.commit) or several(self.cluster) is not None:
             return None
         if request.is_repeated or (request.has_begun and request.open_group_id is None):
+            return None
+        if request.transaction_group is not None:
+            # Whoever waits for others of the group is not to hold partitions meanwhile.
             return None
         whole = whole_request(
             request.transactional_id,
@@ -397,6 +416,11 @@ class TransactionCoordinator:
             )
         except UnusualError:
             return None
+
+    def _check_group(self) -> None:
+        if self.transaction_group is not None and several(self.cluster) is not None:
+            # Each database has an order of commits of its own.
+            raise InvalidRequest("a transaction group (txnstore.transaction.group) needs a store of one database")
 
     def _complete_before_init(self, left: PendingDelivery) -> None:
         assert self.cluster is not None, "nothing can be left to other databases where there are no others"
@@ -457,6 +481,8 @@ class _EndRequest:
     open_group_id: str | None
     """The one group whose offsets it holds, if the caller knows of nothing else."""
 
+    transaction_group: str | None
+
 
 def _end(
     request: _EndRequest, locality: Locality | None, connection: Connection
@@ -479,6 +505,7 @@ def _end(
         transaction.append(request.producer, request.appends)
     for sent in request.offsets:
         transaction.send_offsets(request.producer, sent)
+    transaction.follow(request.transaction_group)
     transaction.end(request.producer, commit=request.commit, writers=request.writers)
     appended = transaction.save("EndTxn")
     return Ended(transaction.known.next_identity, appended), transaction.undelivered

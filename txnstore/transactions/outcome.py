@@ -280,6 +280,7 @@ class EndRequest:
     appends: Sequence[Append] = ()
     offsets: Sequence[SentOffsets] = ()
     writers: Collection[int] | None = None
+    transaction_group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +308,7 @@ def end_within(connection: Connection, request: EndRequest) -> Ended:
         transaction.append(request.producer, request.appends)
     for sent in request.offsets:
         transaction.send_offsets(request.producer, sent)
+    transaction.follow(request.transaction_group)
     transaction.end(request.producer, commit=True, writers=request.writers)
     appended = transaction.save("EndTxn")
     return Ended(transaction.known.next_identity, appended)

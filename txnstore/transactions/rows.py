@@ -97,6 +97,7 @@ _UPDATE: Final = HotStatement(
 _UPDATE_AT_START: Final = HotStatement(
     _UPDATE.statement.values({name: bindparam(f"new_{name}") for name in CLIENT_COLUMNS})
 )
+_TOUCH: Final = HotStatement(update(transactions).where(_THIS).values(last_update_ms=bindparam("new_now_ms")))
 _DELETE: Final = delete(transactions).where(_THIS)
 _JOURNAL: Final = HotStatement(insert(transaction_log), may_be_listed=True)
 _JOURNAL_AS: Final = HotStatement(insert(transaction_log).values(entry_id=bindparam("entry_id")))
@@ -232,6 +233,11 @@ def read_now_ms(connection: Connection) -> int:
     clock = clock_of(connection)
     now_ms: int = _NOW.value(connection) if clock is None else clock.now_ms()
     return now_ms
+
+
+def touch_row(connection: Connection, transactional_id: str, now_ms: int) -> bool:
+    """Lock the row, and say that it is used; False if there is none."""
+    return _TOUCH.run(connection, {"of_transactional_id": transactional_id, "new_now_ms": now_ms}) > 0
 
 
 def insert_row(connection: Connection, row: TransactionMetadata) -> None:

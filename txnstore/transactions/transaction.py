@@ -72,6 +72,8 @@ from txnstore.transactions.rows import NO_PARTICIPANTS, Participants, markers_of
 Result = TypeVar("Result")
 #: How long one database is tried: the others, and whoever waits for the answer, are not to wait for it.
 DELIVERY_TIMEOUT_MS: Final = 500
+#: The row that keeps the commits of a transaction group apart stands among those of transactional ids, by this name.
+GROUP_ROW_PREFIX: Final = "txnstore.transaction.group:"
 _log = logging.getLogger(__name__)
 
 
@@ -195,6 +197,31 @@ class LockedTransaction:
         self._add(producer)
         self._added_partitions.update(partition_ids)
         self._added_groups.update(group_ids)
+
+    def follow(self, transaction_group: str | None) -> None:
+        """Wait until no other transaction of the group is being committed, and let none begin before this one is.
+
+        The lock comes behind that of the own row and before those of partitions: so whoever waits for it keeps nobody
+        else from anything, and draws the number of his commit behind those who went first.  The row has no transaction
+        of its own; one that nobody commits by expires as others do, and is made again.
+        """
+        if transaction_group is None:
+            return
+        name = GROUP_ROW_PREFIX + transaction_group
+        if rows.touch_row(self.connection, name, self.now_ms):
+            return
+        new = TransactionMetadata(
+            transactional_id=name,
+            producer_id=self.allocate(),
+            producer_epoch=0,
+            timeout_ms=protocol.TIMEOUT_NEVER_MS,
+            state=TransactionState.EMPTY,
+            last_update_ms=self.now_ms,
+        )
+        # Of two that make it at once the second one waits for the first.
+        rows.insert_row(self.connection, new)
+        is_locked = rows.touch_row(self.connection, name, self.now_ms)
+        assert is_locked, "it has just been made"
 
     def end(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> None:
         """Decide and complete the transaction; `known.identity` is then who the producer is for its next one.

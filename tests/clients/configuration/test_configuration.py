@@ -226,6 +226,14 @@ def test_a_value_is_read_by_its_text_whatever_its_type(name, given, value):
             "Failed to create producer: `acks` must be set to `all` when `enable.idempotence` is true",
         ),
         (
+            {"txnstore.transaction.group": "ledger"},
+            "Failed to create producer: `txnstore.transaction.group` requires `transactional.id`",
+        ),
+        (
+            {"transactional.id": "a", "txnstore.transaction.group": "x" * 901},
+            'Invalid value for configuration property "txnstore.transaction.group": longer than 900 characters',
+        ),
+        (
             TRANSACTIONAL | {"enable.idempotence": False},
             "Failed to create producer: `transactional.id` requires `enable.idempotence=true`",
         ),

@@ -50,3 +50,15 @@ def test_the_database_of_the_application_decides(url, store, tmp_path):
     assert remembered(database) != "-1:-1"
     database.dispose()
     assert values(read_to_end(url, "orders")) == [b"..."]
+
+
+def test_producers_of_a_group_commit_one_after_the_other(url):
+    found: dict[str, Producer] = {}
+    block = block_of(__file__, "Transaction groups").text
+    exec(compile(block, "README.md", "exec"), {"Producer": Producer, "url": url}, found)
+    for number, producer in enumerate((found["first"], found["second"])):
+        with producer:
+            producer.init_transactions()
+            with producer.transaction():
+                producer.produce("ledger", str(number))
+    assert set(values(read_to_end(url, "ledger"))) == {b"0", b"1"}

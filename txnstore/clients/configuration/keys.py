@@ -30,6 +30,8 @@ _INT32_MAX: Final = 2**31 - 1
 _FETCH_BYTES_MAX: Final = _INT32_MAX - 512
 #: As in `txnstore.groups` and `txnstore.transactions`: what fits into the index of every database.
 _ID_LENGTH_MAX: Final = 1000
+#: With what the store puts before it, it is no longer than an id.
+_TRANSACTION_GROUP_LENGTH_MAX: Final = 900
 
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]+(?:\.0*)?")
 _HEXADECIMAL: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
@@ -366,6 +368,7 @@ _MEANINGFUL: Final = (
     Key("transaction.timeout.ms", Integer(1_000, _INT32_MAX), 60_000, _P),
     Key("transaction.two.phase.commit.enable", Boolean(), False, _P, only_user=True),
     Key("txnstore.transaction.token", Token(), None, _P, only_user=True),
+    Key("txnstore.transaction.group", Text(_TRANSACTION_GROUP_LENGTH_MAX), None, _P, only_user=True),
     Key("enable.idempotence", Boolean(), None, _P),
     Key("enable.gapless.guarantee", Boolean(), False, _P),
     Key("acks", Integer(-1, 1_000, {"all": -1}), -1, _P, "request.required.acks"),

@@ -31,6 +31,8 @@ def apply_producer_rules(values: Values, given: Mapping[str, Any], logger: loggi
     """
     _default(values, "allow.auto.create.topics", True)
     _check_two_phase_commit(values, given)
+    if values["txnstore.transaction.group"] and not values["transactional.id"]:
+        raise _refusal("`txnstore.transaction.group` requires `transactional.id`")
     if values["txnstore.transaction.token"] is not None:
         if values["transactional.id"]:
             raise _refusal(

@@ -543,9 +543,12 @@ class Enlistment:
             [item for request in ending.requests for item in request.appends],
             self._offsets.waiting,
             ending.writers,
+            self._progress.transaction_group,
         )
         # What is in the store already, branches too, takes the general way.
         is_whole = enlisted.store.commits_whole and not self._sender.session.has_begun and not self._branches.will_vote
+        # Nor does what has to wait for others of its group.
+        is_whole = is_whole and self._progress.transaction_group is None
         with self._changed:
             self._progress.is_written = True
             self._progress.enter(_S.COMMITTING)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from txnstore.clients.producer.sender import Sender
     from txnstore.clients.producer.thread import DelayedJob
     from txnstore.clients.topic_directory import TopicDirectory
+    from txnstore.db.cluster.cluster import Cluster
+    from txnstore.db.store import Store
     from txnstore.log.topics import Topic
 
 Result = TypeVar("Result")
@@ -59,6 +61,7 @@ class TransactionProgress:
         *,
         delayed: DelayedJob,
         serve_reports: Callable[[], object],
+        transaction_group: str | None = None,
     ) -> None:
         """Begin in the stage Init, and hear of the sender's deliveries from now on.
 
@@ -67,6 +70,7 @@ class TransactionProgress:
         """
         self.transactional_id = transactional_id
         self.timeout_ms = timeout_ms
+        self.transaction_group = transaction_group
         self.sender = sender
         self.directory = directory
         self.delayed = delayed
@@ -181,7 +185,11 @@ class TransactionProgress:
         """Make a call; again if the coordinator's database had not heard of a partition that there is."""
         cluster = self.sender.session.connection.cluster()
         coordinator_id = cluster.coordinator_id_of(self.transactional_id)
-        return repaired(cluster, coordinator_id, lambda store: call(TransactionCoordinator(store, cluster)))
+        return repaired(cluster, coordinator_id, lambda store: call(self.coordinator(store, cluster)))
+
+    def coordinator(self, store: Store, cluster: Cluster | None) -> TransactionCoordinator:
+        """Return who coordinates the transactions in this store."""
+        return TransactionCoordinator(store, cluster, self.transaction_group)
 
     def bounded(self, timeout_seconds: float, *, timeouts_max: int = 1) -> float:
         """Return how many seconds a call may take: what its caller allows, but not above its transaction timeouts."""

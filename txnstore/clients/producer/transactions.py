@@ -492,7 +492,7 @@ class ProducerTransactions:
             cluster = self._sender.session.connection.cluster()
             initialized = cluster.at_coordinator(
                 self.transactional_id,
-                lambda store: TransactionCoordinator(store, cluster).init_producer_id(
+                lambda store: self._progress.coordinator(store, cluster).init_producer_id(
                     self.transactional_id,
                     self._progress.timeout_ms,
                     enable_two_phase_commit=self._two_phase_commit,
@@ -742,6 +742,7 @@ def make_transactions(
         directory,
         delayed=delayed,
         serve_reports=serve_reports,
+        transaction_group=configuration["txnstore.transaction.group"],
     )
     two_phase_commit: bool = configuration["transaction.two.phase.commit.enable"]
     return ProducerTransactions(progress, accumulator, two_phase_commit=two_phase_commit), progress
