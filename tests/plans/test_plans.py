@@ -318,8 +318,9 @@ def _all_ends(big: BigStore) -> dict[int, int]:
 PAGE = {"rows": 500, "instructions": 10_000}
 #: The batches of as many offsets as one page looks at.
 LONG_PAGE = {"rows": 5 * PAGE_OFFSETS_MAX, "instructions": 50 * PAGE_OFFSETS_MAX}
-#: In commit order: the batches of a stretch, and those before it, each with a look at its transaction.
-STRETCH = {"rows": 4 * 2 * STRETCH_BATCHES, "instructions": 200 * STRETCH_BATCHES}
+#: In commit order: the batches of a stretch, and those before it, each with a look at its transaction; and one more at
+#: the number of its commit for each that comes.
+STRETCH = {"rows": 5 * 2 * STRETCH_BATCHES, "instructions": 200 * STRETCH_BATCHES}
 
 CALLS = [
     Call("append", _write(_append)),

@@ -206,21 +206,15 @@ _BATCHES: Final = HotStatement(
 )
 
 
-# Aborted ones are looked through, but not without end.
-_LAST_ENDED: Final = (
-    select(finished_transactions.c.marker_offset, finished_transactions.c.commit_number)
+# Backwards along the key, over those that were aborted.
+_LAST_COMMITTED: Final = HotStatement(
+    select(finished_transactions.c.commit_number)
     .where(
         finished_transactions.c.partition_id == bindparam("of_partition_id"),
         finished_transactions.c.marker_offset < bindparam("before_offset"),
+        finished_transactions.c.commit_number.is_not(None),
     )
     .order_by(finished_transactions.c.marker_offset.desc())
-    .limit(WALK_BATCHES)
-    .subquery("ended")
-)
-_LAST_COMMITTED: Final = (
-    select(_LAST_ENDED.c.commit_number)
-    .where(_LAST_ENDED.c.commit_number.is_not(None))
-    .order_by(_LAST_ENDED.c.marker_offset.desc())
     .limit(1)
 )
 
@@ -229,7 +223,7 @@ def last_commit_number(connection: Connection, partition_id: int, position: Comm
     """Return the number of the last transaction of which something lies behind a reader at this position, if any."""
     before_offset = position.place + (position.offset_in_transaction > 0)
     of = {"of_partition_id": partition_id, "before_offset": before_offset}
-    number: int | None = connection.execute(_LAST_COMMITTED, of).scalar_one_or_none()
+    number: int | None = _LAST_COMMITTED.value(connection, of)
     return number
 
 
