@@ -15,9 +15,8 @@ from tests.tools.postgres_jars import NoProgramsError, fetch_programs
 #: EX_UNAVAILABLE, EX_TEMPFAIL (a version was not done in time) and EX_USAGE of sysexits.h.
 UNAVAILABLE, LATE, USAGE = 69, 75, 64
 TIMEOUT_SECONDS = 600
-#: Random histories of each test that has some: on the newest version it is four times as many, and the cases that are
-#: written down are the same.
-EXAMPLES = 15
+#: Of the random histories that are tried on the newest version; the cases that are written down are the same.
+CAMPAIGN_LENGTH = 0.75
 #: What differs between versions, and what clients do with it; each comes without what is about SQLite.
 PART = (
     "tests/migrations/test_catalogue.py",
@@ -38,7 +37,7 @@ def run(programs: Path, tests: Sequence[str]) -> tuple[int, str, float]:
     environment = {
         **os.environ,
         "TXNSTORE_TEST_POSTGRES_PROGRAMS": str(programs),
-        "TXNSTORE_TEST_EXAMPLES": str(EXAMPLES),
+        "TXNSTORE_CAMPAIGN_LENGTH": str(CAMPAIGN_LENGTH),
     }
     began = time.monotonic()
     try:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.groups.group_servers import RulesServer, StoreServer
 from tests.groups.protocol_member import ProtocolMember
+from tests.tools.campaigns import times
 from txnstore.errors import FencedInstance, IllegalGeneration, UnknownMember
 from txnstore.groups.group import GroupState, Report
 from txnstore.groups.rebalance_rules import state_of
@@ -295,10 +296,12 @@ def run(machine, examples, steps):
     )
 
 
+@pytest.mark.campaign
 def test_the_rules_alone():
-    run(GroupHistory, 400, 50)
+    run(GroupHistory, times(150), 50)
 
 
+@pytest.mark.campaign
 def test_over_rows(shared_store, shared_clock):
     groups = set()
 
@@ -313,4 +316,4 @@ def test_over_rows(shared_store, shared_clock):
             # The store is shared with tests that write rows of their own.
             assert [violation for violation in found if violation.place.group_id in groups] == []
 
-    run(OverRows, 40, 30)
+    run(OverRows, times(40), 30)

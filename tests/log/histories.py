@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from tests.tools.campaigns import times
 from txnstore.db.store import Store
 from txnstore.log.append import Append, Marker, append, write_markers
 from txnstore.log.codec import encode
@@ -18,8 +18,8 @@ from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity, Record
 
 COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
-#: How many random histories are tried both ways, on each database; fewer on older ones: scripts/postgres-versions.
-EXAMPLES = int(os.environ.get("TXNSTORE_TEST_EXAMPLES", "60"))
+#: How many random histories are tried both ways, on each database.
+EXAMPLES = times(20)
 #: Changes of a topic's settings that matter to who appends, one after the other, and values for which they do.
 SETTINGS: list[dict[str, str | None]] = [
     {"message.timestamp.type": "LogAppendTime"},

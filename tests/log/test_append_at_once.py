@@ -213,6 +213,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.campaign
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, min_size=1, max_size=16))
 def test_both_ways_answer_the_same_and_write_the_same_rows(worlds: Worlds, steps: list[tuple[Any, ...]]) -> None:

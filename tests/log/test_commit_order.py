@@ -13,6 +13,7 @@ from sqlalchemy import event
 from tests.log.compacted_log import CompactedLog, Transaction
 from tests.log.histories import Log
 from tests.log.places import Model
+from tests.tools.campaigns import times
 from txnstore.db.schema import record_batches
 from txnstore.db.store import Store
 from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
@@ -229,7 +230,8 @@ STEPS = st.one_of(
 LONG = [("write", "A", 2), ("plain", 1), ("write", "B", 1), ("write", "A", 3)] * 2 + [("end", "A", True)]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.campaign
+@settings(max_examples=times(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(STEPS, max_size=25),
     deleted=st.integers(0, 4),
@@ -302,8 +304,11 @@ KEYED = st.one_of(
 )
 
 
+@pytest.mark.campaign
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=times(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @example(
     # Of the transaction there is nothing for a while, and then one record.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text, update
 
 from tests.log.compacted_log import CompactedLog, Transaction
+from tests.tools.campaigns import times
 from txnstore import Consumer, KafkaError, Producer, TopicPartition
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
 from txnstore.db import portions as portions_module
@@ -528,8 +529,9 @@ def repeat_until_idle(log, compact, times_max):
             break
 
 
+@pytest.mark.campaign
 @settings(
-    max_examples=25,
+    max_examples=times(25),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

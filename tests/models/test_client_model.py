@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.models.client_model import Broker, Client, Refused, State
+from tests.tools.campaigns import times
 from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.store import Store
@@ -22,7 +23,7 @@ from txnstore.transactions.recovery import abort_by_administrator, abort_timed_o
 from txnstore.transactions.rows import read_row
 
 #: About 10 seconds a database.
-EXAMPLES, STEPS = 60, 30
+EXAMPLES, STEPS = times(60), 30
 
 PARTITIONS = (0, 1)
 TIMEOUT_MS = 10_000
@@ -400,6 +401,7 @@ def _refusal_of(call: Callable[[], None]) -> Refused | None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_any_history_of_public_calls_leaves_what_the_model_has(url: str, store: Store, clock: ManualClock) -> None:
     class OnThisStore(Clients):
         pass

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import Connection, event, update
 
 from tests.models.model import LAST_EPOCH, Batch, Model, Refused
+from tests.tools.campaigns import times
 from tests.tools.crashes import is_commit
 from tests.tools.elsewhere import Elsewhere
 from txnstore.db.cluster.catalogue import change_store_settings
@@ -48,7 +49,7 @@ from txnstore.transactions.recovery import (
 from txnstore.transactions.transaction import SentOffsets
 
 #: Enough to find every fault that was put into the code on purpose, and about 20 seconds a database.
-EXAMPLES, STEPS = 40, 25
+EXAMPLES, STEPS = times(40), 25
 
 TIMEOUT_MS = 1_000
 EXPIRATION_MS = 2_000
@@ -493,6 +494,7 @@ def records(page: Page, position: int = 0) -> list[tuple[int, bytes | None]]:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_any_history_of_calls_leaves_what_the_model_has(store: Store, clock: ManualClock) -> None:
     store.write(
         lambda connection: change_store_settings(

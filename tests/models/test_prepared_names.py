@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.clients.steps import create_topic, error_of, read_to_end, values
+from tests.tools.campaigns import times
 from txnstore import Outcome, Producer, outcome
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
@@ -19,7 +20,7 @@ from txnstore.errors import OutcomeUnknown
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 #: About 3 seconds a database.
-EXAMPLES, STEPS = 8, 20
+EXAMPLES, STEPS = times(8), 20
 PATIENCE_SECONDS = 20.0
 
 RECORD_COUNTS = st.sampled_from([0, 0, 1, 2])
@@ -163,6 +164,7 @@ class Names(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_a_name_is_one_transaction_and_its_outcome_is_what_became_of_it(url: str) -> None:
     class OnThisStore(Names):
         pass

@@ -21,6 +21,7 @@ import pytest
 
 from tests.participants.bank import Table
 from tests.participants.tellers import ACCOUNTS, PARTITIONS, TOPIC, Job, end_what_was_left, move_money
+from tests.tools.campaigns import times
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
 from txnstore.errors import TxnStoreError
@@ -33,10 +34,10 @@ from txnstore.testing.private_cluster import PrivateCluster
 from txnstore.transactions.branch_rows import all_branches
 from txnstore.transactions.recovery import recover
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
 SOAK_SECONDS = float(os.environ.get("TXNSTORE_BANK_SECONDS", "0"))
-RUN_SECONDS = 6.0
+RUN_SECONDS = times(6)
 SEED = int(os.environ.get("TXNSTORE_BANK_SEED") or random.randrange(2**32))
 TELLERS = 3
 #: What happens to which process, how often; and how long nothing happens.

@@ -18,6 +18,7 @@ import pytest
 from tests.clients.consumer.log_writer import LogWriter
 from tests.processes.ordering import LAST, TOPIC, notes_of, read, read_cuts, write_plainly, write_transactions
 from tests.processes.ordering_checks import ReaderCheck, check_cuts, check_order, check_writers, in_order_of_markers
+from tests.tools.campaigns import times
 from tests.tools.workload import Job
 from txnstore.log.fetch import fetch
 
@@ -25,7 +26,7 @@ PARTITIONS = 3
 WRITERS = ("transactions-1", "transactions-2", "transactions-3")
 READERS = ("assigned", "member", "whole", "whole member")
 #: How many transactions each writer begins; the campaign is made of rounds, each of which ends in time on any machine.
-FEW, MANY, ROUNDS = 60, 1_200, 3
+FEW, MANY, ROUNDS = 60, 600, times(1)
 #: How long nobody is killed.
 CALM_SECONDS = {FEW: (0.1, 0.5), MANY: (0.3, 1.5)}
 #: How long the readers may take for the rest.
@@ -118,7 +119,10 @@ class Campaign:
     "count",
     [
         pytest.param(FEW, id="few"),
-        *(pytest.param(MANY, id=f"round {number}", marks=pytest.mark.slow) for number in range(ROUNDS)),
+        *(
+            pytest.param(MANY, id=f"round {number}", marks=[pytest.mark.slow, pytest.mark.campaign])
+            for number in range(ROUNDS)
+        ),
     ],
 )
 def test_each_transaction_comes_whole_and_once_in_the_order_of_the_markers_whoever_is_killed(

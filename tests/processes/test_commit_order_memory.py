@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.consumer.log_writer import LogWriter
+from tests.tools.campaigns import times
 from txnstore import Consumer, TopicPartition
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
@@ -20,14 +21,15 @@ BATCH_RECORDS = 1_000
 MORE_MIB_MAX = 32
 PATIENCE_SECONDS = 60
 #: How many batches, of which values, and whether as much of another transaction lies among them.
-LARGE, MANY = (600, b"v" * 190, True), (10_000, b"v" * 20, False)
+LARGE, MANY = (600, b"v" * 190, True), (times(2_500), b"v" * 20, False)
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="the system has to tell of memory in /proc")
-@pytest.mark.parametrize(("batches", "value", "has_open"), [LARGE, MANY], ids=["large", "ten million records"])
+@pytest.mark.parametrize(("batches", "value", "has_open"), [LARGE, MANY], ids=["large", "millions of records"])
 def test_a_transaction_of_any_size_is_delivered_with_a_bounded_memory(url, txnstore_open, batches, value, has_open):
-    """More than 100 MiB in one transaction with as much of another one that stays open, and ten million records."""
+    """More than 100 MiB in one transaction with as much of another one that stays open; and millions of records."""
     log = LogWriter(txnstore_open(url, clock=None))
     log.topic()
     partition_id = log.partition_id("t", 0)

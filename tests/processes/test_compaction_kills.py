@@ -7,6 +7,7 @@ import random
 import pytest
 from sqlalchemy import func, select
 
+from tests.tools.campaigns import times
 from tests.tools.workload import Job
 from txnstore.db.opening import open_store
 from txnstore.db.portions import Portions
@@ -21,11 +22,11 @@ from txnstore.model import Record
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
 BATCHES = 1_200
 KEYS = 40
-KILLS = 12
+KILLS = times(12)
 #: So that there are many database transactions to be killed in and between.
 PAGE_BATCHES = 10
 #: All batches are passed twice: for their keys, and to be thinned.

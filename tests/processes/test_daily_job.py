@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.tools.campaigns import times
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.errors import TxnStoreError
@@ -23,7 +24,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 DAY_MS = 86_400_000
 #: How long a day takes.
 DAY_SECONDS = 0.25
-DAYS = 12
+DAYS = times(12)
 #: No transaction is too old.
 NEVER_MS = 2**31 - 2
 PRODUCERS = 12
@@ -80,6 +81,7 @@ class Job:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_a_daily_job_is_read_every_day_once(url):
     clock = FastClock()
     stop, forgotten = threading.Event(), []

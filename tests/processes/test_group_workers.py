@@ -23,9 +23,10 @@ import pytest
 import txnstore as confluent_kafka
 from tests.processes.group_transforming import GroupPlan, transform_in_group
 from tests.processes.remote_members import make_topic
+from tests.tools.campaigns import times
 from tests.tools.workload import Job
 
-RUNS = int(os.environ.get("TXNSTORE_GROUP_RUNS", "1"))
+RUNS = int(os.environ.get("TXNSTORE_GROUP_RUNS") or times(1))
 FIRST_SEED = os.environ.get("TXNSTORE_GROUP_SEED") or None
 WORKERS = ("worker-1", "worker-2", "worker-3", "worker-4")
 PARTITIONS, RECORDS = 6, 1_500
@@ -332,6 +333,7 @@ def check_no_errors(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_whatever_befalls_its_members_a_group_transforms_each_record_once_and_in_order(
     url, tmp_path, processes, lives, assignor

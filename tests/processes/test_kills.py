@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import update
 
 from tests.tools.anomalies import find_anomalies
+from tests.tools.campaigns import times
 from tests.tools.histories import Decision, History, Kind
 from tests.tools.recording import LineRecorder, dump, read_to_end
 from tests.tools.workload import (
@@ -37,7 +38,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED
 
 SOAK_SECONDS = float(os.environ.get("TXNSTORE_SOAK_SECONDS", "0"))
-RUN_SECONDS = 9
+RUN_SECONDS = times(9)
 #: Longer runs are made of rounds, so that a history stays of a size that is checked in seconds.
 ROUND_SECONDS = 30
 #: How long a process lives, from its first call on, before it is killed; and how often it does not come so far.
@@ -210,6 +211,7 @@ def tell(history, kills, zombies, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_whoever_is_killed_nothing_is_lost_twice_or_half_there(
     url, txnstore_open, tmp_path, processes, lives, wait_for
 ):

@@ -9,8 +9,9 @@ import pytest
 from tests.processes.lost_answers import RECOGNISED
 from tests.processes.upkeep_campaign import Campaign, run_campaign
 from tests.processes.upkeep_programs import Times
+from tests.tools.campaigns import times
 
-SECONDS = 4
+SECONDS = times(4)
 #: A slow machine gets so many times as long until everything was seen.
 LONGER_MAX = 30
 TIMES = Times(producer_ms=400, transactional_id_ms=1_500, journal_ms=500, transaction_timeout_ms=1_500)
@@ -19,6 +20,7 @@ MUST_BE_SEEN = ("committed", "batches", RECOGNISED, "silent producers forgotten"
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_while_the_maintenance_forgets_and_deletes_nothing_is_lost_twice_or_hidden(url, request, tmp_path, processes):
     seed = random.randrange(2**32)
     is_server = url.startswith("postgresql")

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from sqlalchemy import func, select
 
+from tests.tools.campaigns import times
 from tests.tools.workload import Job
 from txnstore import Producer
 from txnstore.clients import upkeep
@@ -21,7 +22,7 @@ from txnstore.log.topics import create_topic, get_topic
 from txnstore.maintenance.duties import DUTIES
 from txnstore.testing.invariants import assert_sound
 
-KILLS = 40
+KILLS = times(20)
 CLIENTS = 3
 KEYS = 7
 PATIENCE_SECONDS = 60
@@ -73,6 +74,7 @@ def count(store, table):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_clients_that_are_killed_in_their_turns_lose_nothing_and_leave_nothing_undone(
     url, tmp_path, processes, monkeypatch
 ):

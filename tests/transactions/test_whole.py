@@ -460,6 +460,7 @@ def lived_through(worlds: Worlds, steps: list[tuple[Any, ...]]) -> tuple[World, 
     return pair
 
 
+@pytest.mark.campaign
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, min_size=1, max_size=12))
 def test_both_ways_answer_the_same_and_write_the_same_rows(worlds: Worlds, steps: list[tuple[Any, ...]]) -> None:

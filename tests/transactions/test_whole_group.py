@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from tests.tools.campaigns import times
 from tests.tools.crashes import every_crash, noting
 from tests.tools.interleaving import Scenario, before_locks, explore
 from tests.transactions.test_whole import CELLS, COMMITS, PRODUCERS, STEPS, World, Worlds, assert_same, happens, worlds
@@ -85,7 +86,8 @@ GROUPS = st.lists(st.tuples(CELLS, COMMITS).filter(any), min_size=1, max_size=5)
 GROUP_STEPS = st.one_of(st.tuples(st.just("group"), PRODUCERS, GROUPS), STEPS)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.campaign
+@settings(max_examples=times(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(GROUP_STEPS, min_size=1, max_size=10))
 def test_a_group_answers_the_same_and_writes_the_same_rows(worlds: Worlds, steps: list[tuple[Any, ...]]) -> None:
     pair = worlds.new_pair()

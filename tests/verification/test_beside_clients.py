@@ -9,6 +9,7 @@ import threading
 import pytest
 from sqlalchemy import insert
 
+from tests.tools.campaigns import times
 from txnstore import Consumer, Producer, TopicPartition
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.opening import open_store
@@ -19,7 +20,7 @@ from txnstore.maintenance.turns import do_unleased
 from txnstore.verification.verify import Watch, verify
 
 #: Looks at the least, by somebody who watches; every fourth time somebody else looks at everything.
-LOOKS = 24
+LOOKS = times(16)
 #: What everybody does at the least meanwhile, and how long that may take.
 STEPS = 12
 PATIENCE_SECONDS = 120.0
@@ -111,6 +112,7 @@ class AtWork:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_beside_clients_at_work_nothing_is_wrong(txnstore_url):
     seed = random.randrange(2**32)
     with open_cluster(txnstore_url, create=False) as cluster:

@@ -14,6 +14,7 @@ from sqlalchemy import delete
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, texts
 from tests.log.places import Model
+from tests.tools.campaigns import times
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transaction_log
@@ -328,7 +329,8 @@ def module_log(module_url) -> Iterator[LogWriter]:
 
 
 @pytest.mark.usefixtures("small_pages")
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.campaign
+@settings(max_examples=times(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, max_size=30), st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_whoever_stops_anywhere_goes_on_and_transactions_are_whole(module_url, module_log, steps, stops):
     """Every consumer gets a few records, commits where it is, and is gone."""

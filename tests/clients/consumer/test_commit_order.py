@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, error_code, texts
 from tests.log.places import Model
+from tests.tools.campaigns import times
 from txnstore import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -317,7 +318,8 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.campaign
+@settings(max_examples=times(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, min_size=8, max_size=20))
 def test_whatever_is_written_and_whenever_readers_stop_every_record_comes_once_and_in_order(module_url, steps):
     name = f"t{next(_numbers)}"
