@@ -14,6 +14,7 @@ from tests.crash.afterlives import start_producer
 from tests.crash.worlds import Place, Progress, Step, Victim, View, World, look, state_of
 from tests.tools.crashes import crash_at, every_crash, noting
 from tests.tools.elsewhere import assert_sound_elsewhere
+from tests.tools.journal import ShortJournal
 from txnstore.db.store import Store
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.protocol import DECIDED, TransactionState
@@ -41,6 +42,7 @@ def crash_everywhere(
     states: dict[Hashable, View] = {}
     with place.open() as others, place.open() as victims:
         untouched: list[World] = []
+        journal = ShortJournal(others)
 
         def make() -> Victim:
             return Victim(untouched.pop() if untouched else place.make(others, before), victims)
@@ -66,6 +68,8 @@ def crash_everywhere(
                     untouched.append(world)
                 elif states[state].state in UNFINISHED:
                     start_producer(world, others)
+            if progress.commits:
+                journal.done(world.transactional_id)
             for life in () if is_known else lives:
                 with noting(f"{crash}; {life}"):
                     again = crash_at(crash.step, crash.when, die, make())
@@ -73,6 +77,7 @@ def crash_everywhere(
                     assert again.point == crash.point
                     again.revive()
                     life(again.subject.world, others, states[state])
+                    journal.done(again.subject.world.transactional_id)
         assert_sound(others, partition_ids=())
     progress.assert_complete(steps_min=steps_min)
     assert len(states) > 1, "what is committed leaves traces"

@@ -13,6 +13,7 @@ import pytest
 from tests.tools.anomalies import find_anomalies
 from tests.tools.histories import Event, History, Kind
 from tests.tools.interleaving import Finished, Scenario
+from tests.tools.journal import ShortJournal
 from tests.tools.recording import RecordedProducer, RecordedReader, dump, read_to_end
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
@@ -111,6 +112,10 @@ class World:
     second: Store
     observer: Store
     clock: ManualClock
+    journal: ShortJournal = field(init=False)
+
+    def __post_init__(self):
+        self.journal = ShortJournal(self.observer)
 
     def setting(self, partition_count=2) -> Setting:
         number = next(_numbers)

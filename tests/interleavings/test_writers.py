@@ -76,10 +76,12 @@ class Shared:
         return first
 
     def check(self, *, at_rest):
+        """Check what is left at the end."""
         assert_sound(self.world.observer, partition_ids=self.partition_ids)
         if at_rest:
             bounds = self.world.observer.read(lambda connection: read_bounds(connection, self.partition_ids))
             assert all(bound.last_stable_offset == bound.high_watermark for bound in bounds.values())
+        self.world.journal.done(self.name)
 
 
 def tried(call):
