@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.context import ForkServerContext
@@ -68,24 +68,26 @@ def every_kill(
     action: Callable[[Subject], object],
     *,
     prepare: Callable[[Argument], Subject] = itself,
+    points: Sequence[CrashPoint] | None = None,
 ) -> Iterator[Killed[Argument]]:
     """Yield what is left by a process that is killed in `action`, at each side of each of its steps, in order.
 
     `make` returns an argument for each child, which stands for fresh state. In the child `prepare` turns it into what
     the action works on; what it does is not a step. Argument and functions go to another process, so they can be
-    pickled: functions are those of a module. It ends once a child has come to its end untouched.
+    pickled: functions are those of a module. It ends once a child has come to its end untouched. With `points` it is
+    killed there alone.
 
     Raises:
         ChildFailedError: the action raised an error.
     """
-    for step in itertools.count(1):
-        for when in When:
-            argument = make()
-            point = kill_at(step, when, action, argument, prepare=prepare)
-            if point is not None:
-                yield Killed(argument, point)
-            elif when is When.BEFORE:
-                return
+    everywhere = ((step, when) for step in itertools.count(1) for when in When)
+    for step, when in everywhere if points is None else [(point.step, point.when) for point in points]:
+        argument = make()
+        point = kill_at(step, when, action, argument, prepare=prepare)
+        if point is not None:
+            yield Killed(argument, point)
+        elif when is When.BEFORE:
+            return
 
 
 def kill_at(
