@@ -54,6 +54,7 @@ LONG_FILES = (
     "membership/test_group_subscriptions.py",
     "maintenance/test_catching_up.py",
     "db/test_wakeup.py",
+    "db/test_wakeup_hints.py",
     "membership/test_group_losses.py",
     "models/test_client_model.py",
     "crash/test_writer_kills.py",

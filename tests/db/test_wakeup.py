@@ -12,15 +12,27 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import psycopg
 import pytest
-from sqlalchemy import bindparam, event, insert, literal, select, update
+from sqlalchemy import bindparam, insert, literal, select, update
 
-from tests.tools.proxy import Proxy, upstream_of
+from tests.db.waiting_readers import (
+    SHORT_MS,
+    WAKE_LIMIT_SECONDS,
+    Orders,
+    append_to,
+    is_woken,
+    observer,
+    orders,
+    postgresql,
+    proxied,
+    proxy,
+    settle,
+    until,
+    waiter,
+)
 from txnstore.db.backend import EVERYTHING, POLL_LAST_MS, Subjects
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import connections as postgresql_connections
-from txnstore.db.postgresql.connections import SILENCE_MS
 from txnstore.db.schema import group_members, groups, outbox, partition_heads
 from txnstore.db.sqlite import connections as sqlite_connections
 from txnstore.db.sqlite import waiter as sqlite_waiter
@@ -29,96 +41,11 @@ from txnstore.db.sqlite.waiter import FileWaiter
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import note_change
 from txnstore.errors import StoreBusy
-from txnstore.log.append import Append, append
-from txnstore.log.bounds import read_bounds
-from txnstore.log.codec import encode
-from txnstore.log.topics import create_topic, ensure_topic
-from txnstore.model import Record
-from txnstore.testing.postgres_server import connection_string
+from txnstore.log.topics import create_topic
+
+__all__ = ["observer", "orders", "postgresql", "proxied", "proxy", "waiter"]
 
 CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
-#: A waiter who returns True before this time was woken: on PostgreSQL it looks by itself only after SILENCE_MS.
-SHORT_MS = 400
-
-
-class Orders:
-    """A topic with one partition."""
-
-    def __init__(self, store, name="orders"):
-        self.store = store
-        (self.partition_id,) = store.write(lambda connection: ensure_topic(connection, name)).partition_ids
-
-    def add(self, *, wakes_readers=True):
-        append_to(self.store, self.partition_id, wakes_readers=wakes_readers)
-
-    def next_offset(self):
-        bounds = self.store.read(lambda connection: read_bounds(connection, [self.partition_id]))
-        return bounds[self.partition_id].high_watermark
-
-
-def append_to(store, partition_id, *, wakes_readers=True):
-    batch = encode([Record(b"news")])
-    store.write(lambda connection: append(connection, [Append(partition_id, batch)]), wakes_readers=wakes_readers)
-
-
-@pytest.fixture
-def orders(store):
-    return Orders(store)
-
-
-@pytest.fixture
-def waiter(orders):
-    with closing(orders.store.waiter()) as waiter:
-        settle(waiter)
-        yield waiter
-
-
-@pytest.fixture
-def postgresql(txnstore_postgresql_store):
-    return Orders(txnstore_postgresql_store)
-
-
-@pytest.fixture
-def observer(txnstore_postgresql_url):
-    """A connection of somebody else to the same database."""
-    with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def proxy(txnstore_postgresql_url):
-    with Proxy(upstream_of(txnstore_postgresql_url)) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxied(proxy, txnstore_postgresql_url):
-    with open_store(proxy.url(txnstore_postgresql_url)) as store:
-        yield Orders(store)
-        proxy.heal()
-
-
-def settle(waiter):
-    """Let go by what was committed when the test was set up."""
-    while waiter.wait(20):
-        pass
-
-
-WAKE_LIMIT_SECONDS = 20.0
-
-
-def is_woken(waiter):
-    """Return whether the waiter is woken: by somebody, not because it is time to look by itself."""
-    assert SHORT_MS < SILENCE_MS
-    return any(waiter.wait(SHORT_MS) for _ in range(25))
-
-
-def until(condition):
-    pause = threading.Event()
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "not within 20 s"
-        pause.wait(0.01)
 
 
 def test_a_waiting_reader_is_woken_by_a_commit_of_another_process(orders, waiter, url):
@@ -225,12 +152,12 @@ def test_no_time_to_wait_means_to_look_and_return(orders, waiter):
 
 def test_each_of_many_readers_is_woken(orders):
     waiters = [orders.store.waiter() for _ in range(3)]
-    for waiter in waiters:
-        settle(waiter)
+    for each in waiters:
+        settle(each)
     orders.add()
-    assert all(is_woken(waiter) for waiter in waiters)
-    for waiter in waiters:
-        waiter.close()
+    assert all(is_woken(each) for each in waiters)
+    for each in waiters:
+        each.close()
 
 
 def test_a_forged_hint_costs_a_look_and_shows_nothing(postgresql, observer):
@@ -540,248 +467,6 @@ def test_a_reader_of_a_file_that_nobody_writes_to_looks_less_and_less(txnstore_s
         pauses.clear()
         assert waiter.wait(60_000)
         assert pauses[0] == POLL_LAST_MS / 1000
-
-
-def listen(observer, store):
-    """Listen to all that is told, as a reader of everything does."""
-    channels = postgresql_connections._Channels(store.channel)
-    observer.execute(channels.statement(frozenset(), channels.heard(EVERYTHING)))
-
-
-def test_the_hint_is_no_part_of_the_database_transaction(postgresql, observer):
-    statements = []
-    event.listen(
-        postgresql.store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2].upper())
-    )
-    listen(observer, postgresql.store)
-    postgresql.add()
-    (notification,) = observer.notifies(timeout=20, stop_after=1)
-    assert statements[0].startswith("BEGIN")
-    assert statements[-1] == "COMMIT"
-    assert not any("NOTIFY" in statement for statement in statements)
-    own = postgresql.store.read(lambda connection: connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
-    assert notification.pid != own
-
-
-def test_many_commits_are_told_in_few_hints(postgresql, observer):
-    listen(observer, postgresql.store)
-    for _ in range(2_000):
-        postgresql.store.announce()
-    hints = len(list(observer.notifies(timeout=1)))
-    assert 1 <= hints < 1_000
-
-
-@pytest.fixture
-def announced(postgresql, observer):
-    """A store that has told of something, and its announcer, whose thread is told of nothing any more."""
-    listen(observer, postgresql.store)
-    postgresql.store.announce()
-    assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
-    announcer = postgresql.store._announcer
-    until(lambda: announcer._is_free)
-    return postgresql.store, announcer
-
-
-def test_a_writer_notifies_by_itself_where_nothing_is_under_way(announced, observer, monkeypatch):
-    store, announcer = announced
-    thread = announcer._thread
-    # Without its thread: it hears of nothing.
-    monkeypatch.setattr(announcer, "_due", threading.Event())
-    for _ in range(3):
-        announcer._sends_again_at = 0
-        # Where the answer to the one before has come.
-        until(lambda: not announcer._asked or not announcer._connection.pgconn.is_busy() or read_more(announcer))
-        store.announce()
-        assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
-    assert announcer._thread is thread
-    assert not announcer._due.is_set()
-
-
-def read_more(announcer):
-    announcer._connection.pgconn.consume_input()
-    return False
-
-
-def test_a_notification_that_was_sent_on_a_connection_that_had_broken_is_sent_again(announced, observer):
-    store, announcer = announced
-    observer.execute(
-        "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity WHERE query LIKE '%pg_notify(%'"
-        " AND pid <> pg_backend_pid() AND datname = current_database()"
-    )
-    for _ in range(2):
-        announcer._sends_again_at = 0
-        store.announce()
-    assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
-
-
-def test_without_a_connection_to_listen_on_a_reader_looks_again_and_again(proxied, proxy, monkeypatch):
-    proxy.refuse_connections()
-    with closing(proxied.store.waiter()) as waiter:
-        start = time.monotonic()
-        assert [waiter.wait(1_000) for _ in range(10)] == [True] * 10
-        # Ever more rarely, and no longer than it was told to.
-        assert time.monotonic() - start < 5
-        assert not waiter.wait(1)
-        proxy.accept_connections()
-        monkeypatch.setattr(postgresql_connections, "RELISTEN_SECONDS", 0)
-        waiter._listen_again = 0
-        until(lambda: waiter.wait(1_000) and waiter._connection is not None)
-        settle(waiter)
-        proxied.add()
-        assert is_woken(waiter)
-
-
-def test_a_connection_that_is_cut_while_it_listens_wakes_and_is_replaced(proxied, proxy):
-    with closing(proxied.store.waiter()) as waiter:
-        settle(waiter)
-        cutting = threading.Timer(0.05, proxy.cut_connections)
-        cutting.start()
-        # It may have missed something.
-        assert is_woken(waiter)
-        cutting.join()
-        settle(waiter)
-        proxied.add()
-        assert is_woken(waiter)
-
-
-def test_hints_go_on_after_the_server_was_away(proxied, proxy):
-    with closing(proxied.store.waiter()) as waiter:
-        proxied.add()
-        assert is_woken(waiter)
-        announcing = proxied.store._announcer._thread
-        proxy.refuse_connections()
-        proxy.cut_connections()
-        proxied.store.announce()
-        until(lambda: not proxied.store._announcer._due.is_set())
-        proxy.accept_connections()
-        until(lambda: woken_by_a_new_commit(proxied, waiter))
-        assert proxied.store._announcer._thread is announcing
-        assert announcing.is_alive()
-
-
-def woken_by_a_new_commit(orders, waiter):
-    if waiter._connection is None:
-        waiter._listen_again = 0
-        waiter.wait(10)
-        return False
-    settle(waiter)
-    orders.add()
-    return waiter.wait(SHORT_MS)
-
-
-def test_a_file_that_cannot_be_read_for_a_moment_wakes_and_is_opened_again(txnstore_sqlite_store, monkeypatch):
-    orders = Orders(txnstore_sqlite_store)
-
-    def refuse(path):
-        raise sqlite3.OperationalError("unable to open database file")
-
-    with closing(orders.store.waiter()) as waiter:
-        settle(waiter)
-        with monkeypatch.context() as patched:
-            patched.setattr(sqlite_waiter, "connect", refuse)
-            waiter._close_connection()
-            orders.add(wakes_readers=False)
-            assert not waiter.wait(20)
-        # It knows of no version: it looks.
-        assert waiter.wait(0)
-        assert not waiter.wait(20)
-
-
-class Fork:
-    """A fork of this process, up to where the child would begin; `has_begun` is set once nobody can open a file."""
-
-    def __init__(self):
-        self.has_begun = threading.Event()
-        sqlite_connections.close_before_fork(self, lambda fork: fork.has_begun.set())
-
-    def run(self):
-        sqlite_connections._before_fork()
-        sqlite_connections.FORK_LOCK.release()
-
-
-def test_a_fork_and_a_reader_that_opens_its_file_wait_for_each_other_only_so_long(txnstore_sqlite_store, monkeypatch):
-    fork = Fork()
-    is_opening = threading.Event()
-
-    def connect_during_fork(path):
-        is_opening.set()
-        assert fork.has_begun.wait(WAKE_LIMIT_SECONDS)
-        return connect(path)
-
-    with closing(txnstore_sqlite_store.waiter()) as waiter:
-        # As the first look of a fork does, which looks again until all is closed.
-        waiter._close_connection()
-        connect = sqlite_connections.connect
-        monkeypatch.setattr(sqlite_waiter, "connect", connect_during_fork)
-        reading = threading.Thread(target=waiter.wait, args=(0,), daemon=True)
-        reading.start()
-        assert is_opening.wait(WAKE_LIMIT_SECONDS)
-        forking = threading.Thread(target=fork.run, daemon=True)
-        forking.start()
-        for thread in (forking, reading):
-            thread.join(WAKE_LIMIT_SECONDS)
-            assert not thread.is_alive()
-
-
-def test_waiters_and_hints_leave_no_thread_and_no_connection(url):
-    threads = set(threading.enumerate())
-    assert connections_to(url) == 0
-    with open_store(url) as store:
-        waiter = store.waiter()
-        Orders(store).add()
-        assert is_woken(waiter)
-        assert connections_to(url) > 1
-        if store.backend.name == "postgresql":
-            assert set(threading.enumerate()) > threads
-        waiter.close()
-        waiter.close()
-    assert set(threading.enumerate()) == threads
-    # A server learns of it a moment later.
-    until(lambda: connections_to(url) == 0)
-
-
-def connections_to(url):
-    """Return how many connections to the store there are, as the kernel (by open files) or the server counts them."""
-    if url.startswith("sqlite"):
-        if not Path("/proc/self/fd").is_dir():
-            pytest.skip("there is no /proc to see open files in")
-        path = url.removeprefix("sqlite:///")
-        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-        return sum(str(link.readlink()).startswith(path) for link in links)
-    statement = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'txnstore'"
-    )
-    with psycopg.connect(connection_string(url)) as connection:
-        (count,) = connection.execute(statement).fetchone() or (0,)
-        return count
-
-
-def cost_of_waiting(waiter, look):
-    """Return the share of a processor that a reader takes, who looks whenever it is woken or it is time to.
-
-    It is the least of some measurements: on a busy machine everything takes a little longer now and then.
-    """
-    costs: list[float] = []
-    while len(costs) < 3 and not any(cost < 0.01 for cost in costs):
-        start, cpu_start = time.monotonic(), time.process_time()
-        while time.monotonic() - start < 2:
-            if waiter.wait(1_000):
-                look()
-        costs.append((time.process_time() - cpu_start) / (time.monotonic() - start))
-    return min(costs)
-
-
-def test_a_reader_that_waits_for_nothing_costs_less_than_a_hundredth_of_a_processor(orders, waiter):
-    assert cost_of_waiting(waiter, orders.next_offset) < 0.01
-
-
-def test_a_reader_that_cannot_listen_is_cheap_as_well(proxied, proxy, postgresql):
-    proxy.refuse_connections()
-    with closing(proxied.store.waiter()) as waiter:
-        while waiter._pause_ms < postgresql_connections.LOOK_LAST_MS:
-            waiter.wait(1_000)
-            postgresql.next_offset()
-        assert cost_of_waiting(waiter, postgresql.next_offset) < 0.01
 
 
 def test_what_a_reader_compares_has_a_value_for_each_place_by_order() -> None:

@@ -25,7 +25,8 @@ from txnstore.admin import AdminClient, NewTopic
 from txnstore.spark.local_spark import NoJavaError, find_java
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 280
+#: Two lives of Spark, on a machine that has much else to do.
+TIMEOUT_S = 560
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from tests.clients.callers import ledger_of, make_ledger, open_driver
 from tests.log.histories import EXAMPLES
 from tests.transactions.test_whole import (
     ELSEWHERE,
-    STEPS,
     UNUSUAL,
     USUAL,
     World,
@@ -35,6 +34,7 @@ from tests.transactions.test_whole import (
     happens,
     lived_through,
 )
+from tests.transactions.whole_steps import STEPS
 from txnstore.db.backend import Limits
 from txnstore.db.callers.connections import callers_connection
 from txnstore.db.callers.enlisted import EnlistedConnection
