@@ -19,20 +19,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.bench_support import VALUE, number, print_table, records, write_files
+from scripts.bench_support import VALUE, number, print_table, records
+from scripts.comparison.alternation import arguments_of_sides, measure_sides
 from scripts.comparison.bulk import receive, send
-from scripts.comparison.figures import circumstances
-from scripts.comparison.opening import NAMES, opened_sides
 from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, KAFKA, Side, checked, new_name, processes
 from scripts.comparison.small import repeat, transact
-from tests.tools.kafka_jars import NoKafkaError
 from txnstore.db.opening import open_store
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import get_topic
 from txnstore.transactions.coordinator import TransactionCoordinator
 
-UNAVAILABLE: Final = 69
 PRODUCE: Final = "produce(), records/s"
 POLL: Final = "poll(), records/s"
 TRANSACT: Final = "one record a transaction, transactions/s"
@@ -206,10 +203,8 @@ def draw(points: Sequence[Point], folder: Path) -> None:
 
 def arguments() -> argparse.ArgumentParser:
     """Return what the command line may say."""
-    parser = argparse.ArgumentParser(prog="scripts/bench-growth", description=__doc__)
-    parser.add_argument("--database", choices=list(NAMES), action="append", help="only this one")
+    parser = arguments_of_sides("scripts/bench-growth", __doc__)
     parser.add_argument("--only", choices=["records", "partitions", "open"], action="append", help="only this growth")
-    parser.add_argument("--without-kafka", action="store_true", help="measure txnstore alone")
     parser.add_argument("--rounds", type=int, default=1, help="rounds at each size (1)")
     parser.add_argument(
         "--records",
@@ -226,25 +221,12 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--records-measured", type=int, default=50_000, help="records of a measurement (50,000)")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long small transactions are repeated (2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="also draw the curves, as SVG files")
     return parser
 
 
 def main() -> int:
     """Run the measurements that the command line asks for; return the exit code."""
-    parser = arguments()
-    options = parser.parse_args()
-    about = circumstances(parser.prog)
-    try:
-        with opened_sides(options.database, with_kafka=not options.without_kafka) as sides:
-            points = grow(sides, options)
-    except NoKafkaError as error:
-        print(f"No Kafka: {' '.join(str(error).split())}")
-        return UNAVAILABLE
-    show(points)
-    write_files(options, {**about, "points": points}, draw=partial(draw, points))
-    return 0
+    return measure_sides(arguments(), "points", run=grow, show=show, draw=draw)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,13 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.bench_support import number, print_table, write_files
-from scripts.comparison.figures import circumstances
-from scripts.comparison.opening import NAMES, opened_sides
+from scripts.bench_support import number, print_table
+from scripts.comparison.alternation import arguments_of_sides, measure_sides
 from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, Side, new_name, processes, running
-from tests.tools.kafka_jars import NoKafkaError
 
-UNAVAILABLE: Final = 69
 BETWEEN_RECORDS_SECONDS: Final = 0.05
 #: As long as Kafka and a store let a transaction be open.
 OPEN_MS: Final = 900_000
@@ -175,29 +171,14 @@ def draw(found: Sequence[Delays], folder: Path) -> None:
 
 def arguments() -> argparse.ArgumentParser:
     """Return what the command line may say."""
-    parser = argparse.ArgumentParser(prog="scripts/bench-open", description=__doc__)
-    parser.add_argument("--database", choices=list(NAMES), action="append", help="only this one")
-    parser.add_argument("--without-kafka", action="store_true", help="measure txnstore alone")
+    parser = arguments_of_sides("scripts/bench-open", __doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the transaction is open (60)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="also draw them, as an SVG file")
     return parser
 
 
 def main() -> int:
     """Run the measurements that the command line asks for; return the exit code."""
-    parser = arguments()
-    options = parser.parse_args()
-    about = circumstances(parser.prog)
-    try:
-        with opened_sides(options.database, with_kafka=not options.without_kafka) as sides:
-            found = run(sides, options)
-    except NoKafkaError as error:
-        print(f"No Kafka: {' '.join(str(error).split())}")
-        return UNAVAILABLE
-    show(found)
-    write_files(options, {**about, "delays": found}, draw=partial(draw, found))
-    return 0
+    return measure_sides(arguments(), "delays", run=run, show=show, draw=draw)
 
 
 if __name__ == "__main__":
