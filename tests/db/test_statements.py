@@ -474,3 +474,38 @@ def test_rows_come_in_binary_form_where_the_statement_says_so(
         assert [row.partition_id for row in rows] == list(range(1, 31))
     # BEGIN, the statement and COMMIT, twice.
     assert asked.count(True) == 1
+
+
+def test_what_core_compiles_is_compiled_once_for_engines_that_render_alike(txnstore_url: str, tmp_path: Path) -> None:
+    statement = select(partition_heads.c.next_offset).where(partition_heads.c.partition_id == 7).limit(99)
+    with (
+        open_store(txnstore_url) as one,
+        open_store(txnstore_url) as other,
+        open_store(f"sqlite:///{tmp_path / 'third.db'}") as third,
+    ):
+        found: list[Any] = [
+            store.read(lambda connection: connection.execute(statement).context.compiled)
+            for store in (one, other, third)
+        ]
+        assert found[0] is found[1]
+        assert (found[0] is found[2]) == (one.backend.name == "sqlite")
+
+
+def test_what_core_compiles_asks_the_clock_of_its_own_store(txnstore_url: str) -> None:
+    early, late = ManualClock(1_000), ManualClock(2_000)
+    with open_store(txnstore_url, clock=early) as one, open_store(txnstore_url, clock=late) as other:
+        for store, now_ms in ((one, 1_000), (other, 2_000), (one, 1_000)):
+            assert store.read(lambda connection: connection.execute(select(server_now_ms())).scalar_one()) == now_ms
+
+
+def test_what_core_compiles_is_of_the_schema_and_the_clock_of_its_engine(txnstore_postgresql_url: str) -> None:
+    with (
+        open_store(txnstore_postgresql_url) as here,
+        open_store(txnstore_postgresql_url, schema="elsewhere") as elsewhere,
+        open_store(txnstore_postgresql_url, clock=ManualClock(1_000)) as of_clock,
+    ):
+        here.write(lambda connection: INSERT_HEADS.run(connection, head(1)))
+        count = select(func.count()).select_from(partition_heads)
+        assert [store.read(lambda c: c.execute(count).scalar_one()) for store in (here, elsewhere, here)] == [1, 0, 1]
+        now = [store.read(lambda c: c.execute(select(server_now_ms())).scalar_one()) for store in (here, of_clock)]
+        assert now[0] > now[1] == 1_000

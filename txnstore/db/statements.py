@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -43,6 +43,7 @@ from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import Boolean, TypeDecorator, TypeEngine
+from sqlalchemy.util import LRUCache
 
 #: The values of one execution, in the order of their places in the text.
 Values = tuple[Any, ...]
@@ -467,6 +468,61 @@ def _bind_processor(type_: TypeEngine[Any], dialect: Dialect) -> Callable[[Any],
 
 def _result_processor(type_: TypeEngine[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
     return None if isinstance(type_, LargeBinary) else type_.dialect_impl(dialect).result_processor(dialect, None)
+
+
+# --- compiled by Core -------------------------------------------------------------------------------------------------
+
+#: How many statements all engines keep together, and each engine for itself.
+_COMPILED_MAX: Final = 1_000
+_compiled_for_all: Final[MutableMapping[Any, Any]] = LRUCache(_COMPILED_MAX)
+
+
+class CompiledStatements(MutableMapping[Any, Any]):
+    """What Core has compiled for an engine, its option `compiled_cache`: shared by all engines that render alike.
+
+    Core by itself keeps it for one engine, and each store would compile the same hundred statements again.  What asks
+    the clock of one store stays with its engine.
+    """
+
+    def __init__(self) -> None:
+        """Begin with what others have compiled."""
+        self._own: MutableMapping[Any, Any] = LRUCache(_COMPILED_MAX)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the compiled statement of Core's key, which begins with a dialect."""
+        found = _compiled_for_all.get(_key_for_all(key))
+        return self._own.get(key, default) if found is None else found
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the same."""
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: Any, compiled: Any) -> None:
+        """Keep it, for all if it is none of this engine's alone."""
+        if any(bind.callable is not None for bind in compiled.binds.values()):
+            self._own[key] = compiled
+        else:
+            _compiled_for_all[_key_for_all(key)] = compiled
+
+    def __delitem__(self, key: Any) -> None:
+        """Forget what this engine alone has compiled."""
+        del self._own[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the keys of what this engine alone has compiled."""
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        """Return how much that is."""
+        return len(self._own)
+
+
+def _key_for_all(key: Any) -> Any:
+    dialect, *rest = key
+    return (_kind_of(dialect), *rest)
 
 
 # --- on the driver's cursor ------------------------------------------------------------------------------------------

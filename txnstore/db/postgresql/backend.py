@@ -31,7 +31,7 @@ from txnstore.db.postgresql.closing import CLOSED
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
 from txnstore.db.postgresql.protection import warn_of_unverified
 from txnstore.db.postgresql.vacuuming import vacuum_due_tables
-from txnstore.db.statements import heard, run_on_driver
+from txnstore.db.statements import CompiledStatements, heard, run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     ForeignSchema,
@@ -244,6 +244,7 @@ class PostgreSQLBackend:
             pool_timeout=limits.retry_timeout_ms / 1000,
             isolation_level="AUTOCOMMIT",
             hide_parameters=True,
+            execution_options={"compiled_cache": CompiledStatements()},
             use_native_hstore=False,
             connect_args=connect_arguments(url),
         )

@@ -34,7 +34,7 @@ from txnstore.db.sqlite.connections import (
     set_wait_for_disk,
 )
 from txnstore.db.sqlite.waiter import FileWaiter
-from txnstore.db.statements import run_on_driver
+from txnstore.db.statements import CompiledStatements, run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
     ForeignSchema,
@@ -160,6 +160,7 @@ class SQLiteBackend:
             pool_timeout=limits.retry_timeout_ms / 1000,
             isolation_level="AUTOCOMMIT",
             hide_parameters=True,
+            execution_options={"compiled_cache": CompiledStatements()},
         )
         engine.dialect.clock = clock or _LOCAL_CLOCK  # type: ignore[attr-defined]  # our own dialect class
         close_before_fork(engine, Engine.dispose)
