@@ -63,13 +63,15 @@ def value_of(column, number, chance):
 #: Columns of which CHECKs, or the move itself, say what they take.
 _ZERO = (
     "base_offset log_start_offset first_stored_offset compacted_bytes first_offset start_offset codec timestamp_type"
-    " outcome control_type"
+    " control_type"
 )
 _TENS = "outbox_id topic_id partition_id entry_id"
 SMALL = {
     **dict.fromkeys(_ZERO.split(), lambda _: 0),
     **dict.fromkeys(_TENS.split(), lambda number: 10 * number),
     "singleton": lambda _: 1,
+    # What was committed has a number, and nothing else has.
+    "outcome": lambda number: int(number > 1),
     "state": lambda _: 1,
     "start_ms": lambda number: 2**62 + number,
     "deadline_ms": lambda number: number,
