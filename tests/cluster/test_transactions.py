@@ -131,7 +131,7 @@ def test_what_is_all_at_home_costs_what_it_costs_without_a_cluster(sqlite_bench:
     with commits_of(bench.cluster.own(2).engine) as statements, commits_of(bench.cluster.own(1).engine) as others:
         producer.end(commit=True, appends=[producer.batch(bench.partition_at(2), b"b")])
     # As pinned in tests/transactions/test_cost.py.
-    assert len(statements) == 11, "\n".join(statements)
+    assert len(statements) == 12, "\n".join(statements)
     assert others == []
 
 

@@ -94,7 +94,11 @@ def test_tables_of_others_with_our_names_are_refused_and_left_alone(bare, txnsto
 
 @pytest.mark.parametrize("table", ["record_batches", "transactions", "stores", "alembic_version", "outbox"])
 def test_a_half_set_of_tables_is_refused(store, url, table):
-    run(store, "DROP VIEW [records]", "DROP VIEW [open_transactions]", f"DROP TABLE [{table}]")
+    run(
+        store,
+        *(f"DROP VIEW [{view}]" for view in ("records", "open_transactions", "pending_offsets")),
+        f"DROP TABLE [{table}]",
+    )
     with pytest.raises(ForeignSchema):
         open_store(url)
 
@@ -126,7 +130,11 @@ def test_a_column_that_is_missing_shows_as_a_foreign_schema_when_it_is_needed(st
 
 
 def test_a_table_that_is_dropped_under_an_open_store_shows_as_a_foreign_schema(store):
-    run(store, "DROP VIEW [records]", "DROP VIEW [open_transactions]", "DROP TABLE [topics]")
+    run(
+        store,
+        *(f"DROP VIEW [{view}]" for view in ("records", "open_transactions", "pending_offsets")),
+        "DROP TABLE [topics]",
+    )
     with pytest.raises(ForeignSchema):
         store.read(list_topics)
 

@@ -233,8 +233,8 @@ def test_an_old_epoch_commits_nothing(worlds: WorldsWithRows, pair, cells, commi
 def test_what_was_begun_of_an_unusual_transaction_is_undone_alone(worlds: WorldsWithRows, pair) -> None:
     """A group that nobody has used yet shows last: behind the locks and the rows of all partitions."""
     name = pair[0].names[0]
-    happens(pair, "commit", name, [(0, 0, 1), (1, 0, 2)], 0, [(1, [0], None)], 0)
-    happens(pair, "commit", name, [(0, 0, 1), (1, 0, 2)], 0, [(1, [0], None)], 0)
+    for _ in range(2):
+        happens(pair, "commit", name, [(0, 0, 1), (1, 0, 2)], 0, [(-1, [0], None)], 0)
     is_sqlite = worlds.at_once.backend.name == "sqlite"
     # The statements make the group; the function leaves that to the general way.
     assert worlds.places == [[0, 0] if is_sqlite else None, [3, 4]]

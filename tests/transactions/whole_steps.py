@@ -22,7 +22,10 @@ COMMITTERS = [
     GroupMembership("readers", -1, "", "lasting"),
     GroupMembership("readers\0", -1),
     GroupMembership("readers", 1, "member"),
+    # Last, and in no history.
+    GroupMembership("newcomers"),
 ]
+KNOWN_COUNT = len(COMMITTERS) - 1
 
 PRODUCERS = st.sampled_from([0, 1])
 CELLS = st.lists(
@@ -30,7 +33,7 @@ CELLS = st.lists(
 )
 COMMITS = st.lists(
     st.tuples(
-        st.sampled_from([0, 2, 2, *range(len(COMMITTERS))]),
+        st.sampled_from([0, 2, 2, *range(KNOWN_COUNT)]),
         st.lists(st.integers(0, 2), min_size=0, max_size=3, unique=True),
         st.sampled_from([None, None, "", "text"]),
     ),
@@ -69,7 +72,7 @@ STEPS = st.sampled_from(
                 st.just("send"),
                 PRODUCERS,
                 st.tuples(
-                    st.sampled_from([0, 0, 0, *range(len(COMMITTERS))]),
+                    st.sampled_from([0, 0, 0, *range(KNOWN_COUNT)]),
                     st.lists(st.integers(0, 2), min_size=0, max_size=3, unique=True),
                     st.sampled_from([None, None, "text"]),
                 ),
@@ -81,7 +84,7 @@ STEPS = st.sampled_from(
             st.tuples(
                 st.just("commit_offsets"),
                 st.tuples(
-                    st.sampled_from([0, 0, 1, 2, 2, *range(len(COMMITTERS))]),
+                    st.sampled_from([0, 0, 1, 2, 2, *range(KNOWN_COUNT)]),
                     st.lists(st.integers(0, 2), min_size=0, max_size=3, unique=True),
                     st.sampled_from([None, None, None, "", "text", "within"]),
                 ),
