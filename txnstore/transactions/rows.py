@@ -66,7 +66,11 @@ _TRY_LOCK: Final = HotStatement(select(transactions.c.transactional_id).where(_T
 _READ: Final = HotStatement(select(*ROW, server_now_ms().label("now_ms")).where(_THIS))
 _NOW: Final = HotStatement(select(server_now_ms()))
 # DO NOTHING: of two producers that use a new id at once, the second waits for the first and then locks its row.
-_INSERT: Final = upsert(transactions).on_conflict_do_nothing(index_elements=[transactions.c.transactional_id])
+_INSERT: Final = (
+    upsert(transactions)
+    .on_conflict_do_nothing(index_elements=[transactions.c.transactional_id])
+    .returning(transactions.c.transactional_id)
+)
 _CHANGED: Final = (
     "producer_id",
     "previous_producer_id",
@@ -240,10 +244,10 @@ def touch_row(connection: Connection, transactional_id: str, now_ms: int) -> boo
     return _TOUCH.run(connection, {"of_transactional_id": transactional_id, "new_now_ms": now_ms}) > 0
 
 
-def insert_row(connection: Connection, row: TransactionMetadata) -> None:
-    """Insert the row of a new transactional id; if somebody was first, his row stays."""
+def insert_row(connection: Connection, row: TransactionMetadata) -> bool:
+    """Insert the row of a new transactional id; False if somebody was first, whose row stays."""
     check_change(None, row)
-    connection.execute(_INSERT, {"transactional_id": row.transactional_id, **_values(row)})
+    return connection.execute(_INSERT, {"transactional_id": row.transactional_id, **_values(row)}).first() is not None
 
 
 @dataclass(frozen=True, slots=True)

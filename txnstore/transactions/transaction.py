@@ -219,7 +219,9 @@ class LockedTransaction:
             last_update_ms=self.now_ms,
         )
         # Of two that make it at once the second one waits for the first.
-        rows.insert_row(self.connection, new)
+        if rows.insert_row(self.connection, new):
+            # Where one has expired, the journal ends with that.
+            rows.journal(self.connection, [new], reason="EndTxn")
         is_locked = rows.touch_row(self.connection, name, self.now_ms)
         assert is_locked, "it has just been made"
 
