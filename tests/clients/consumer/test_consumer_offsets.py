@@ -129,6 +129,23 @@ def test_on_commit_hears_of_asynchronous_commits_from_poll(reader):
     assert error.code() == partition.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
+def test_close_tells_on_commit_of_a_commit_that_ended_while_partitions_were_given_back(make_consumer, topic):
+    heard = []
+    configuration = {"enable.auto.commit": False, "on_commit": lambda error, partitions: heard.append(partitions)}
+    consumer = make_consumer(configuration)
+
+    def revoked(consumer, partitions):
+        consumer.commit(offsets=[TP("t", 0, 3)])
+        # One worker does both, so this is behind the commit.
+        assert committed(consumer) == 3
+
+    consumer.subscribe(["t"], on_revoke=revoked)
+    assert consumer.poll(PATIENCE_SECONDS) is not None
+    consumer.close()
+    assert [(tp.partition, tp.offset) for tp in heard[0]] == [(0, 3)]
+    assert len(heard) == 1
+
+
 def test_what_on_commit_raises_comes_out_of_poll(reader):
     def refuse(error, partitions):
         raise ZeroDivisionError

@@ -704,17 +704,17 @@ class Consumer:
             self._finish(deadline)
 
     def _give_everything_back(self) -> None:
-        """Serve what is left of rebalances, and revoke what is owned."""
-        core = self._core
-        while (event := core.inbox.pop()) is not None:
+        """Serve what is left of rebalances and commits, and revoke what is owned."""
+        self._serve_rest()
+        self._core.group.unsubscribe()
+        self._serve_rest()
+
+    def _serve_rest(self) -> None:
+        while (event := self._core.inbox.pop()) is not None:
             if isinstance(event, RebalanceEvent):
                 self._rebalance(event)
             elif isinstance(event, CommitEvent):
                 self._call_back("on_commit", event.error, list(event.partitions))
-        core.group.unsubscribe()
-        while (event := core.inbox.pop()) is not None:
-            if isinstance(event, RebalanceEvent):
-                self._rebalance(event)
 
     def _finish(self, deadline: Deadline) -> None:
         core = self._core
