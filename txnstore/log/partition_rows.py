@@ -122,8 +122,9 @@ _FORGET: Final = delete(producer_states).where(
 )
 _FROM_SEQUENCE: Final = HotStatement(select(NumberSequence(JOURNAL_NUMBERS, schema=CODE_SCHEMA).next_value()))
 _JOURNAL: Final = SQLITE_PREFIX + str(transaction_log.name)
-#: Where SQLite keeps the last key that AUTOINCREMENT gave out.
-_LAST_KEYS: Final = table("sqlite_sequence", column("name"), column("seq"))
+#: Where SQLite keeps the last key that AUTOINCREMENT gave out. The temporary tables of an enlisted connection may have
+#: one of their own, which comes first where no database is named.
+_LAST_KEYS: Final = table("sqlite_sequence", column("name"), column("seq"), schema="main")
 _FROM_LAST_KEY: Final = HotStatement(
     update(_LAST_KEYS).where(_LAST_KEYS.c.name == _JOURNAL).values(seq=_LAST_KEYS.c.seq + 1).returning(_LAST_KEYS.c.seq)
 )

@@ -15,7 +15,9 @@ from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, error_of
 from tests.tools.crashes import at_each_step, is_commit
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from txnstore.clients.producer import progress
+from txnstore.db.opening import open_store
 from txnstore.groups.offsets import check_committer
+from txnstore.testing.invariants import assert_sound
 
 # --- one commit ------------------------------------------------------------------------------------------------------
 
@@ -119,6 +121,20 @@ def test_rows_alone_are_committed_too(producer, any_caller, url, entry):
     any_caller.write(entry)
     producer.commit_transaction(PATIENCE_SECONDS)
     assert is_there(url, entry)
+
+
+def test_what_the_application_counts_in_tables_of_its_session_numbers_no_commits(producer, caller, url, topic):
+    if not caller.is_sqlite:
+        pytest.skip("only SQLite keeps the last keys of all tables in one, of which each session has another one")
+    caller.driver.execute("CREATE TEMPORARY TABLE own (id INTEGER PRIMARY KEY AUTOINCREMENT)")
+    for value in b"1", b"2":
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        producer.produce(topic, value)
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert committed_values(url, topic) == [b"1", b"2"]
+    with open_store(url) as store:
+        assert_sound(store)
 
 
 def test_delivery_reports_come_with_the_commit(producer, caller, topic, entry):
