@@ -23,6 +23,9 @@ from typing import Any, Final, cast
 
 from sqlalchemy import Connection, bindparam, column, delete, insert, select, table, tuple_, union_all, update
 from sqlalchemy import Sequence as NumberSequence
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import next_value
 
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX
 from txnstore.db.portions import Portions
@@ -120,7 +123,26 @@ _FORGET: Final = delete(producer_states).where(
     producer_states.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
     *_IS_DUE,
 )
-_FROM_SEQUENCE: Final = HotStatement(select(NumberSequence(JOURNAL_NUMBERS, schema=CODE_SCHEMA).next_value()))
+
+
+class _next_number(next_value):  # noqa: N801 - reads as the SQL it stands for
+    """The next number of a sequence, by PostgreSQL's own function.
+
+    The name of a sequence is a text without a type: a function `nextval(text)` that somebody has made in the schema
+    `public` would be called before it, with the rights of whoever enlists a connection.
+    """
+
+    inherit_cache = True
+
+
+@compiles(_next_number)
+def _compile_next_number(element: _next_number, compiler: SQLCompiler, **options: Any) -> str:
+    del options
+    name = compiler.preparer.format_sequence(element.sequence)
+    return f"pg_catalog.nextval(CAST('{name}' AS pg_catalog.regclass))"
+
+
+_FROM_SEQUENCE: Final = HotStatement(select(_next_number(NumberSequence(JOURNAL_NUMBERS, schema=CODE_SCHEMA))))
 _JOURNAL: Final = SQLITE_PREFIX + str(transaction_log.name)
 #: Where SQLite keeps the last key that AUTOINCREMENT gave out. The temporary tables of an enlisted connection may have
 #: one of their own, which comes first where no database is named.

@@ -137,6 +137,27 @@ def test_what_the_application_counts_in_tables_of_its_session_numbers_no_commits
         assert_sound(store)
 
 
+def test_a_function_that_somebody_has_planted_numbers_no_commits(make_producer, caller, url, topic):
+    if caller.is_sqlite:
+        pytest.skip("it is not the database that has functions")
+    producer = make_producer(txnstore_transaction_group="ledger")
+    caller.driver.execute("CREATE FUNCTION public.nextval(text) RETURNS bigint LANGUAGE sql AS 'SELECT -1::bigint'")
+    caller.driver.commit()
+    try:
+        for value in b"1", b"2":
+            producer.begin_transaction()
+            producer.enlist(caller.given)
+            producer.produce(topic, value)
+            producer.commit_transaction(PATIENCE_SECONDS)
+    finally:
+        caller.rollback()
+        caller.driver.execute("DROP FUNCTION public.nextval(text)")
+        caller.driver.commit()
+    assert committed_values(url, topic) == [b"1", b"2"]
+    with open_store(url) as store:
+        assert_sound(store)
+
+
 def test_delivery_reports_come_with_the_commit(producer, caller, topic, entry):
     reports = []
     producer.begin_transaction()
