@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from txnstore.db import opening
+from txnstore.db.names import VIEWS
 from txnstore.db.opening import connect_store, open_store
 from txnstore.db.schema import SCHEMA_VERSION, metadata
 from txnstore.errors import ForeignSchema, InvalidUrl, SchemaOutdated
@@ -96,7 +97,7 @@ def test_tables_of_others_with_our_names_are_refused_and_left_alone(bare, txnsto
 def test_a_half_set_of_tables_is_refused(store, url, table):
     run(
         store,
-        *(f"DROP VIEW [{view}]" for view in ("records", "open_transactions", "pending_offsets")),
+        *(f"DROP VIEW [{view}]" for view in VIEWS),
         f"DROP TABLE [{table}]",
     )
     with pytest.raises(ForeignSchema):
@@ -132,7 +133,7 @@ def test_a_column_that_is_missing_shows_as_a_foreign_schema_when_it_is_needed(st
 def test_a_table_that_is_dropped_under_an_open_store_shows_as_a_foreign_schema(store):
     run(
         store,
-        *(f"DROP VIEW [{view}]" for view in ("records", "open_transactions", "pending_offsets")),
+        *(f"DROP VIEW [{view}]" for view in VIEWS),
         "DROP TABLE [topics]",
     )
     with pytest.raises(ForeignSchema):

@@ -208,22 +208,19 @@ class LockedTransaction:
         if transaction_group is None:
             return
         name = GROUP_ROW_PREFIX + transaction_group
-        if rows.touch_row(self.connection, name, self.now_ms):
-            return
-        new = TransactionMetadata(
-            transactional_id=name,
-            producer_id=self.allocate(),
-            producer_epoch=0,
-            timeout_ms=protocol.TIMEOUT_NEVER_MS,
-            state=TransactionState.EMPTY,
-            last_update_ms=self.now_ms,
-        )
-        # Of two that make it at once the second one waits for the first.
-        if rows.insert_row(self.connection, new):
-            # Where one has expired, the journal ends with that.
-            rows.journal(self.connection, [new], reason="EndTxn")
-        is_locked = rows.touch_row(self.connection, name, self.now_ms)
-        assert is_locked, "it has just been made"
+        while not rows.touch_row(self.connection, name, self.now_ms):
+            new = TransactionMetadata(
+                transactional_id=name,
+                producer_id=self.allocate(),
+                producer_epoch=0,
+                timeout_ms=protocol.TIMEOUT_NEVER_MS,
+                state=TransactionState.EMPTY,
+                last_update_ms=self.now_ms,
+            )
+            # Of two that make it at once the second one waits for the first.
+            if rows.insert_row(self.connection, new):
+                # Where one has expired, the journal ends with that.
+                rows.journal(self.connection, [new], reason="EndTxn")
 
     def end(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None = None) -> None:
         """Decide and complete the transaction; `known.identity` is then who the producer is for its next one.
