@@ -169,7 +169,7 @@ def read(job: Job, is_member: bool, is_atomic: bool) -> None:
     partitions = [TopicPartition(TOPIC, number) for number in range(len(job.partitions))]
 
     def begin(*_: object) -> None:
-        notes.note("begins", _positions(consumer.committed(partitions, PATIENCE_SECONDS)))
+        notes.note("begins", positions_of(consumer.committed(partitions, PATIENCE_SECONDS)))
 
     if is_member:
         # It is given them again once the group misses its former life.
@@ -200,10 +200,10 @@ def _commit(consumer: Consumer, last: Message, notes: Notes, how: str) -> None:
     try:
         if how == "message":
             behind = position_behind(last, TOPIC, last.partition() or 0, last.offset() or 0)
-            notes.note("commits", _positions([behind]))
+            notes.note("commits", positions_of([behind]))
             consumer.commit(last, asynchronous=False)
         else:
-            notes.note("commits", _positions(positions))
+            notes.note("commits", positions_of(positions))
             consumer.commit(offsets=positions if how == "positions" else None, asynchronous=False)
     except KafkaException as error:
         if error.args[0].code() not in EXPELLED:
@@ -212,7 +212,8 @@ def _commit(consumer: Consumer, last: Message, notes: Notes, how: str) -> None:
         notes.note("has committed")
 
 
-def _positions(partitions: list[TopicPartition]) -> list[tuple[int, int, int | None]]:
+def positions_of(partitions: list[TopicPartition]) -> list[tuple[int, int, int | None]]:
+    """Return number, place and offset in the transaction of each of them that has a position."""
     return [(one.partition, one.offset, one.offset_in_transaction) for one in partitions if one.offset >= 0]
 
 

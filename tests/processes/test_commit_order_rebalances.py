@@ -1,0 +1,187 @@
+"""Members of a group that get transactions whole, come and go and are killed: what they noted against the log itself.
+
+Each gets a transaction in one piece as far as its own partitions go, in one strict order; whoever is given a partition
+goes on where its last owner had committed, with the half of a transaction first; nothing is left out, and nothing below
+what was committed comes again.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.clients.consumer.log_writer import LogWriter
+from tests.processes.group_ordering import GO_ON, GROUP, LEAVE, read_in_group
+from tests.processes.group_ordering_checks import GroupCheck
+from tests.processes.ordering import LAST, TOPIC, notes_of, positions_of, write_plainly, write_transactions
+from tests.processes.ordering_checks import check_writers, in_order_of_markers
+from tests.tools.campaigns import times
+from tests.tools.workload import Job
+from txnstore import Consumer, TopicPartition
+
+PARTITIONS = 4
+WRITERS = ("transactions-1", "transactions-2", "transactions-3")
+MEMBERS = ("member-1", "member-2", "member-3")
+#: How many rounds there are; in each everybody writes a little, and all of this befalls some member.
+FEW, MANY = 2, times(8)
+ACTIONS = ("kill", "kill", "leave", "leave", "leave")
+TRANSACTIONS, PLAIN = 5, 10
+#: How many records come at most before the next of these; each round writes more than all of them need.
+PROGRESS_MAX = 4
+#: How often it befalls another one than who has just got something.
+BEFALLS_ANOTHER = 0.3
+PATIENCE_SECONDS = 60
+
+
+class Campaign:
+    """The processes, and what came of them."""
+
+    def __init__(self, url, store, folder, processes, lives, wait_for, assignor):
+        self.seed = random.randrange(2**32)
+        self._chance = random.Random(self.seed)
+        self._url, self._store, self._log, self._assignor = url, store, LogWriter(store), assignor
+        self._folder, self._processes, self._lives, self._wait_for = folder, processes, lives, wait_for
+        self._ids = self._log.topic(TOPIC, PARTITIONS).partition_ids
+        names = {f"{TOPIC}-{number}": partition_id for number, partition_id in enumerate(self._ids)}
+        self._job = Job(url, folder, "", 0, names, self.seed)
+        self._jobs: dict[str, Job] = {}
+        self._writing = {}
+        self._at_work = {}
+        self._leaving = []
+        self._has_ended: set[int] = set()
+
+    def run(self, rounds):
+        for name in MEMBERS[1:]:
+            self._join(name)
+        for number in range(1, rounds + 1):
+            self._write(number)
+            for action in self._chance.sample(ACTIONS, len(ACTIONS)):
+                self._befall(action, self._receive(self._chance.randint(1, PROGRESS_MAX)))
+        for name in sorted(set(MEMBERS) - self._at_work.keys()):
+            self._join(name)
+        for process in self._writing.values():
+            self._end(process)
+        for number in range(PARTITIONS):
+            self._log.write(TOPIC, number, LAST.encode())
+        self._receive_rest()
+        for name in list(self._at_work):
+            self._leave(name)
+        for process, _ in self._leaving:
+            self._end(process)
+
+    def check(self):
+        partitions = [
+            self._store.read(lambda connection, number=number: in_order_of_markers(connection, number))
+            for number in self._ids
+        ]
+        written = [note for name in (*WRITERS, "plain") for life in self._notes(name) for note in life]
+        facts = check_writers(partitions, written)
+        with Consumer({"bootstrap.servers": self._url, "group.id": GROUP}) as consumer:
+            committed = consumer.committed(
+                [TopicPartition(TOPIC, number) for number in range(PARTITIONS)], PATIENCE_SECONDS
+            )
+        check = GroupCheck(partitions, written)
+        check.check([life for name in MEMBERS for life in self._notes(name)], positions_of(committed))
+        return facts + check.facts
+
+    def _next_job(self, name):
+        self._jobs[name] = replace(self._job, name=name, life=self._lives(name))
+        return self._jobs[name]
+
+    def _write(self, number):
+        """Let everybody write some more; who has not yet ended is killed."""
+        for name in WRITERS:
+            if name in self._writing:
+                self._processes.kill(self._writing[name])
+            job = self._next_job(name)
+            self._writing[name] = self._processes.start(write_transactions, job, number * TRANSACTIONS)
+        if "plain" in self._writing:
+            self._end(self._writing["plain"])
+        self._writing["plain"] = self._processes.start(write_plainly, self._next_job("plain"), PLAIN)
+
+    def _befall(self, action, name):
+        """Let this member end, which waits to be told to go on, or any other one; and one come, or the same again."""
+        if self._chance.random() < BEFALLS_ANOTHER:
+            self._tell(name, GO_ON)
+            name = self._chance.choice(sorted(self._at_work))
+        if action == "kill":
+            process, _ = self._at_work.pop(name)
+            self._processes.kill(process)
+        else:
+            self._leave(name)
+        absent = sorted(set(MEMBERS) - self._at_work.keys())
+        for name in self._chance.sample(absent, self._chance.randint(not self._at_work, len(absent))):
+            self._join(name)
+
+    def _join(self, name):
+        process, pipe = self._processes.start_with_pipe(read_in_group, self._next_job(name), self._assignor)
+        self._at_work[name] = process, pipe
+
+    def _tell(self, name, what):
+        self._at_work[name][1].send(what)
+
+    def _leave(self, name):
+        self._tell(name, LEAVE)
+        self._leaving.append(self._at_work.pop(name))
+
+    def _end(self, process):
+        process.join(PATIENCE_SECONDS)
+        self._check_no_errors()
+        assert process.exitcode is not None, f"{process.name} has not ended"
+
+    def _receive(self, count):
+        """Wait until the members have got so many records, and return who has got the last one of them."""
+        while True:
+            name, got = self._next_report()
+            count -= got
+            if count <= 0 < got:
+                return name
+            self._go_on(name, got)
+
+    def _receive_rest(self):
+        while len(self._has_ended) < PARTITIONS:
+            self._go_on(*self._next_report())
+
+    def _go_on(self, name, got):
+        if got:
+            self._tell(name, GO_ON)
+
+    def _next_report(self):
+        names = {pipe: name for name, (_, pipe) in self._at_work.items()}
+        found = self._wait_for(names, PATIENCE_SECONDS)
+        self._check_no_errors()
+        assert found, "nothing comes any more"
+        pipe = self._chance.choice(found)
+        got, ended = pipe.recv()
+        self._has_ended.update(ended)
+        return names[pipe], got
+
+    def _check_no_errors(self):
+        errors = {path.name: path.read_text() for path in self._folder.glob("*.error")}
+        assert not errors, "\n".join(errors.values())
+
+    def _notes(self, name):
+        return notes_of(self._jobs[name])
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        pytest.param(FEW, id="few"),
+        pytest.param(MANY, id="many", marks=[pytest.mark.slow, pytest.mark.campaign]),
+    ],
+)
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_whoever_comes_goes_or_is_killed_each_member_gets_transactions_whole_and_goes_on_where_the_last_one_was(
+    url, txnstore_open, tmp_path, processes, lives, wait_for, assignor, rounds
+):
+    campaign = Campaign(url, txnstore_open(url, clock=None), tmp_path, processes, lives, wait_for, assignor)
+    try:
+        campaign.run(rounds)
+        facts = campaign.check()
+    except AssertionError as error:
+        error.add_note(f"seed {campaign.seed}")
+        raise
+    assert min(facts["committed"], facts["given"]) > 0
