@@ -22,7 +22,7 @@ from txnstore.log.topics import create_topic, get_topic
 from txnstore.maintenance.duties import DUTIES
 from txnstore.testing.invariants import assert_sound
 
-KILLS = times(20)
+KILLS = times(40)
 CLIENTS = 3
 KEYS = 7
 PATIENCE_SECONDS = 60
