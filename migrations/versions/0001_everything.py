@@ -31,16 +31,41 @@ depends_on = None
 #: The oldest version of the code that may write to these tables.
 oldest_writer_version = 1
 
-# fmt: off
 _TABLES: Final = (
-    "stores", "store_configs", "databases", "topics", "topic_configs", "partitions", "deleted_partitions",
-    "partition_heads", "record_batches", "producer_states", "finished_transactions", "partition_storage",
-    "transactions", "transaction_partitions", "transaction_writers", "transaction_writer_partitions",
-    "transaction_groups", "transaction_branches", "transaction_log", "pending_markers", "groups", "group_members",
-    "group_offsets", "pending_group_offsets", "offset_producers", "outbox", "outbox_sequencers", "relay_positions",
-    "sink_batches", "sink_runs", "sink_inputs", "sink_positions", "maintenance_duties",
+    "stores",
+    "store_configs",
+    "databases",
+    "topics",
+    "topic_configs",
+    "partitions",
+    "deleted_partitions",
+    "partition_heads",
+    "record_batches",
+    "producer_states",
+    "finished_transactions",
+    "partition_storage",
+    "transactions",
+    "transaction_partitions",
+    "transaction_writers",
+    "transaction_writer_partitions",
+    "transaction_groups",
+    "transaction_branches",
+    "transaction_log",
+    "pending_markers",
+    "groups",
+    "group_members",
+    "group_offsets",
+    "pending_group_offsets",
+    "offset_producers",
+    "outbox",
+    "outbox_sequencers",
+    "relay_positions",
+    "sink_batches",
+    "sink_runs",
+    "sink_inputs",
+    "sink_positions",
+    "maintenance_duties",
 )
-# fmt: on
 _HOT: Final = {"fillfactor": 50}
 _PASSED_THROUGH: Final = {
     "autovacuum_vacuum_scale_factor": 0.05,

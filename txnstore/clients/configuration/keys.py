@@ -28,7 +28,8 @@ _SHOWN_CHARACTERS_MAX: Final = 80
 
 _INT32_MAX: Final = 2**31 - 1
 _FETCH_BYTES_MAX: Final = _INT32_MAX - 512
-#: As in `txnstore.groups` and `txnstore.transactions`: what fits into the index of every database.
+#: Characters, as in `txnstore.groups` and `txnstore.transactions`: what fits into the index of every database, but for
+#: hundreds of characters that take four bytes each, which PostgreSQL refuses.
 _ID_LENGTH_MAX: Final = 1000
 #: With what the store puts before it, it is no longer than an id.
 _TRANSACTION_GROUP_LENGTH_MAX: Final = 900
