@@ -28,9 +28,9 @@ TAKE_SECONDS: Final = 0.1
 
 
 def read_in_group(job: Job, pipe: Connection, assignor: str) -> None:
-    """Read until told to leave; tell in which partitions the last record is committed, and how many have come.
+    """Read until told to leave; tell how many records have come, and wait until told to go on.
 
-    After the latter it waits until it is told to go on: there it can be killed within a transaction.
+    There it can be killed within a transaction.
     """
     Member(job, pipe, assignor).run()
 
@@ -43,8 +43,6 @@ class Member:
         vars(commit_order).update(self._chance.choice(SIZES))
         self._is_automatic = self._chance.random() < COMMITS_AUTOMATICALLY
         self._takes_whole = self._chance.random() < TAKES_WHOLE
-        self._has_ended: set[int] = set()
-        """Where the last record has come."""
         self._was_refused = False
         """Whether the group has refused a commit, and no other one has been tried since."""
         self._consumer = Consumer(
@@ -70,14 +68,12 @@ class Member:
         self._consumer.subscribe([TOPIC], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         while True:
             got = [(one.partition(), one.offset(), (one.value() or b"").decode()) for one in self._take()]
-            ended = {number for number, _, value in got if number is not None and value == LAST}
-            self._has_ended |= ended
             if got:
                 self._notes.note("got", got, self._takes_whole)
-            if ended or self._was_refused or (got and self._chance.random() < COMMITS):
+            if any(value == LAST for _, _, value in got) or self._was_refused or (got and self._chance.random() < COMMITS):
                 self._commit()
             if got:
-                self._pipe.send((len(got), []))
+                self._pipe.send(len(got))
             if (got or self._pipe.poll()) and self._pipe.recv() == LEAVE:
                 break
         self._notes.note("leaves")
@@ -115,12 +111,9 @@ class Member:
 
     def _told(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         self._notes.note("has committed", None if error is not None else positions_of(partitions))
-        if error is None:
-            self._pipe.send((0, sorted(self._has_ended & {one.partition for one in partitions})))
 
     def _assigned(self, _: object, partitions: list[TopicPartition]) -> None:
         numbers = [partition.partition for partition in partitions]
-        self._has_ended.difference_update(numbers)
         committed = self._consumer.committed(partitions, PATIENCE_SECONDS)
         self._notes.note("is given", numbers, positions_of(committed))
 

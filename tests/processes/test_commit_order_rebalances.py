@@ -8,7 +8,10 @@ what was committed comes again.
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -20,6 +23,7 @@ from tests.processes.ordering_checks import check_writers, in_order_of_markers
 from tests.tools.campaigns import times
 from tests.tools.workload import Job
 from txnstore import Consumer, TopicPartition
+from txnstore.log.bounds import read_bounds
 
 PARTITIONS = 4
 WRITERS = ("transactions-1", "transactions-2", "transactions-3")
@@ -28,8 +32,10 @@ MEMBERS = ("member-1", "member-2", "member-3")
 FEW, MANY = 2, times(8)
 ACTIONS = ("kill", "kill", "leave", "leave", "leave")
 TRANSACTIONS, PLAIN = 5, 10
-#: How many records come at most before the next of these; each round writes more than all of them need.
+#: How many records come at most before the next of these.
 PROGRESS_MAX = 4
+#: After how long without any the campaign writes some itself: whoever takes many at once leaves none for later.
+NOTHING_SECONDS = 0.5
 #: How often it befalls another one than who has just got something.
 BEFALLS_ANOTHER = 0.3
 PATIENCE_SECONDS = 60
@@ -50,7 +56,7 @@ class Campaign:
         self._writing = {}
         self._at_work = {}
         self._leaving = []
-        self._has_ended: set[int] = set()
+        self._own_notes: list[Any] = []
 
     def run(self, rounds):
         for name in MEMBERS[1:]:
@@ -77,13 +83,10 @@ class Campaign:
             for number in self._ids
         ]
         written = [note for name in (*WRITERS, "plain") for life in self._notes(name) for note in life]
+        written += self._own_notes
         facts = check_writers(partitions, written)
-        with Consumer({"bootstrap.servers": self._url, "group.id": GROUP}) as consumer:
-            committed = consumer.committed(
-                [TopicPartition(TOPIC, number) for number in range(PARTITIONS)], PATIENCE_SECONDS
-            )
         check = GroupCheck(partitions, written)
-        check.check([life for name in MEMBERS for life in self._notes(name)], positions_of(committed))
+        check.check([life for name in MEMBERS for life in self._notes(name)], positions_of(self._committed()))
         return facts + check.facts
 
     def _next_job(self, name):
@@ -100,6 +103,14 @@ class Campaign:
         if "plain" in self._writing:
             self._end(self._writing["plain"])
         self._writing["plain"] = self._processes.start(write_plainly, self._next_job("plain"), PLAIN)
+
+    def _write_own(self):
+        """Write one more record to each partition."""
+        for number in range(PARTITIONS):
+            name = f"campaign/{len(self._own_notes)}"
+            self._own_notes.append((time.monotonic_ns(), "asks", name, {number: [f"{name}/0"]}))
+            self._log.write(TOPIC, number, f"{name}/0".encode())
+            self._own_notes.append((time.monotonic_ns(), "committed", name))
 
     def _befall(self, action, name):
         """Let this member end, which waits to be told to go on, or any other one; and one come, or the same again."""
@@ -133,30 +144,46 @@ class Campaign:
 
     def _receive(self, count):
         """Wait until the members have got so many records, and return who has got the last one of them."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             name, got = self._next_report()
             count -= got
-            if count <= 0 < got:
+            if got and count <= 0:
                 return name
-            self._go_on(name, got)
+            if got:
+                self._tell(name, GO_ON)
+            else:
+                assert time.monotonic() < deadline, "nothing comes any more"
+                self._write_own()
 
     def _receive_rest(self):
-        while len(self._has_ended) < PARTITIONS:
-            self._go_on(*self._next_report())
-
-    def _go_on(self, name, got):
-        if got:
-            self._tell(name, GO_ON)
+        """Let the members go on until they have committed all that there is."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        bounds = self._store.read(partial(read_bounds, partition_ids=self._ids))
+        ends = [bounds[number].high_watermark for number in self._ids]
+        while True:
+            name, got = self._next_report()
+            if got:
+                self._tell(name, GO_ON)
+            elif [one.offset for one in self._committed()] == ends:
+                return
+            assert time.monotonic() < deadline, "not all is committed"
 
     def _next_report(self):
+        """Return a member and how much it has got; nothing if nobody gets anything for a while."""
         names = {pipe: name for name, (_, pipe) in self._at_work.items()}
-        found = self._wait_for(names, PATIENCE_SECONDS)
+        found = self._wait_for(names, NOTHING_SECONDS)
         self._check_no_errors()
-        assert found, "nothing comes any more"
+        if not found:
+            return None, 0
         pipe = self._chance.choice(found)
-        got, ended = pipe.recv()
-        self._has_ended.update(ended)
-        return names[pipe], got
+        return names[pipe], pipe.recv()
+
+    def _committed(self):
+        with Consumer({"bootstrap.servers": self._url, "group.id": GROUP}) as consumer:
+            return consumer.committed(
+                [TopicPartition(TOPIC, number) for number in range(PARTITIONS)], PATIENCE_SECONDS
+            )
 
     def _check_no_errors(self):
         errors = {path.name: path.read_text() for path in self._folder.glob("*.error")}
