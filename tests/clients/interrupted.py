@@ -252,11 +252,16 @@ def what_is_left(before):
     deadline = time.monotonic() + PATIENCE_SECONDS / 2
     pause = threading.Event()
     while True:
-        left = [thread.name for thread in threading.enumerate() if thread.name.startswith("txnstore")]
+        left = [_whereabouts(thread) for thread in threading.enumerate() if thread.name.startswith("txnstore")]
         left += sorted(descriptors() - before)
         if not left or time.monotonic() > deadline:
             return left
         pause.wait(LOOK_SECONDS)
+
+
+def _whereabouts(thread):
+    frame = sys._current_frames().get(thread.ident)
+    return thread.name + ("" if frame is None else " in " + "".join(traceback.format_stack(frame)))
 
 
 def descriptors():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -9,7 +10,8 @@ from concurrent.futures import CancelledError, wait
 
 import pytest
 
-from txnstore.clients.worker import Worker
+from tests.clients.consumer.log_writer import eventually
+from txnstore.clients.worker import BackgroundThread, Worker
 
 #: A bound for waiting on threads; nothing takes so long unless it is broken.
 PATIENCE_SECONDS = 30
@@ -178,3 +180,72 @@ def test_where_no_thread_can_be_started_jobs_are_refused_or_done_at_once_and_the
         worker.close(0)
         with pytest.raises(RuntimeError, match="has been closed"):
             worker.submit(lambda: 1)
+
+
+@pytest.fixture
+def start_is_interrupted(monkeypatch):
+    """Let Ctrl-C come in each start of a thread from now on, before the thread is there or after."""
+    start = threading.Thread.start
+
+    def begin(*, is_there):
+        def interrupted(thread):
+            if is_there:
+                start(thread)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+    return begin
+
+
+def threads_named(name):
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("starts", [1, 2, 3])
+def test_an_interrupt_while_its_thread_starts_leaves_one_thread_that_ends_with_it(
+    worker, start_is_interrupted, monkeypatch, is_there, starts
+):
+    start_is_interrupted(is_there=is_there)
+    for _ in range(starts):
+        # The thread that was there at the last attempt may have begun to work.
+        with contextlib.suppress(KeyboardInterrupt):
+            worker.submit(threading.current_thread)
+    monkeypatch.undo()
+    ran = []
+    futures = [
+        worker.submit(lambda number=number: ran.append((number, threading.current_thread()))) for number in range(100)
+    ]
+    wait(futures, PATIENCE_SECONDS)
+    assert [number for number, _ in ran] == list(range(100))
+    assert len({thread for _, thread in ran}) == 1
+    assert worker.close(PATIENCE_SECONDS) is True
+    eventually(lambda: not threads_named("a worker of the tests"))
+
+
+def test_a_worker_that_is_closed_after_an_interrupted_start_leaves_no_thread(worker, start_is_interrupted, monkeypatch):
+    start_is_interrupted(is_there=True)
+    with pytest.raises(KeyboardInterrupt):
+        worker.submit(threading.current_thread)
+    monkeypatch.undo()
+    worker.close(PATIENCE_SECONDS)
+    eventually(lambda: not threads_named("a worker of the tests"))
+
+
+def test_a_thread_that_could_not_be_started_is_tried_again(monkeypatch):
+    thread, has_run = BackgroundThread("tried again"), threading.Event()
+
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            thread.start(has_run.set)
+    assert thread.close(0) is True
+    thread.start(has_run.set)
+    thread.start(has_run.clear)
+    assert has_run.wait(PATIENCE_SECONDS)
+    assert thread.close(PATIENCE_SECONDS) is True
+    assert has_run.is_set()

@@ -70,7 +70,8 @@ class Member:
             got = [(one.partition(), one.offset(), (one.value() or b"").decode()) for one in self._take()]
             if got:
                 self._notes.note("got", got, self._takes_whole)
-            if any(value == LAST for _, _, value in got) or self._was_refused or (got and self._chance.random() < COMMITS):
+            has_ended = any(value == LAST for _, _, value in got)
+            if has_ended or self._was_refused or (got and self._chance.random() < COMMITS):
                 self._commit()
             if got:
                 self._pipe.send(len(got))

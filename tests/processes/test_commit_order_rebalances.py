@@ -181,9 +181,7 @@ class Campaign:
 
     def _committed(self):
         with Consumer({"bootstrap.servers": self._url, "group.id": GROUP}) as consumer:
-            return consumer.committed(
-                [TopicPartition(TOPIC, number) for number in range(PARTITIONS)], PATIENCE_SECONDS
-            )
+            return consumer.committed([TopicPartition(TOPIC, number) for number in range(PARTITIONS)], PATIENCE_SECONDS)
 
     def _check_no_errors(self):
         errors = {path.name: path.read_text() for path in self._folder.glob("*.error")}

@@ -1,4 +1,4 @@
-"""The thread that talks to the database for a client, so that every call of the client keeps its timeout.
+"""The threads of a client: one of them talks to the database, so that every call of the client keeps its timeout.
 
 A call submits its work and waits for the answer as long as its caller allows.  Work that takes longer goes on in the
 background: the database may be away, and nothing that the caller's thread waits for is more than a lock.
@@ -22,22 +22,63 @@ Result = TypeVar("Result")
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
-class Worker:
-    """One thread that runs jobs in the order in which they were submitted; it starts with the first one.
+class BackgroundThread:
+    """A thread that starts when it is first needed, and of which there is one at most, whatever interrupts its start.
 
     It is a daemon: a database that does not answer keeps no program from its end.
     """
+
+    def __init__(self, name: str) -> None:
+        """Make one that has not been started."""
+        self.name = name
+        # A signal handler may need it while it is being started.
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self.is_started = False
+        """Whether it runs, or has run."""
+
+    def start(self, run: Callable[[], None]) -> None:
+        """Let it run `run`, unless it has been started before.
+
+        Raises:
+            RuntimeError: no thread can be started; the next call tries again.
+        """
+        with self._lock:
+            if not self.is_started:
+                thread = threading.Thread(target=self._run, args=(run,), name=self.name, daemon=True)
+                thread.start()
+                self._thread, self.is_started = thread, True
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Wait for its end; return whether it has ended or was never started.  It does not wait for itself."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return thread is None
+        thread.join(max(0.0, timeout_seconds))
+        return not thread.is_alive()
+
+    def _run(self, run: Callable[[], None]) -> None:
+        with self._lock:
+            # Ctrl-C can end `Thread.start` when the thread is there already.
+            if not self.is_started:
+                self._thread, self.is_started = threading.current_thread(), True
+            if self._thread is not threading.current_thread():
+                return
+        run()
+
+
+class Worker:
+    """One thread that runs jobs in the order in which they were submitted; it starts with the first one."""
 
     def __init__(self, name: str, *, needs_thread: bool = True) -> None:
         """Make a worker whose thread will have this name; one that needs none does without where none can be started.
 
         So it is while the interpreter ends, in functions of `atexit` for one.
         """
-        self._name = name
+        self._thread = BackgroundThread(name)
         self._needs_thread = needs_thread
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
         self._closed = False
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
@@ -49,8 +90,8 @@ class Worker:
         future: Future[Result] = new_future()
         with self._lock:
             if self._closed:
-                raise RuntimeError(f"{self._name} has been closed")
-            if self._thread is not None or self._start():
+                raise RuntimeError(f"{self._thread.name} has been closed")
+            if self._start():
                 self._jobs.put((future, work))
                 return future
         _do(future, work)
@@ -66,23 +107,15 @@ class Worker:
                 self._closed = True
                 self._drop_waiting_jobs()
                 self._jobs.put(None)
-            thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return thread is None
-        thread.join(max(0, timeout_seconds))
-        return not thread.is_alive()
+        return self._thread.close(timeout_seconds)
 
     def _start(self) -> bool:
-        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
-            thread.start()
+            self._thread.start(self._run)
         except RuntimeError:
             if self._needs_thread:
                 raise
-            return False
-        # Only one that runs can be waited for.
-        self._thread = thread
-        return True
+        return self._thread.is_started
 
     def _drop_waiting_jobs(self) -> None:
         while True:

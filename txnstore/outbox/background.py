@@ -8,12 +8,12 @@ relay`.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import Final
 
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
+from txnstore.clients.worker import BackgroundThread
 from txnstore.deadline import Condition
 from txnstore.errors import PermissionDenied, StoreClosed, TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
@@ -34,7 +34,7 @@ class BackgroundSequencer:
         self._connection = connection
         self._logger = logger
         self._changed = Condition()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread("txnstore-outbox")
         self._closing = False
         self._hurries = False
         self._produced_at = 0.0
@@ -42,13 +42,12 @@ class BackgroundSequencer:
     def notice(self) -> None:
         """Look often from now on: a record was inserted, and is going to be committed."""
         self._produced_at = time.monotonic()
-        if self._hurries and self._thread is not None:
+        if self._hurries and self._thread.is_started:
             return
         with self._changed:
             self._hurries = True
-            if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._run, name="txnstore-outbox", daemon=True)
-                self._thread.start()
+            if not self._thread.is_started and not self._closing:
+                self._thread.start(self._run)
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -60,11 +59,7 @@ class BackgroundSequencer:
     def close(self, timeout_seconds: float) -> bool:
         """Move what is committed once more, let the thread end and wait for it; return whether it has ended."""
         self.stop()
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(max(0.0, timeout_seconds))
-        return not thread.is_alive()
+        return self._thread.close(timeout_seconds)
 
     def _run(self) -> None:
         poller: OutboxPoller | None = None

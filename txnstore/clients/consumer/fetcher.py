@@ -29,7 +29,7 @@ from txnstore.clients.consumer.reader import (
 )
 from txnstore.clients.consumer.subscription import FetchPosition, Subscription, Wanted
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.clients.worker import Duties
+from txnstore.clients.worker import BackgroundThread, Duties
 from txnstore.db.backend import EVERYTHING, NOTHING, Subjects, Waiter
 from txnstore.db.store import Store
 from txnstore.deadline import Condition, Deadline
@@ -141,7 +141,7 @@ class Fetcher:
                 self._first.held_back_since = time.monotonic()
 
     def start(self) -> None:
-        """StartPosition the threads that do not run yet and have something to read, or wake them."""
+        """Start the threads that do not run yet and have something to read, or wake them."""
         if not self.connection.is_alone:
             self._add_threads()
         for thread in self._threads():
@@ -183,7 +183,6 @@ class FetchThread:
         """
         is_first = database_id is None
         self._fetcher = fetcher
-        self._name = fetcher.name if is_first else f"{fetcher.name}-{database_id}"
         self._takes_unlocated = is_first
         self._arrived = fetcher.arrived
         self._wanted = fetcher.wanted
@@ -197,7 +196,7 @@ class FetchThread:
         self._news_due_at = math.inf
         self._look_again_seconds = fetcher.options.look_again_seconds
         self._held_until = math.inf
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(fetcher.name if is_first else f"{fetcher.name}-{database_id}")
         self._closing = False
         self._is_listening = False
         self._waiter: Waiter | None = None
@@ -216,11 +215,10 @@ class FetchThread:
         return self._reader.database_id
 
     def start(self) -> None:
-        """StartPosition the thread if it does not run yet, or wake it."""
+        """Start the thread if it does not run yet, or wake it."""
         with self._wanted:
-            if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if not self._thread.is_started and not self._closing:
+                self._thread.start(self._run)
             self._wanted.notify_all()
             if self._is_listening and self._has_fresh_work():
                 self._wake()
@@ -242,11 +240,7 @@ class FetchThread:
         One that waits for the database ends when that answers or gives up.
         """
         self.stop()
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(max(0, timeout_seconds))
-        return not thread.is_alive()
+        return self._thread.close(timeout_seconds)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from txnstore.clients.membership.protocol import MemberProtocol, MemberRequest
 from txnstore.clients.membership.requests import GroupRequests, SubscribedTopics
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import error_message
-from txnstore.clients.worker import Worker
+from txnstore.clients.worker import BackgroundThread, Worker
 from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
 from txnstore.groups.group import MemberAnswer
 from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
@@ -101,8 +101,7 @@ class ConsumerMember:
         self._options = options
         self._on_error = on_error
         self._logger = logger
-        self._name = name
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(name)
         self._is_closing = False
         self._stage = MemberStage.OUT
         self._topics: tuple[str, ...] = ()
@@ -185,9 +184,8 @@ class ConsumerMember:
                 self._join_again()
             elif self._stage is not MemberStage.LEAVING:
                 self._enter()
-            if self._thread is None and not self._is_closing:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if not self._is_closing:
+                self._thread.start(self._run)
 
     def unsubscribe(self) -> None:
         """Give everything back at the next poll(), then leave."""
@@ -290,11 +288,7 @@ class ConsumerMember:
     def close(self, timeout_seconds: float) -> bool:
         """Let the thread end, and wait for it; return whether it has ended."""
         self.stop()
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(max(0, timeout_seconds))
-        return not thread.is_alive()
+        return self._thread.close(timeout_seconds)
 
     def _run(self) -> None:
         while True:

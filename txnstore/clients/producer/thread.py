@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 from txnstore.backoff import Backoff
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.overdue_help import end_overdue
-from txnstore.clients.worker import Worker
+from txnstore.clients.worker import BackgroundThread, Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.deadline import Condition, Deadline, new_future, result_within
 from txnstore.errors import StoreUnavailable, TxnStoreError
@@ -208,8 +208,7 @@ class SenderThread:
         self.timed_work: list[TimedWork] = []
         """What becomes due by itself; the first that is due goes first."""
 
-        self._name = name
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(name)
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._is_stopping = False
         self._is_working = False
@@ -227,15 +226,14 @@ class SenderThread:
     @property
     def is_new(self) -> bool:
         """Whether it has never been started."""
-        return self._thread is None
+        return not self._thread.is_started
 
     def start(self) -> None:
         """Start if it does not run."""
-        if self._thread is None:
+        if not self._thread.is_started:
             with self.alarm.lock:
-                if self._thread is None and not self._is_stopping:
-                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread.start()
+                if not self._is_stopping:
+                    self._thread.start(self._run)
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:
         """Run `job` after what is done now.
@@ -296,16 +294,12 @@ class SenderThread:
         with self.alarm.lock:
             self._is_stopping = True
             self.alarm.ring()
-            thread = self._thread
         deadline = Deadline(timeout_seconds)
         try:
-            if thread is None or thread is threading.current_thread():
-                return thread is None
-            thread.join(max(0.0, timeout_seconds))
+            return self._thread.close(timeout_seconds)
         finally:
             for helper in self._helpers:
                 helper.close(deadline.left_seconds())
-        return not thread.is_alive()
 
     def report_fatal(self, error: KafkaError) -> None:
         """Tell the application that the producer is finished."""
@@ -365,7 +359,7 @@ class SenderThread:
 
     def new_helper(self, name: str) -> Worker:
         """Return a thread for one thing that must not keep this one waiting; it ends with it."""
-        helper = Worker(f"{self._name}-{name}")
+        helper = Worker(f"{self._thread.name}-{name}")
         self._helpers.append(helper)
         return helper
 
@@ -383,8 +377,8 @@ class SenderThread:
             except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
                 _log.exception(
                     "%s failed; it goes on",
-                    self._name,
-                    extra={"event": "background_work_failed", "client": self._name},
+                    self._thread.name,
+                    extra={"event": "background_work_failed", "client": self._thread.name},
                 )
                 self.backoff.back_off()
             del work
