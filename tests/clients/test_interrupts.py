@@ -137,7 +137,7 @@ PROGRAM = """
     import sys
     from txnstore import Consumer, Producer, TopicPartition
 
-    url, = sys.argv[1:]
+    url, patience_seconds = sys.argv[1:]
     plain = Producer({"bootstrap.servers": url, "linger.ms": 0})
     transactional = Producer({"bootstrap.servers": url, "linger.ms": 0, "transactional.id": "x"})
     consumer = Consumer({"bootstrap.servers": url, "group.id": "g", "auto.offset.reset": "earliest"})
@@ -155,7 +155,7 @@ PROGRAM = """
     transactional.produce("t", b"v")
     consumer.commit()
     try:
-        transactional.commit_transaction(1)
+        transactional.commit_transaction(float(patience_seconds))
     except Exception as error:
         print(error.args[0].name(), flush=True)
     else:
@@ -183,7 +183,7 @@ def test_a_program_ends_at_once_whatever_its_clients_are_doing(url, hang, end, h
     program = textwrap.dedent(PROGRAM) + ENDS[end]
     before = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-X", "dev", "-c", program, address],
+        [sys.executable, "-X", "dev", "-c", program, address, str(1 if hangs else PATIENCE_SECONDS)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
