@@ -159,6 +159,7 @@ def test_transactions_are_listed_described_and_aborted_wherever_they_are_coordin
         assert each.coordinator_id == producers[each.transactional_id][0]
         assert (each.client_process_id, each.is_hanging) == (os.getpid(), False)
         assert each.freed_by == f"txnstore transactions abort {each.transactional_id}"
+    assert admin.list_pending_offsets().result(PATIENCE_SECONDS) == []
     # Any of its partitions will do to abort the whole.
     states = admin.describe_producers([partitions[1]])[partitions[1]].result(PATIENCE_SECONDS).active_producers
     for state in states:

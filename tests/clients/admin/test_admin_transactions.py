@@ -282,6 +282,27 @@ def test_a_known_transaction_is_aborted_as_a_whole(admin, log):
     assert_sound(log.store, at_rest=True)
 
 
+def test_what_an_open_transaction_holds_of_a_groups_offsets_is_listed_with_what_ends_it(admin, log, clock):
+    transaction = log.transaction(timeout_ms=FIFTEEN_MINUTES_MS)
+    sent_ms = clock.now_ms()
+    transaction.send_offset("g", "t", 1, 7)
+    clock.advance(1_000)
+    (held,) = result(admin.list_pending_offsets())
+    assert (held.group_id, held.topic_partition, held.topic_partition.offset) == ("g", T1, 7)
+    assert (held.transactional_id, held.state) == (transaction.transactional_id, TransactionState.ONGOING)
+    assert (held.producer_id, held.producer_epoch) == (transaction.identity.producer_id, transaction.identity.epoch)
+    assert (held.last_timestamp, held.open_for_ms) == (sent_ms, 1_000)
+    assert (held.transaction_start_time_ms, held.transaction_timeout_ms) == (sent_ms, FIFTEEN_MINUTES_MS)
+    assert held.freed_by == f"txnstore transactions abort {transaction.transactional_id}"
+    assert result(admin.list_pending_offsets([T1])) == [held]
+    assert result(admin.list_pending_offsets([T0])) == []
+    assert error_of(admin.list_pending_offsets([TopicPartition("t", 9)])) == KafkaError.UNKNOWN_TOPIC_OR_PART
+    # It has no record anywhere.
+    assert result(admin.list_open_transactions()) == []
+    transaction.end(commit=True)
+    assert result(admin.list_pending_offsets()) == []
+
+
 def test_an_abort_that_was_decided_is_completed(admin, log, monkeypatch):
     transaction = begun(log)
     transaction.write("t", 1, b"y")

@@ -39,6 +39,7 @@ from txnstore.clients.admin.transactions import (
     HangingTransaction,
     OpenTransactionListing,
     PartitionProducerState,
+    PendingOffsetsListing,
     ProducerIdAndEpoch,
     TransactionDescription,
     TransactionListing,
@@ -618,6 +619,19 @@ class AdminClient:
         wanted = None if partitions is None else check_partitions(partitions)
         work = functools.partial(admin_transactions.find_open, partitions=wanted)
         return self._calls.once(self, "list_open_transactions", work, request_timeout)
+
+    def list_pending_offsets(
+        self, partitions: list[TopicPartition] | None = None, *, request_timeout: float | None = None
+    ) -> Future[list[PendingOffsetsListing]]:
+        """Return what open transactions hold of groups' offsets in these partitions, or in any, by group.
+
+        It is what keeps a group's consumers waiting where no record does: `list_open_transactions()` tells of those.
+        The future fails with UNKNOWN_TOPIC_OR_PART.
+        """
+        self._check_call(request_timeout)
+        wanted = None if partitions is None else check_partitions(partitions)
+        work = functools.partial(admin_transactions.find_pending_offsets, partitions=wanted)
+        return self._calls.once(self, "list_pending_offsets", work, request_timeout)
 
     # --- what is not supported: every future fails with `_UNSUPPORTED_FEATURE` ----------------------------------------
 

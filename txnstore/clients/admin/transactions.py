@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection
 
@@ -179,6 +179,41 @@ class OpenTransactionListing:
         return AbortTransactionSpec(
             self.topic_partition, self.producer_id, self.producer_epoch, self.coordinator_epoch or 0
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOffsetsListing:
+    """An offset that an open transaction has sent for a group, from `list_pending_offsets()`.
+
+    Until it ends, consumers of the group that ask for the partition's committed offset wait.
+    """
+
+    group_id: str
+    topic_partition: TopicPartition
+    """With the offset that the group has committed if the transaction commits."""
+
+    transactional_id: str | None
+    """None: no coordinator lists the group, as far as one could be asked."""
+
+    state: TransactionState | None
+    client_id: str | None
+    """The `client.id` of the producer's process, as it says itself; None, as the next two: not told."""
+
+    client_host: str | None
+    client_process_id: int | None
+    open_for_ms: int
+    """By the store's clock; if no coordinator lists it, since it sent the offset."""
+
+    transaction_timeout_ms: int | None
+    transaction_start_time_ms: int | None
+    last_timestamp: int
+    """When the offset was sent."""
+
+    coordinator_id: int
+    producer_id: int
+    producer_epoch: int
+    freed_by: str
+    """The command that ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,12 +443,6 @@ def find_open(
     """Return the transactions that are open."""
     from txnstore.transactions.open_transactions import each_open
 
-    ids = None
-    if partitions is not None:
-        ids = cluster.controller.read(
-            lambda connection: [partition_id_of(connection, partition) for partition in partitions],
-            retry_timeout_ms=call.retry_ms(cluster.controller),
-        )
     return [
         OpenTransactionListing(
             public_partition(found.partition),
@@ -437,8 +466,45 @@ def find_open(
             found.is_hanging,
             found.freed_by,
         )
-        for found in each_open(cluster, ids)
+        for found in each_open(cluster, _ids_of(cluster, call, partitions))
     ]
+
+
+def find_pending_offsets(
+    cluster: Cluster, call: Call[str, list[PendingOffsetsListing]], *, partitions: list[TopicPartition] | None
+) -> list[PendingOffsetsListing]:
+    """Return the offsets of groups that open transactions hold."""
+    from txnstore.transactions.open_transactions import each_held
+
+    return [
+        PendingOffsetsListing(
+            found.group_id,
+            TopicPartition(found.partition.topic, found.partition.partition, found.pending_offset),
+            found.transactional_id,
+            found.state,
+            None if found.client is None else found.client.client_id,
+            None if found.client is None else found.client.host,
+            None if found.client is None else found.client.process_id,
+            found.age_ms,
+            found.timeout_ms,
+            found.started_ms,
+            found.sent_ms,
+            broker_id_of(found.coordinator_database_id),
+            found.producer_id,
+            found.producer_epoch,
+            found.freed_by,
+        )
+        for found in each_held(cluster, _ids_of(cluster, call, partitions))
+    ]
+
+
+def _ids_of(cluster: Cluster, call: Call[str, Any], partitions: list[TopicPartition] | None) -> list[int] | None:
+    if partitions is None:
+        return None
+    return cluster.controller.read(
+        lambda connection: [partition_id_of(connection, partition) for partition in partitions],
+        retry_timeout_ms=call.retry_ms(cluster.controller),
+    )
 
 
 def _producer_state(state: ProducerInPartition) -> ProducerState:
