@@ -11,7 +11,8 @@ from concurrent.futures import CancelledError, wait
 import pytest
 
 from tests.clients.consumer.log_writer import eventually
-from txnstore.clients.worker import BackgroundThread, Worker
+from txnstore.background_thread import BackgroundThread
+from txnstore.clients.worker import Worker
 
 #: A bound for waiting on threads; nothing takes so long unless it is broken.
 PATIENCE_SECONDS = 30

@@ -16,6 +16,7 @@ from tests.db.waiting_readers import (
     SHORT_MS,
     WAKE_LIMIT_SECONDS,
     Orders,
+    append_to,
     is_woken,
     observer,
     orders,
@@ -108,6 +109,29 @@ def test_a_notification_that_was_sent_on_a_connection_that_had_broken_is_sent_ag
     assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
 
 
+def test_a_commit_stands_and_its_hint_is_lost_where_no_thread_can_be_started(
+    postgresql, observer, txnstore_postgresql_url, txnstore_open, monkeypatch
+):
+    def start(_thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    def add():
+        append_to(store, postgresql.partition_id)
+
+    listen(observer, postgresql.store)
+    store = txnstore_open(txnstore_postgresql_url)
+    with monkeypatch.context() as ending:
+        ending.setattr(threading.Thread, "start", start)
+        add()
+    assert postgresql.next_offset() == 1
+    # It was remembered, and a thread that can be started tells of it.
+    add()
+    assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+    with monkeypatch.context() as ending:
+        ending.setattr(threading.Thread, "start", start)
+        store.close()
+
+
 def test_without_a_connection_to_listen_on_a_reader_looks_again_and_again(proxied, proxy, monkeypatch):
     proxy.refuse_connections()
     with closing(proxied.store.waiter()) as waiter:
@@ -142,14 +166,14 @@ def test_hints_go_on_after_the_server_was_away(proxied, proxy):
     with closing(proxied.store.waiter()) as waiter:
         proxied.add()
         assert is_woken(waiter)
-        announcing = proxied.store._announcer._thread
+        announcing = proxied.store._announcer._thread._thread
         proxy.refuse_connections()
         proxy.cut_connections()
         proxied.store.announce()
         until(lambda: not proxied.store._announcer._due.is_set())
         proxy.accept_connections()
         until(lambda: woken_by_a_new_commit(proxied, waiter))
-        assert proxied.store._announcer._thread is announcing
+        assert proxied.store._announcer._thread._thread is announcing
         assert announcing.is_alive()
 
 

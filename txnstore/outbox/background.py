@@ -11,9 +11,9 @@ import logging
 import time
 from typing import Final
 
+from txnstore.background_thread import BackgroundThread
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.worker import BackgroundThread
 from txnstore.deadline import Condition
 from txnstore.errors import PermissionDenied, StoreClosed, TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
+from txnstore.background_thread import BackgroundThread
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
@@ -29,7 +30,7 @@ from txnstore.clients.consumer.reader import (
 )
 from txnstore.clients.consumer.subscription import FetchPosition, Subscription, Wanted
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.clients.worker import BackgroundThread, Duties
+from txnstore.clients.worker import Duties
 from txnstore.db.backend import EVERYTHING, NOTHING, Subjects, Waiter
 from txnstore.db.store import Store
 from txnstore.deadline import Condition, Deadline

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Condition
 from typing import Final
 
+from txnstore.background_thread import BackgroundThread
 from txnstore.backoff import Backoff
 from txnstore.clients.callbacks import EventQueue
 from txnstore.clients.consumer.arguments import ConsumerOptions
@@ -35,7 +36,7 @@ from txnstore.clients.membership.protocol import MemberProtocol, MemberRequest
 from txnstore.clients.membership.requests import GroupRequests, SubscribedTopics
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import error_message
-from txnstore.clients.worker import BackgroundThread, Worker
+from txnstore.clients.worker import Worker
 from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
 from txnstore.groups.group import MemberAnswer
 from txnstore.model import NO_GENERATION, GroupMembership, PartitionName

@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from txnstore.background_thread import BackgroundThread
 from txnstore.backoff import Backoff
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.overdue_help import end_overdue
-from txnstore.clients.worker import BackgroundThread, Worker
+from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.deadline import Condition, Deadline, new_future, result_within
 from txnstore.errors import StoreUnavailable, TxnStoreError

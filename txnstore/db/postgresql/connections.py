@@ -35,6 +35,7 @@ from psycopg import generators, pq, sql
 from psycopg.adapt import Transformer
 from sqlalchemy import Dialect
 
+from txnstore.background_thread import BackgroundThread
 from txnstore.db.backend import POLL_FIRST_MS, SUBJECT_BUCKETS, Limits, Subjects
 from txnstore.db.statements import HotStatement
 from txnstore.db.wake_signal import WakeSignal
@@ -433,7 +434,7 @@ class NotifyAnnouncer:
         self._due = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread("txnstore-announcer")
 
     def announce(self, subjects: Subjects) -> None:
         """Say that something was committed; announcements that meet before they are sent become one."""
@@ -442,20 +443,18 @@ class NotifyAnnouncer:
             if self._is_free and time.monotonic() >= self._sends_again_at and self._sends_at_once():
                 return
         self._due.set()
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._closing.is_set():
-                    self._thread = threading.Thread(target=self._run, name="txnstore-announcer", daemon=True)
-                    self._thread.start()
+        if not self._thread.is_started:
+            # Where no thread can be started, as while the interpreter ends, only a hint is lost.
+            with self._lock, contextlib.suppress(RuntimeError):
+                if not self._closing.is_set():
+                    self._thread.start(self._run)
 
     def close(self, timeout_seconds: float) -> None:
         """Send what is due, then end the thread and its connection; one that takes longer ends by itself."""
-        self._closing.set()
-        self._due.set()
         with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join(timeout=timeout_seconds)
+            self._closing.set()
+        self._due.set()
+        self._thread.close(timeout_seconds)
 
     def _sends_at_once(self) -> bool:
         """Send what is to be told, without waiting for anything; False: it is for the thread. The lock is held."""
