@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from tests.log.compacted_log import CompactedLog, Transaction
 from tests.log.histories import Log
@@ -18,8 +18,9 @@ from txnstore.db.schema import record_batches
 from txnstore.db.store import Store
 from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.log import commit_order
+from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import decode
-from txnstore.log.commit_order import CommitPage, CommitPosition, fetch_in_commit_order
+from txnstore.log.commit_order import CommitPage, CommitPosition, CutTransaction, fetch_in_commit_order, first_cut
 from txnstore.log.deleting import advance_log_start
 from txnstore.model import ControlType
 from txnstore.testing.manual_clock import ManualClock
@@ -55,6 +56,20 @@ def read_all(
             return found
         assert page.next_position > position
         position = page.next_position
+
+
+def read_places(log: Log, places: range, **options: Any) -> list[tuple[int, bytes | None]]:
+    """Return all records at these places, from pages that end there."""
+    found: list[tuple[int, bytes | None]] = []
+    position = CommitPosition(places.start)
+    while position.place < places.stop:
+        page = page_of(log, position, end_places={log.id: places.stop}, **options)
+        assert all(placed.start.place < places.stop for placed in page.batches)
+        found += records_of(page)
+        assert page.next_position > position
+        position = page.next_position
+    # Of a batch outside transactions the rest comes along.
+    return [(offset, value) for offset, value in found if offset < places.stop]
 
 
 @pytest.fixture
@@ -159,6 +174,27 @@ def test_each_batch_comes_with_the_position_at_which_it_is_read_again(log: Log) 
         assert read_all(log, start) == [(offset, b"%d" % offset) for offset in (1, 2, 3, 4, 6)][number:]
 
 
+def test_what_does_not_come_because_a_part_of_it_is_deleted_can_be_asked_for(log: Log) -> None:
+    for name in ("A", "B", "C"):
+        log.write(name, name.encode())
+    log.plain(b"plain")
+    log.abort("A")  # 4
+    log.commit("B")
+    log.commit("C")  # 6
+
+    def cut(places: range, from_offset: int) -> CutTransaction | None:
+        def ask(connection: Connection) -> CutTransaction | None:
+            return first_cut(connection, read_bounds(connection, [log.id])[log.id], places, from_offset)
+
+        return log.store.read(ask)
+
+    assert cut(range(7), 0) is None
+    log.store.write(lambda connection: advance_log_start(connection, log.id, 3))
+    assert cut(range(7), 0) == cut(range(5, 6), 1) == CutTransaction(5, 1)
+    assert cut(range(6, 7), 0) == cut(range(7), 2) == CutTransaction(6, 2)
+    assert cut(range(5), 0) is cut(range(6), 2) is cut(range(7), 3) is None
+
+
 @pytest.mark.parametrize("place", [-1, 1, 5, 2**63 - 1])
 def test_a_place_outside_the_log_is_refused(log: Log, place: int) -> None:
     log.plain(b"0", b"1", b"2", b"3")
@@ -239,10 +275,11 @@ LONG = [("write", "A", 2), ("plain", 1), ("write", "B", 1), ("write", "A", 3)] *
     walk=st.integers(1, 4),
     walks=st.integers(1, 2),
     offsets=st.sampled_from([1, 2, 5, 50_000]),
+    width=st.integers(1, 30),
     options=st.sampled_from([{}, {"records_max": 1}, {"records_max": 4}, {"bytes_max": 1}]),
 )
-@example(steps=LONG, deleted=0, stretch=1, walk=1, walks=1, offsets=2, options={"records_max": 1})
-@example(steps=[*LONG, ("end", "B", True)], deleted=1, stretch=2, walk=2, walks=1, offsets=2, options={})
+@example(steps=LONG, deleted=0, stretch=1, walk=1, walks=1, offsets=2, width=3, options={"records_max": 1})
+@example(steps=[*LONG, ("end", "B", True)], deleted=1, stretch=2, walk=2, walks=1, offsets=2, width=9, options={})
 def test_every_record_comes_once_and_in_order_from_wherever_the_reader_begins(
     shared_store: Store,
     steps: list[tuple[Any, ...]],
@@ -251,6 +288,7 @@ def test_every_record_comes_once_and_in_order_from_wherever_the_reader_begins(
     walk: int,
     walks: int,
     offsets: int,
+    width: int,
     options: dict[str, int],
 ) -> None:
     log, model = Log(shared_store), Model()
@@ -276,8 +314,11 @@ def test_every_record_comes_once_and_in_order_from_wherever_the_reader_begins(
         expected = [(one.offset, one.value) for one in model.delivered]
         assert read_all(log, CommitPosition(model.log_start), **options) == expected
         for place in range(model.log_start, model.end_offset + 1):
+            start = max(model.log_start, place - width)
             behind = [(one.offset, one.value) for one in model.delivered if one.place >= place]
             assert read_all(log, CommitPosition(place), **options) == behind
+            between = [(one.offset, one.value) for one in model.delivered if start <= one.place < place]
+            assert start == place or read_places(log, range(start, place), **options) == between
         for placed in page_of(log, CommitPosition(model.log_start), **options).batches:
             # Who begins there again gets that batch first.
             again = page_of(log, placed.start, **options).batches[0]

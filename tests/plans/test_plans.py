@@ -39,7 +39,13 @@ from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.append import Append, append, find_appended
 from txnstore.log.bounds import offset_for_time, offset_of_max_timestamp, read_bounds
 from txnstore.log.codec import encode
-from txnstore.log.commit_order import STRETCH_BATCHES, CommitPosition, fetch_in_commit_order, last_commit_number
+from txnstore.log.commit_order import (
+    STRETCH_BATCHES,
+    CommitPosition,
+    fetch_in_commit_order,
+    first_cut,
+    last_commit_number,
+)
 from txnstore.log.fetch import PAGE_OFFSETS_MAX, Page, Room, fetch
 from txnstore.log.news import OFFSETS_MAX, read_news, read_news_in_commit_order
 from txnstore.log.outbox.rows import has_outbox_rows
@@ -94,6 +100,22 @@ def _page(of: Callable[[BigStore], int], position: int, isolation: IsolationLeve
 def _places(of: Callable[[BigStore], int], *position: int) -> _Call:
     """Read a page in commit order."""
     return _read(lambda big, connection: fetch_in_commit_order(connection, {of(big): CommitPosition(*position)}))
+
+
+def _places_between(of: Callable[[BigStore], int], places: range) -> _Call:
+    """Read a page that ends at a place."""
+
+    def work(big: BigStore, connection: Connection) -> None:
+        position, end_places = {of(big): CommitPosition(places.start)}, {of(big): places.stop}
+        page = fetch_in_commit_order(connection, position, end_places=end_places)[of(big)]
+        assert page.next_position == CommitPosition(places.stop)
+
+    return _read(work)
+
+
+def _cut(big: BigStore, connection: Connection) -> None:
+    bounds = read_bounds(connection, [big.transactions])[big.transactions]
+    assert first_cut(connection, bounds, range(50_000, 50_100), 0) is None
 
 
 def _last_commit(*position: int) -> _Call:
@@ -346,6 +368,8 @@ CALLS = [
     Call("places behind an open transaction", _places(_held_back, OPEN_OFFSET), **STRETCH),
     Call("places at the end", _places(_plain, 499_990), **STRETCH),
     Call("places within a transaction", _places(_transactions, 50_000, 49_500), **STRETCH),
+    Call("few places", _places_between(_plain, range(250_000, 250_020)), rows=200, instructions=5_000),
+    Call("what does not come at some places", _read(_cut), rows=200, instructions=5_000),
     Call("the commit behind a reader", _last_commit(50_000), rows=1_000, instructions=10_000),
     Call("news at the end", _news(lambda big: {big.plain: 499_998}), **PAGE),
     Call("news at the end of transactions", _news(lambda big: {big.transactions: 299_998}), **PAGE),

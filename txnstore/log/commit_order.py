@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, case, func, select
@@ -28,7 +29,7 @@ from txnstore.errors import OffsetOutOfRange
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import RecordBatch, decode
 from txnstore.log.fetch import PAGE_BATCHES_MAX, PAGE_BYTES_MAX, PAGE_OFFSETS_MAX, PAGE_RECORDS_MAX, Room, fitting
-from txnstore.model import ControlType
+from txnstore.model import OFFSET_MAX, ControlType
 
 #: How many stored batches a page looks at ahead of its place, and behind it for the beginnings of transactions.
 STRETCH_BATCHES: Final = 2_000
@@ -93,6 +94,13 @@ _AHEAD: Final = HotStatement(
     .limit(1)
     .offset(bindparam("batches"))
 )
+#: The batch in which an offset lies, or the one behind it.
+_AT: Final = HotStatement(
+    select(record_batches.c.base_offset, record_batches.c.last_offset)
+    .where(_OF_PARTITION, record_batches.c.last_offset >= bindparam("from_offset"))
+    .order_by(record_batches.c.last_offset)
+    .limit(1)
+)
 _BEHIND: Final = HotStatement(
     select(record_batches.c.base_offset)
     .where(_OF_PARTITION, record_batches.c.last_offset < bindparam("before_offset"))
@@ -120,6 +128,19 @@ _FIRST_COMMITTED: Final = select(func.min(finished_transactions.c.first_offset))
     finished_transactions.c.partition_id == bindparam("of_partition_id"),
     finished_transactions.c.marker_offset >= bindparam("from_place"),
     finished_transactions.c.outcome == int(ControlType.COMMIT),
+)
+_FIRST_CUT: Final = (
+    select(finished_transactions.c.marker_offset, finished_transactions.c.first_offset)
+    .where(
+        finished_transactions.c.partition_id == bindparam("of_partition_id"),
+        finished_transactions.c.marker_offset >= bindparam("from_place"),
+        finished_transactions.c.marker_offset < bindparam("end_place"),
+        finished_transactions.c.outcome == int(ControlType.COMMIT),
+        finished_transactions.c.first_offset >= bindparam("from_offset"),
+        finished_transactions.c.first_offset < bindparam("log_start_offset"),
+    )
+    .order_by(finished_transactions.c.marker_offset)
+    .limit(1)
 )
 _TRANSACTION: Final = HotStatement(
     select(
@@ -234,6 +255,30 @@ def first_unread_offset(connection: Connection, partition_id: int, place: int) -
     return place if first is None else min(place, first)
 
 
+@dataclass(frozen=True, slots=True)
+class CutTransaction:
+    """A committed transaction that does not come: a part of it lies below the log start."""
+
+    place: int
+    first_offset: int
+
+
+def first_cut(connection: Connection, bounds: Bounds, places: range, from_offset: int) -> CutTransaction | None:
+    """Return the first transaction that does not come at these places, of those that begin at `from_offset` or later.
+
+    None if all of them come.
+    """
+    of = {
+        "of_partition_id": bounds.partition_id,
+        "from_place": places.start,
+        "end_place": places.stop,
+        "from_offset": from_offset,
+        "log_start_offset": bounds.log_start_offset,
+    }
+    row = connection.execute(_FIRST_CUT, of).one_or_none()
+    return None if row is None else CutTransaction(row.marker_offset, row.first_offset)
+
+
 def as_begun(connection: Connection, partition_id: int, position: CommitPosition) -> CommitPosition:
     """Return the same position, at the beginning of its place unless a part of a transaction there is behind it.
 
@@ -253,11 +298,13 @@ def fetch_in_commit_order(
     *,
     records_max: int = PAGE_RECORDS_MAX,
     bytes_max: int = PAGE_BYTES_MAX,
+    end_places: Mapping[int, int] = MappingProxyType({}),
     asks_outbox: bool = False,
 ) -> dict[int, CommitPage]:
     """Return a page of each partition from its position on, all of one snapshot; the limits are those of `fetch`.
 
-    A page may be empty although there is more to read, if its next position has moved.
+    A page may be empty although there is more to read, if its next position has moved.  It has nothing at or behind
+    the partition's place in `end_places`, if it is there, but for the rest of a batch outside transactions.
 
     Raises:
         UnknownTopicOrPartition: a partition is not in this database.
@@ -276,7 +323,7 @@ def fetch_in_commit_order(
             )
         page = CommitPage(bounds, (), position)
         if room.records > 0 and room.size_bytes > 0:
-            page = _Reading(connection, bounds, room).page(position)
+            page = _Reading(connection, bounds, room).page(position, end_places.get(partition_id, OFFSET_MAX))
         room = Room(
             room.records - sum(placed.batch.record_count for placed in page.batches),
             room.size_bytes - sum(placed.batch.size_bytes for placed in page.batches),
@@ -296,17 +343,17 @@ class _Reading:
         self._batches_max = min(PAGE_BATCHES_MAX, room.records)
         self._of = {"of_partition_id": bounds.partition_id, "log_start_offset": bounds.log_start_offset}
 
-    def page(self, position: CommitPosition) -> CommitPage:
-        """Return the page that begins at this position."""
+    def page(self, position: CommitPosition, end_place: int) -> CommitPage:
+        """Return the page that begins at this position and ends at the place, or behind the batch in which it lies."""
         if position.offset_in_transaction > 0:
             transaction = self._transaction(position.place)
             if transaction is not None and self._is_wanted(transaction, position.offset_in_transaction):
                 return self._walk(transaction, position.offset_in_transaction)
             position = CommitPosition(position.place)
-        place, end_offset = position.place, self._bounds.high_watermark
+        place, end_offset = position.place, min(end_place, self._bounds.high_watermark)
         if place >= end_offset:
             return self._empty(place)
-        end_offset = self._stretch_end(place, end_offset)
+        end_offset = self._stretch_end(place, self._whole_batch(end_offset))
         from_offset, long_one = place, None
         begun_before = _BEGUN_BEFORE.rows(self._connection, {**self._of, "from_place": place, "end_offset": end_offset})
         if begun_before:
@@ -340,6 +387,13 @@ class _Reading:
         long_one = next((row.marker_offset for row in begun_before if row.first_offset < farthest), None)
         short = [row.first_offset for row in begun_before if long_one is None or row.marker_offset < long_one]
         return min(short, default=place), long_one
+
+    def _whole_batch(self, end_offset: int) -> int:
+        """Return the same offset, or the end of the batch within which it lies."""
+        if end_offset == self._bounds.high_watermark:
+            return end_offset
+        batch = _AT.row(self._connection, {**self._of, "from_offset": end_offset})
+        return batch.last_offset + 1 if batch is not None and batch.base_offset < end_offset else end_offset
 
     def _stretch_end(self, place: int, end_offset: int) -> int:
         """Return where the stretch ends that begins at a place: few batches, and no more offsets than they hold."""
