@@ -38,8 +38,8 @@ class Log:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        name = uuid.uuid4().hex
-        topic = store.write(lambda connection: create_topic(connection, name, partition_count=3))
+        self.name = uuid.uuid4().hex
+        topic = store.write(lambda connection: create_topic(connection, self.name, partition_count=3))
         self.partition_ids = topic.partition_ids
         self.id = topic.partition_ids[0]
         self.producers = {name: ProducerIdentity(store.write(allocate_producer_id), 0) for name in "ABC"}

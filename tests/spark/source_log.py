@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from txnstore import Consumer, Message, TopicPartition
+from tests.clients.steps import PATIENCE_SECONDS
+from txnstore import Consumer, KafkaError, Message, TopicPartition
 from txnstore.db.store import Store
 from txnstore.log.append import Append, Marker, append, write_markers
 from txnstore.log.bounds import read_bounds
@@ -78,15 +79,20 @@ class SourceLog:
         self.store.write(lambda connection: append(connection, [item], coordinated=True))
 
 
-def consume_all(url: str, topic: str, *partitions: int) -> list[Message]:
+def consume_all(url: str, topic: str, *partitions: int, order: str = "offset") -> list[Message]:
     """Return what the plain consumer gets of these partitions, up to their ends."""
     messages: list[Message] = []
-    with Consumer(
-        {"bootstrap.servers": url, "group.id": "oracle", "enable.partition.eof": True, "fetch.wait.max.ms": 0}
-    ) as consumer:
+    settings = {"group.id": "oracle", "enable.auto.commit": False, "enable.partition.eof": True}
+    with Consumer({"bootstrap.servers": url, "txnstore.delivery.order": order, **settings}) as consumer:
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-        for _ in range(100):
-            messages += consumer.consume(1_000, 5)
-            if sum(message.error() is not None for message in messages) == len(partitions):
-                return [message for message in messages if message.error() is None]
-    raise AssertionError("the consumer came to no end")
+        ends = 0
+        while ends < len(partitions):
+            message = consumer.poll(PATIENCE_SECONDS)
+            assert message is not None, "the consumer came to no end"
+            error = message.error()
+            if error is None:
+                messages.append(message)
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                ends += 1
+    return messages

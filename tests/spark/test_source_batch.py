@@ -11,6 +11,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 from sqlalchemy import event
 
 from tests.spark.source_log import SourceLog, consume_all
+from tests.spark.source_queries import reader, rows_of, url_of, values_of
 from txnstore.errors import InvalidConfiguration, OffsetOutOfRange, SchemaOutdated
 from txnstore.log.columns import Codec
 from txnstore.model import ControlType, IsolationLevel, Record
@@ -25,27 +26,6 @@ from txnstore.spark.stores import store_at
 @pytest.fixture
 def log(store):
     return SourceLog(store)
-
-
-def url_of(log):
-    return log.store.url.url.render_as_string(hide_password=False)
-
-
-def reader(log, **given):
-    options = {"url": url_of(log), "subscribe": log.name}
-    options |= {name.replace("__", "."): value for name, value in given.items()}
-    options = {name: value for name, value in options.items() if value is not None}
-    read = read_source_options(options, streaming=False)
-    return TxnStoreReader(read, source_schema(include_headers=read.include_headers))
-
-
-def rows_of(reader, partitions=None):
-    parts = reader.partitions() if partitions is None else partitions
-    return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
-
-
-def values_of(reader, partitions=None):
-    return [row["value"] for row in rows_of(reader, partitions)]
 
 
 actions = st.lists(

@@ -77,7 +77,7 @@ def one_by_one(stored, start, end):
 
 
 def read(stored, start=0, end=2**62, schema=SCHEMA):
-    found = list(ArrowReader(schema, PARTITION).read(stored, start, end))
+    found = list(ArrowReader(schema, PARTITION).read((batch, range(start, end)) for batch in stored))
     for batch in found:
         batch.validate(full=True)
         assert batch.schema == to_arrow_schema(schema, timezone="UTC")
@@ -190,7 +190,7 @@ def test_a_damaged_batch_is_an_error_that_says_where(column):
 def test_a_time_that_spark_cannot_hold_is_null():
     for count in (1, 100):
         content = [Record(b"", timestamp_ms=TIMESTAMP_MS_MAX), Record(b"", timestamp_ms=TIMESTAMP_MS_MAX + 1)] * count
-        (batch,) = ArrowReader(SCHEMA, PARTITION).read([stored_batch(content, 0)], 0, 1_000)
+        (batch,) = ArrowReader(SCHEMA, PARTITION).read([(stored_batch(content, 0), range(1_000))])
         assert batch.column("timestamp").is_null().to_pylist() == [False, True] * count
 
 
@@ -198,6 +198,6 @@ def test_many_small_batches_make_few_of_arrow(monkeypatch):
     monkeypatch.setattr(source_batches, "GATHERED_MAX", 50)
     stored = [stored_batch([Record(b"x")], offset) for offset in range(120)]
     stored.append(stored_batch([Record(b"y")] * 100, 120))
-    found = list(ArrowReader(SCHEMA, PARTITION).read(stored, 10, 200))
+    found = list(ArrowReader(SCHEMA, PARTITION).read((batch, range(10, 200)) for batch in stored))
     assert [batch.num_rows for batch in found] == [50, 50, 10, 80]
     assert [offset for batch in found for offset in batch.column("offset").to_pylist()] == list(range(10, 200))

@@ -31,7 +31,8 @@ def options(*, streaming=False, **given):
 def test_the_defaults_are_those_of_sparks_kafka_source_but_for_isolation():
     batch, stream = options(), options(streaming=True)
     assert (batch.start, batch.end, stream.start) == (Edge.EARLIEST, Edge.LATEST, Edge.LATEST)
-    assert stream.isolation is IsolationLevel.READ_COMMITTED
+    assert stream.isolation is stream.bounding_isolation is IsolationLevel.READ_COMMITTED
+    assert not stream.in_commit_order
     assert stream.fail_on_data_loss
     assert not stream.include_headers
     assert stream.max_offsets_per_trigger is stream.min_partitions is stream.group_id is None
@@ -50,6 +51,16 @@ def test_kafka_keys_come_with_or_without_their_prefix():
     assert options(kafka__group__id="g").group_id == options(group__id="g").group_id == "g"
     read = options(kafka__isolation__level="read_uncommitted")
     assert read.isolation is IsolationLevel.READ_UNCOMMITTED
+
+
+def test_the_order_comes_in_any_spelling_and_for_batches_and_streams():
+    for name, order in (("txnstore__delivery__order", "commit"), ("KAFKA__TXNSTORE__DELIVERY__ORDER", " Commit ")):
+        for streaming in (True, False):
+            read = options(streaming=streaming, isolation__level="read_committed", **{name: order})
+            assert read.in_commit_order
+            # What is open holds it back in no partition.
+            assert read.bounding_isolation is IsolationLevel.READ_UNCOMMITTED
+    assert not options(txnstore__delivery__order="offset").in_commit_order
 
 
 def test_the_password_may_come_by_itself_and_shows_nowhere():
@@ -86,6 +97,8 @@ def test_where_a_read_begins(given, streaming, start):
     assert options(streaming=streaming, **given).start == start
 
 
+NO_PLACE = "order=commit requires isolation.level=read_committed: what is not committed has no place in that order"
+NO_GROUP = "kafka.group.id and startingOffsets=group do not go with txnstore.delivery.order=commit"
 REFUSED = [
     ({"subscribe": None}, False, "one of the options subscribe, subscribePattern, assign"),
     ({"assign": '{"t": [0]}'}, False, "subscribe and assign are given together"),
@@ -129,7 +142,17 @@ REFUSED = [
     ({"kafka__nonsense": "x"}, True, "there is no option 'kafka.nonsense'"),
     ({"topic": "t"}, False, "topic is an option of the sink"),
     ({"kafka__auto__offset__reset": "earliest"}, True, "kafka.auto.offset.reset cannot be given: say where"),
-    ({"txnstore__delivery__order": "commit"}, True, "txnstore.delivery.order cannot be given: a query reads in offset"),
+    (
+        {"txnstore__delivery__atomic": "true"},
+        True,
+        "delivery.atomic cannot be given: it is for consumers; with",
+    ),
+    ({"txnstore__delivery__order": "time"}, True, "txnstore.delivery.order is offset or commit, not 'time'"),
+    ({"txnstore__delivery_order": "commit"}, True, "did you mean 'txnstore.delivery.order'"),
+    ({"txnstore__delivery__order": "commit", "isolation__level": "read_uncommitted"}, False, NO_PLACE),
+    ({"txnstore__delivery__order": "commit", "maxRecordsPerPartition": "9"}, True, "; minPartitions splits between"),
+    ({"txnstore__delivery__order": "commit", "group__id": "g"}, True, NO_GROUP),
+    ({"txnstore__delivery__order": "commit", "startingOffsets": "group"}, False, NO_GROUP),
     ({"kafka__group__id": "a", "group__id": "b"}, True, "group.id and kafka.group.id are names of the same option"),
 ]
 

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import uuid
+from random import Random
 
 import pytest
 from pyspark.errors import PySparkException
 
 from tests.databases import on_sqlite_alone
+from tests.log.histories import Log
 from tests.spark.source_log import SourceLog, consume_all
-from txnstore.model import Record
+from txnstore.model import ControlType, Record
 
 pytestmark = pytest.mark.slow
 
@@ -227,3 +229,39 @@ def test_a_driver_that_is_killed_in_its_first_batch_loses_nothing(
         log.plain(0, b"a")
         log.plain(1, b"b")
         assert stream_to_end(spark, log, checkpoint) == [(0, []), (1, [(0, 1, "a"), (1, 0, "b")])]
+
+
+COMMIT_ORDER = {"txnstore__delivery__order": "commit", "minPartitions": "3"}
+
+
+def test_in_commit_order_it_reads_what_the_consumer_reads_and_once(spark, store, tmp_path):
+    """Restarts too, of a query that died with its batch: of places at a time, with transactions that are open then."""
+    log, random = Log(store), Random(7)
+    checkpoint, options = tmp_path / "checkpoint", {**COMMIT_ORDER, "startingOffsets": "earliest"}
+    found = []
+    for round_ in range(3):
+        for number in range(60):
+            value = b"%d-%d" % (round_, number)
+            match random.randrange(6):
+                case 0:
+                    log.plain(value, b"and")
+                case 1:
+                    log.end(random.choice("AB"), random.choice([ControlType.COMMIT, ControlType.ABORT]))
+                case _:
+                    log.write(random.choice("ABC"), value)
+        batches = stream_to_end(spark, log, checkpoint, **options, maxOffsetsPerTrigger="25")
+        found += [row for _, rows in batches for row in rows]
+        # As a kill before the last batch's end leaves it.
+        last, rows = batches[-1]
+        for file in (checkpoint / "commits").glob(f"*{last}*"):
+            file.unlink()
+        del found[len(found) - len(rows) :]
+    found += [row for _, rows in stream_to_end(spark, log, checkpoint, **options) for row in rows]
+    messages = consume_all(address_of(log), log.name, 0, order="commit")
+    expected = [(message.offset(), (message.value() or b"").decode()) for message in messages]
+    assert expected != sorted(expected)
+    assert [(offset, value) for _, offset, value in found] == expected
+    rows = with_options(spark.read, log, **COMMIT_ORDER).load().selectExpr("offset", "cast(value as string)").collect()
+    assert list(map(tuple, rows)) == expected
+    with pytest.raises(PySparkException, match=r"offsets in commit order.*txnstore\.delivery\.order=commit"):
+        stream_to_end(spark, log, checkpoint)

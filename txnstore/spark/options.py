@@ -72,6 +72,7 @@ _OPTIONS: Final = (
     Option("maxRecordsPerPartition", Side.SOURCE),
     Option("failOnDataLoss", Side.SOURCE),
     Option("isolation.level", Side.SOURCE),
+    Option("txnstore.delivery.order", Side.SOURCE),
     Option("group.id", Side.SOURCE),
     Option("topic", Side.SINK),
     Option("transactional.id", Side.SINK),
@@ -93,8 +94,12 @@ _OPTIONS: Final = (
     Option("fetchOffset.retryIntervalMs", Side.SOURCE, ignored=True),
     Option("auto.offset.reset", Side.SOURCE, refused="say where to begin with startingOffsets"),
     Option("enable.auto.commit", Side.SOURCE, refused="a group's offsets are committed by the sink, with the records"),
-    Option("txnstore.delivery.atomic", Side.SOURCE, refused="a query reads in offset order; consumers can choose"),
-    Option("txnstore.delivery.order", Side.SOURCE, refused="a query reads in offset order; consumers can choose"),
+    Option(
+        "txnstore.delivery.atomic",
+        Side.SOURCE,
+        refused="it is for consumers; with txnstore.delivery.order=commit a micro-batch has each transaction from all"
+        " partitions, unless maxOffsetsPerTrigger ends it earlier",
+    ),
     Option("key.deserializer", Side.SOURCE, refused=_SERIALIZATION),
     Option("value.deserializer", Side.SOURCE, refused=_SERIALIZATION),
     Option("key.serializer", Side.SINK, refused=_SERIALIZATION),

@@ -138,8 +138,8 @@ class ArrowReader:
         self._makers = [makers[name] for name in self._schema.names]
         self._constants: dict[str, pa.Array] = {}
 
-    def read(self, batches: Iterable[RecordBatch], start_offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
-        """Return the records of these batches from `start_offset` up to, and without, `end_offset`, in order.
+    def read(self, batches: Iterable[tuple[RecordBatch, range]]) -> Iterator[pa.RecordBatch]:
+        """Return the records of these batches that are at the offsets beside them, in order.
 
         Raises:
             CorruptBatch: a batch is damaged.
@@ -147,33 +147,33 @@ class ArrowReader:
         """
         gathered: list[tuple[int, list[RecordRow]]] = []
         count = 0
-        for batch in batches:
+        for batch, offsets in batches:
             is_small = batch.record_count < GATHER_BELOW
             if count and (not is_small or count >= GATHERED_MAX):
                 yield self._gather(gathered)
                 gathered, count = [], 0
             if is_small:
-                rows = [row for row in batch.rows(start_offset) if row[0] < end_offset]
+                rows = [row for row in batch.rows(offsets.start) if row[0] < offsets.stop]
                 gathered.append((int(batch.timestamp_type), rows))
                 count += len(rows)
                 continue
-            part = self._open(batch, start_offset, end_offset)
+            part = self._open(batch, offsets)
             if part.num_rows:
                 yield part
         if count:
             yield self._gather(gathered)
 
-    def _open(self, batch: RecordBatch, start_offset: int, end_offset: int) -> pa.RecordBatch:
+    def _open(self, batch: RecordBatch, wanted: range) -> pa.RecordBatch:
         try:
             columns = [make(batch) for make in self._makers]
             whole = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-            if batch.base_offset >= start_offset and batch.last_offset < end_offset:
+            if batch.base_offset >= wanted.start and batch.last_offset < wanted.stop:
                 return whole
             offsets = _offsets(batch)
         except DamagedColumn as damage:
             raise corrupt_batch(batch.row, str(damage)) from None
-        first = _count_below(offsets, start_offset)
-        return whole.slice(first, _count_below(offsets, end_offset) - first)
+        first = _count_below(offsets, wanted.start)
+        return whole.slice(first, _count_below(offsets, wanted.stop) - first)
 
     def _gather(self, gathered: Sequence[tuple[int, list[RecordRow]]]) -> pa.RecordBatch:
         """Return records of small batches, which go through Python one by one, as one batch."""

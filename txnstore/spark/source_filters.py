@@ -1,7 +1,8 @@
 """The filters of a query that the source applies itself, so that what they drop is not even read.
 
 Conditions on topic, partition and offset are the source's from then on.  Those on the timestamp only say from where on
-to read: timestamps of a partition need not ascend, so Spark goes on checking each record.
+to read: timestamps of a partition need not ascend, so Spark goes on checking each record.  So it is with those on the
+offset in commit order, where a record comes at its own offset or later.
 
 Spark hands filters over only with spark.sql.python.filterPushdown.enabled, and refuses a source that could take some
 when that is off, as it is by default.  What it compares is the function behind the method: `FilterPush` shows it the
@@ -14,7 +15,7 @@ import datetime as dt
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pyspark.sql import datasource
@@ -40,6 +41,7 @@ _VALUE_TYPES: Final[dict[str, type]] = {"topic": str, "partition": int, "offset"
 class SourceFilters:
     """The filters that a query has handed over; all of them hold for the records it wants."""
 
+    in_commit_order: bool = False
     _partitions: list[tuple[str, Callable[[Any, Any], bool], Any]] = field(default_factory=list)
     """Conditions on the partition: what of it, how it is compared, and with what."""
 
@@ -57,8 +59,8 @@ class SourceFilters:
         if not all(holds(getattr(whole.partition, name), value) for name, holds, value in self._partitions):
             return None
         start = max(whole.start_offset, self.first_offset)
-        end = min(whole.end_offset, self.last_offset + 1)
-        return None if start >= end else OffsetRange(whole.partition, whole.partition_id, start, end)
+        end = whole.end_offset if self.in_commit_order else min(whole.end_offset, self.last_offset + 1)
+        return None if start >= end else replace(whole, start_offset=start, end_offset=end)
 
     def _take(self, condition: Filter) -> bool:
         path: tuple[str, ...] = getattr(condition, "attribute", ())
@@ -80,7 +82,8 @@ class SourceFilters:
             self._narrow_offsets(comparison, value)
         else:
             self._partitions.append((column, comparison, value))
-        return True
+        # In commit order places are clipped, and Spark looks again.
+        return not (column == "offset" and self.in_commit_order)
 
     def _take_in(self, column: str, values: Sequence[Any]) -> bool:
         wanted: set[Any] = {value for value in values if type(value) is _VALUE_TYPES.get(column)}

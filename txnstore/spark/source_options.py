@@ -18,6 +18,8 @@ from txnstore.spark.stores import StoreAddress, store_address
 #: In place of an offset; Kafka's numbers.
 LATEST: Final = -1
 EARLIEST: Final = -2
+#: What says in a query's offsets that they are places: no topic can be called so.
+COMMIT_ORDER: Final = "$commit_order"
 _PARTITION_MAX: Final = 2**31 - 1
 #: How long a stream waits for minOffsetsPerTrigger before it takes what there is: Spark's default, 15 minutes.
 MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
@@ -29,14 +31,22 @@ _ISOLATION: Final = {
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 
-def read_offsets(text: str, option: str) -> dict[PartitionName, int]:
+def read_offsets(text: str, option: str, *, in_commit_order: bool) -> dict[PartitionName, int]:
     """Return the offsets of {"topic": {"0": 23, "1": -2}}; -2 stands for the earliest, -1 for the latest one.
+
+    In commit order they are places, and may be what a query in that order has written down.
 
     Raises:
         InvalidConfiguration: the text is something else.
     """
     example = f'{option} is JSON like {{"topic": {{"0": 23, "1": -2}}}}, with -2 for earliest and -1 for latest'
-    return _numbers_by_partition(text, option, example, at_least=EARLIEST)
+    topics = _topics(text, option, example)
+    if topics.pop(COMMIT_ORDER, None) is not None and not in_commit_order:
+        raise InvalidConfiguration(
+            f"{option} has offsets in commit order ({COMMIT_ORDER}), which mean nothing in offset order: read them with"
+            " txnstore.delivery.order=commit"
+        )
+    return _numbers_by_partition(topics, example, at_least=EARLIEST)
 
 
 def read_timestamps(text: str, option: str) -> dict[PartitionName, int]:
@@ -46,7 +56,7 @@ def read_timestamps(text: str, option: str) -> dict[PartitionName, int]:
         InvalidConfiguration: the text is something else.
     """
     example = f'{option} is JSON like {{"topic": {{"0": 1700000000000}}}}, in milliseconds'
-    return _numbers_by_partition(text, option, example, at_least=0)
+    return _numbers_by_partition(_topics(text, option, example), example, at_least=0)
 
 
 def read_partitions(text: str, option: str) -> frozenset[PartitionName]:
@@ -67,9 +77,9 @@ def read_partitions(text: str, option: str) -> frozenset[PartitionName]:
     return frozenset(found)
 
 
-def _numbers_by_partition(text: str, option: str, example: str, *, at_least: int) -> dict[PartitionName, int]:
+def _numbers_by_partition(topics: Mapping[str, Any], example: str, *, at_least: int) -> dict[PartitionName, int]:
     found: dict[PartitionName, int] = {}
-    for topic, by_partition in _topics(text, option, example).items():
+    for topic, by_partition in topics.items():
         if type(by_partition) is not dict or not by_partition:
             raise InvalidConfiguration(f"{example}; topic {topic[:80]!r} has no partitions")
         for key, number in by_partition.items():
@@ -159,6 +169,9 @@ class SourceOptions:
     """What a starting time after the last record means: an error, or the latest offset."""
 
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    in_commit_order: bool = False
+    """Whether offsets that say where to read are places: see `log.commit_order`."""
+
     group_id: str | None = None
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
@@ -167,6 +180,11 @@ class SourceOptions:
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
+
+    @property
+    def bounding_isolation(self) -> IsolationLevel:
+        """The isolation level that bounds what is read: in commit order nothing open holds it back."""
+        return IsolationLevel.READ_UNCOMMITTED if self.in_commit_order else self.isolation
 
 
 def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -180,7 +198,11 @@ def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceO
     address = store_address(values)
     selection = _selection(values)
     group_id = values.get("group.id")
-    start = _start(values, streaming=streaming)
+    isolation = _ISOLATION[one_of(values, "isolation.level", tuple(_ISOLATION), "read_committed")]
+    in_commit_order = one_of(values, "txnstore.delivery.order", ("offset", "commit"), "offset") == "commit"
+    start = _start(values, streaming=streaming, in_commit_order=in_commit_order)
+    if in_commit_order:
+        _check_commit_order(values, isolation, start)
     if start is Edge.GROUP and not group_id:
         raise InvalidConfiguration("startingOffsets=group takes the group's name in the option kafka.group.id")
     if streaming:
@@ -199,9 +221,10 @@ def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceO
         address=address,
         selection=selection,
         start=start,
-        end=_end(values),
+        end=_end(values, in_commit_order=in_commit_order),
         time_not_found=one_of(values, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
-        isolation=_ISOLATION[one_of(values, "isolation.level", tuple(_ISOLATION), "read_committed")],
+        isolation=isolation,
+        in_commit_order=in_commit_order,
         group_id=group_id or None,
         max_offsets_per_trigger=max_offsets,
         min_offsets_per_trigger=min_offsets,
@@ -247,7 +270,27 @@ def _check_topic(name: str, option: str) -> None:
         raise InvalidConfiguration(f"{option}: {error}") from None
 
 
-def _start(values: Mapping[str, str], *, streaming: bool) -> Limit:
+def _check_commit_order(values: Mapping[str, str], isolation: IsolationLevel, start: Limit) -> None:
+    if isolation is IsolationLevel.READ_UNCOMMITTED:
+        raise InvalidConfiguration(
+            "txnstore.delivery.order=commit requires isolation.level=read_committed: what is not committed has no place"
+            " in that order"
+        )
+    _refuse(
+        values,
+        ("maxRecordsPerPartition",),
+        "does not go with txnstore.delivery.order=commit: a transaction is read whole by one task, however many records"
+        " it has; minPartitions splits between transactions",
+    )
+    if values.get("group.id") or start is Edge.GROUP:
+        raise InvalidConfiguration(
+            "kafka.group.id and startingOffsets=group do not go with txnstore.delivery.order=commit: what is committed"
+            " for a group with the sink's batches is in offset order; leave them out, and the query goes on from its"
+            " checkpoint"
+        )
+
+
+def _start(values: Mapping[str, str], *, streaming: bool, in_commit_order: bool) -> Limit:
     # Only the option that wins is read, as in Spark: a time for all, times, offsets.
     timestamp_ms = whole_number(values, "startingTimestamp", at_least=0)
     if timestamp_ms is not None:
@@ -264,13 +307,13 @@ def _start(values: Mapping[str, str], *, streaming: bool) -> Limit:
         if word == "latest" and not streaming:
             raise InvalidConfiguration("startingOffsets=latest is for streams: a batch read would be empty")
         return Edge(word)
-    offsets = read_offsets(text, name)
+    offsets = read_offsets(text, name, in_commit_order=in_commit_order)
     if not streaming and LATEST in offsets.values():
         raise InvalidConfiguration("startingOffsets: -1 (latest) is for streams: a batch read would be empty")
     return AtOffsets(name, offsets)
 
 
-def _end(values: Mapping[str, str]) -> Limit:
+def _end(values: Mapping[str, str], *, in_commit_order: bool) -> Limit:
     timestamp_ms = whole_number(values, "endingTimestamp", at_least=0)
     if timestamp_ms is not None:
         return AtTime(timestamp_ms)
@@ -284,7 +327,7 @@ def _end(values: Mapping[str, str]) -> Limit:
         return Edge.LATEST
     if word in _EDGES:
         raise InvalidConfiguration(f"endingOffsets is latest or offsets as JSON, not {word}")
-    offsets = read_offsets(text, name)
+    offsets = read_offsets(text, name, in_commit_order=in_commit_order)
     if EARLIEST in offsets.values():
         raise InvalidConfiguration("endingOffsets: -2 (earliest) is not an end; use an offset, or -1 for the latest")
     return AtOffsets(name, offsets)

@@ -2,6 +2,9 @@
 
 No database transaction is open while Spark takes the records: it takes them as slowly as it likes.  Where records that
 a query has to read are gone, that is an error or a warning, as the query chose (`DataLoss`).
+
+In commit order the range is one of places (see `log.commit_order`), and what comes are the records at these places: a
+transaction is in the range in which its marker is, whole, wherever its records are.  So ranges may be split there, too.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from sqlalchemy import Connection
 from txnstore.db.store import Store
 from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.log.bounds import Bounds, read_bounds
-from txnstore.log.fetch import Page, fetch
+from txnstore.log.codec import RecordBatch
+from txnstore.log.commit_order import CommitPosition, fetch_in_commit_order, first_cut
+from txnstore.log.fetch import fetch
 from txnstore.model import IsolationLevel, PartitionName
 
 if TYPE_CHECKING:
@@ -33,17 +38,27 @@ PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The offsets of one partition from `start_offset` up to, and without, `end_offset`."""
+    """The offsets, or places, of one partition from `start_offset` up to, and without, `end_offset`."""
 
     partition: PartitionName
     partition_id: int
     start_offset: int
     end_offset: int
+    whole_from: int = 0
+    """In commit order: a transaction that begins here or later comes, or is reported as lost (see `whole_from`)."""
 
     @property
     def size(self) -> int:
-        """How many offsets; at most as many records."""
+        """How many offsets: at most as many records, but for those of transactions in commit order."""
         return self.end_offset - self.start_offset
+
+
+def whole_from(begin: int, bounds: Bounds) -> int:
+    """Return where a transaction may begin that a query is to have read whole, if it begins there in commit order.
+
+    Who begins where the log does has lost nothing that was deleted before.
+    """
+    return begin if begin == bounds.log_start_offset else 0
 
 
 def split(
@@ -154,15 +169,62 @@ class DataLoss:
             return bounds.log_start_offset
         return offset
 
+    def go_on_within(self, partition: PartitionName, position: CommitPosition, bounds: Bounds) -> CommitPosition:
+        """Return where reading can go on that has come to this position, as `begin_within`.
+
+        Raises:
+            OffsetOutOfRange: what lies there is gone, and the query fails on it, or has read a part of its transaction.
+        """
+        if position.offset_in_transaction == 0:
+            return CommitPosition(self.begin_within(partition, position.place, bounds))
+        if position.offset_in_transaction < bounds.log_start_offset:
+            # Whatever the query chose: there is no half of a transaction.
+            raise OffsetOutOfRange(
+                f"the records of {partition} from offset {position.offset_in_transaction} to"
+                f" {bounds.log_start_offset - 1} are gone: retention or delete_records took them while their"
+                f" transaction, which was committed at {position.place}, was read; who begins again reads none of it"
+            )
+        return position
+
+    def report_cut(self, connection: Connection, wanted: OffsetRange, begin: CommitPosition, bounds: Bounds) -> None:
+        """Report a transaction that does not come any more, because a part of it has been deleted.
+
+        Raises:
+            OffsetOutOfRange: there is one, and the query fails on it.
+        """
+        places = range(begin.place + (begin.offset_in_transaction > 0), wanted.end_offset)
+        cut = first_cut(connection, bounds, places, wanted.whole_from)
+        if cut is not None:
+            self.report(
+                f"the transaction of {wanted.partition} that begins at offset {cut.first_offset} and was committed at"
+                f" {cut.place} is not whole any more: retention or delete_records took what lies before offset"
+                f" {bounds.log_start_offset}",
+                "leaves it out, and all others of which a part is gone",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What a task has read in one go."""
+
+    log_start_offset: int
+    begin: CommitPosition
+    """Where it begins: later than asked if what lay there is gone and the query goes on."""
+
+    next_position: CommitPosition
+    batches: Sequence[tuple[RecordBatch, range]] = ()
+    """Each with the offsets that are wanted of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RangeReader:
-    """Reads ranges at one isolation level, as Arrow record batches with the columns of `schema`."""
+    """Reads ranges at one isolation level, or in commit order, as Arrow batches with the columns of `schema`."""
 
     store: Store
     schema: StructType
     isolation: IsolationLevel
     loss: DataLoss
+    in_commit_order: bool = False
     first_timestamp_ms: int = 0
     """Batches whose records are all older may be left out."""
 
@@ -176,50 +238,77 @@ class RangeReader:
         from txnstore.spark.source_batches import ArrowReader  # who only plans needs none
 
         arrow = ArrowReader(self.schema, wanted.partition)
-        position = wanted.start_offset
-        while position < wanted.end_offset:
+        position = CommitPosition(wanted.start_offset)
+        while position.place < wanted.end_offset:
             try:
-                page, position = self._page(wanted, position)
+                piece = self._piece(wanted, position)
             except UnknownTopicOrPartition:
                 self.loss.report(
-                    f"{wanted.partition} is gone, with the records from offset {position} on: its topic was deleted",
+                    f"{wanted.partition} is gone, with the records from offset {position.place} on: its topic was"
+                    " deleted",
                     "goes on without it",
                 )
                 return
-            if position >= wanted.end_offset:
+            if piece.begin.place >= wanted.end_offset:
                 return
-            if page is None or page.next_offset <= position:
+            if piece.next_position <= piece.begin:
                 self.loss.report(
                     f"{wanted.partition} was to be read up to offset {wanted.end_offset}, but now it ends at"
-                    f" {position} or before: was the database restored?",
+                    f" {piece.begin.place} or before: was the database restored?",
                     "goes on without the rest",
                 )
                 return
-            batches = [batch for batch in page.batches if batch.max_timestamp_ms >= self.first_timestamp_ms]
-            yield from arrow.read(batches, position, wanted.end_offset)
-            position = page.next_offset
-
-    def _page(self, wanted: OffsetRange, position: int) -> tuple[Page | None, int]:
-        """Return the page and where it begins: later than asked if what lay there is gone and the query goes on.
-
-        There are no records if the log has become shorter than it was when the range was planned.
-        """
-
-        def work(connection: Connection) -> tuple[Page | None, int]:
-            bounds = read_bounds(connection, [wanted.partition_id])[wanted.partition_id]
-            if position > bounds.high_watermark:
-                return None, position
-            begin = self.loss.begin_within(wanted.partition, position, bounds)
-            if begin >= wanted.end_offset:
-                return None, begin
-            pages = fetch(
-                connection,
-                {wanted.partition_id: begin},
-                isolation=self.isolation,
-                records_max=PAGE_RECORDS_MAX,
-                bytes_max=PAGE_BYTES_MAX,
-                end_offsets={wanted.partition_id: wanted.end_offset},
+            yield from arrow.read(
+                (batch, offsets)
+                for batch, offsets in piece.batches
+                if batch.max_timestamp_ms >= self.first_timestamp_ms
             )
-            return pages[wanted.partition_id], begin
+            position = piece.next_position
+            # What was cut until now has been reported.
+            wanted = replace(wanted, whole_from=max(wanted.whole_from, piece.log_start_offset))
+
+    def _piece(self, wanted: OffsetRange, position: CommitPosition) -> _Piece:
+        """Return a page, or nothing if the log has become shorter than it was when the range was planned."""
+
+        def work(connection: Connection) -> _Piece:
+            bounds = read_bounds(connection, [wanted.partition_id])[wanted.partition_id]
+            if position.place > bounds.high_watermark:
+                return _Piece(bounds.log_start_offset, position, position)
+            begin = self.loss.go_on_within(wanted.partition, position, bounds)
+            if begin.place >= wanted.end_offset:
+                return _Piece(bounds.log_start_offset, begin, begin)
+            if self.in_commit_order and wanted.whole_from < bounds.log_start_offset:
+                self.loss.report_cut(connection, wanted, begin, bounds)
+            read = self._in_commit_order if self.in_commit_order else self._in_offset_order
+            batches, next_position = read(connection, wanted, begin)
+            return _Piece(bounds.log_start_offset, begin, next_position, batches)
 
         return self.store.read(work)
+
+    def _in_offset_order(
+        self, connection: Connection, wanted: OffsetRange, begin: CommitPosition
+    ) -> tuple[Sequence[tuple[RecordBatch, range]], CommitPosition]:
+        page = fetch(
+            connection,
+            {wanted.partition_id: begin.place},
+            isolation=self.isolation,
+            records_max=PAGE_RECORDS_MAX,
+            bytes_max=PAGE_BYTES_MAX,
+            end_offsets={wanted.partition_id: wanted.end_offset},
+        )[wanted.partition_id]
+        offsets = range(begin.place, wanted.end_offset)
+        return [(batch, offsets) for batch in page.batches], CommitPosition(page.next_offset)
+
+    def _in_commit_order(
+        self, connection: Connection, wanted: OffsetRange, begin: CommitPosition
+    ) -> tuple[Sequence[tuple[RecordBatch, range]], CommitPosition]:
+        page = fetch_in_commit_order(
+            connection,
+            {wanted.partition_id: begin},
+            records_max=PAGE_RECORDS_MAX,
+            bytes_max=PAGE_BYTES_MAX,
+            end_places={wanted.partition_id: wanted.end_offset},
+        )[wanted.partition_id]
+        # A record is at its place or before it, so what lies behind the range is the rest of a batch that ends there.
+        batches = [(placed.batch, range(placed.from_offset, wanted.end_offset)) for placed in page.batches]
+        return batches, page.next_position

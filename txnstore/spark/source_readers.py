@@ -12,6 +12,10 @@ to read, or in which it has to go on elsewhere than the batch before it ended.  
 offset again after a restart and forgets the answer; what it does keep, before a batch runs, is the batch's end.  So the
 beginning travels there, and a batch that is run again begins where it began the first time, whatever has happened to
 the log meanwhile.
+
+In commit order ends are places below the high watermark, where nothing changes either, and the offsets have beside the
+topics "$commit_order": from where on transactions are to come whole in each partition (`source_ranges.whole_from`).
+That it is there tells a checkpoint of the one order from one of the other.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
@@ -40,8 +44,16 @@ from txnstore.log.topics import find_topics
 from txnstore.model import PartitionName
 from txnstore.spark.sink_coordination import SinkInput, note_inputs
 from txnstore.spark.source_filters import FilterPush, SourceFilters
-from txnstore.spark.source_options import AtOffsets, SourceOptions
-from txnstore.spark.source_ranges import DataLoss, OffsetRange, RangePartition, RangeReader, admit, split
+from txnstore.spark.source_options import COMMIT_ORDER, AtOffsets, SourceOptions
+from txnstore.spark.source_ranges import (
+    DataLoss,
+    OffsetRange,
+    RangePartition,
+    RangeReader,
+    admit,
+    split,
+    whole_from,
+)
 from txnstore.spark.source_snapshot import Snapshot, once_stable, read_snapshot, resolve_end, resolve_start
 from txnstore.spark.stores import store_at
 from txnstore.spark.worker_process import spare_what_is_loaded
@@ -58,21 +70,47 @@ StreamOffset = dict[str, Any]
 INITIAL: Final[StreamOffset] = {}
 
 
-def stream_offset(ends: Offsets, begins: Offsets | None = None) -> StreamOffset:
+def stream_offset(ends: Offsets, begins: Offsets | None = None, whole_from: Offsets | None = None) -> StreamOffset:
     """Return the end of a batch: offsets by partition, and where it begins in those of `begins`.
 
-    Always the same text for the same offsets, whatever the order in which they come.
+    In commit order `whole_from` says from where on transactions are to come whole; else it is None.  Always the same
+    text for the same offsets, whatever the order in which they come.
     """
     offset: StreamOffset = _by_topic(ends)
     if begins is not None or not ends:
         # Without a single partition it still is not INITIAL.
         offset[FROM] = _by_topic(begins or {})
+    if whole_from is not None:
+        offset[COMMIT_ORDER] = _by_topic(whole_from)
     return offset
 
 
 def ends_of(offset: StreamOffset) -> dict[PartitionName, int]:
     """Return the end of each partition."""
-    return _by_partition({topic: numbers for topic, numbers in offset.items() if topic != FROM}, offset)
+    return _by_partition(
+        {name: numbers for name, numbers in offset.items() if name not in (FROM, COMMIT_ORDER)}, offset
+    )
+
+
+def whole_from_of(offset: StreamOffset) -> dict[PartitionName, int] | None:
+    """Return from where on transactions are to come whole; None of what a query in offset order has written."""
+    topics = offset.get(COMMIT_ORDER)
+    return None if topics is None else _by_partition(topics, offset)
+
+
+def check_order(options: SourceOptions, offset: StreamOffset) -> None:
+    """Refuse what a query in the other order has written into the checkpoint.
+
+    Raises:
+        InvalidConfiguration: it has; the same numbers mean something else there.
+    """
+    if offset == INITIAL or options.in_commit_order == (COMMIT_ORDER in offset):
+        return
+    own, other = ("commit", "offset") if options.in_commit_order else ("offset", "commit")
+    raise InvalidConfiguration(
+        f"the query's checkpoint holds offsets in {other} order, which mean nothing in {own} order: let it read with"
+        f" txnstore.delivery.order={other}, or begin anew with a checkpointLocation of its own"
+    )
 
 
 def begins_of(start: StreamOffset, end: StreamOffset) -> dict[PartitionName, int]:
@@ -120,7 +158,7 @@ class TxnStoreReader(DataSourceReader):
         """Keep what is asked for; the database is asked by `partitions`."""
         self._options = options
         self._schema = schema
-        self._filters = SourceFilters()
+        self._filters = SourceFilters(options.in_commit_order)
 
     @property
     def pushFilters(self) -> Any:  # noqa: N802 - see source_filters
@@ -150,6 +188,7 @@ class TxnStoreReader(DataSourceReader):
             self._schema,
             options.isolation,
             DataLoss(fails=options.fail_on_data_loss),
+            options.in_commit_order,
             self._filters.first_timestamp_ms,
         ).read(partition.wanted)
 
@@ -174,7 +213,8 @@ class TxnStoreReader(DataSourceReader):
         readable = snapshot.ends[partition]
         if start >= end:
             return None
-        wanted = self._filters.clip(OffsetRange(partition, bounds.partition_id, start, end))
+        whole = OffsetRange(partition, bounds.partition_id, start, end, whole_from(start, bounds))
+        wanted = self._filters.clip(whole)
         if wanted is None:
             return None
         if end > readable:
@@ -186,10 +226,10 @@ class TxnStoreReader(DataSourceReader):
         end = min(wanted.end_offset, readable)
         if self._filters.first_timestamp_ms > 0:
             found = offset_for_time(
-                connection, bounds.partition_id, self._filters.first_timestamp_ms, self._options.isolation
+                connection, bounds.partition_id, self._filters.first_timestamp_ms, self._options.bounding_isolation
             )
             start = end if found is None else max(start, found.offset)
-        return OffsetRange(partition, bounds.partition_id, start, end) if start < end else None
+        return replace(wanted, start_offset=start, end_offset=end) if start < end else None
 
 
 def _check_order(options: SourceOptions, starts: dict[PartitionName, int], ends: dict[PartitionName, int]) -> None:
@@ -213,6 +253,8 @@ class _Positions:
     """Those of `starts` that are not the end of the batch before."""
 
     ends: Mapping[PartitionName, int]
+    whole_from: Mapping[PartitionName, int] | None
+    """In commit order: from where on transactions are to come whole."""
 
 
 class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -263,11 +305,13 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         The first one is never the same as `start`: where the stream begins is in the checkpoint before anything runs.
 
         Raises:
-            InvalidConfiguration, UnknownTopicOrPartition: the options name what is not there.
+            InvalidConfiguration, UnknownTopicOrPartition: the options name what is not there, or another order than
+                the checkpoint has.
             OffsetOutOfRange: records that the query has not read yet are gone, and it fails on that.
         """
+        check_order(self._options, start)
         positions = once_stable(store_at(self._options.address), lambda connection: self._positions(connection, start))
-        self._latest = stream_offset(positions.ends)
+        self._latest = stream_offset(positions.ends, whole_from=positions.whole_from)
         if not isinstance(limit, ReadAllAvailable) and self._waits_for_more(start, positions):
             return start
         ends = admit(positions.starts, positions.ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
@@ -275,12 +319,19 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begins is None and ends == ends_of(start):
             return start
         self._last_batch_seconds = self._monotonic_seconds()
-        return stream_offset(ends, begins)
+        return stream_offset(ends, begins, positions.whole_from)
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
-        """Return the ranges between two offsets, as parts for the tasks."""
+        """Return the ranges between two offsets, as parts for the tasks.
+
+        Raises:
+            InvalidConfiguration: the checkpoint has them in another order than the options name.
+        """
         options = self._options
+        check_order(options, start)
+        check_order(options, end)
         begins, ends = begins_of(start, end), ends_of(end)
+        whole = whole_from_of(end) or {}
         ids = store_at(options.address).read(lambda connection: _partition_ids(connection, begins))
         ranges = []
         for partition, begin in begins.items():
@@ -292,7 +343,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             # A group's offsets are to stand in every partition from the first batch on, also where nothing is yet.
             elif begin < ends[partition] or (options.group_id and FROM in end):
-                ranges.append(OffsetRange(partition, partition_id, begin, ends[partition]))
+                ranges.append(OffsetRange(partition, partition_id, begin, ends[partition], whole.get(partition, 0)))
         parts = split(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
         return [RangePartition(part) for part in parts]
 
@@ -304,7 +355,8 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         noted = _noted(options, partition.wanted)
         if noted is not None:
             note_inputs(store, [noted])
-        return RangeReader(store, self._schema, options.isolation, self._loss).read(partition.wanted)
+        reader = RangeReader(store, self._schema, options.isolation, self._loss, options.in_commit_order)
+        return reader.read(partition.wanted)
 
     def _positions(self, connection: Connection, start: StreamOffset) -> _Positions:
         # The loss of a topic that was there once is reported below.
@@ -329,7 +381,15 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 starts[partition] = begin
                 if begin != before:
                     begins[partition] = begin
-        return _Positions(starts, begins, self._ends(snapshot, starts))
+        ends = self._ends(snapshot, starts)
+        if not self._options.in_commit_order:
+            return _Positions(starts, begins, ends, None)
+        # Where a partition begins anew, so do its transactions.
+        whole = {
+            **(whole_from_of(start) or {}),
+            **{partition: whole_from(begin, snapshot.bounds[partition]) for partition, begin in begins.items()},
+        }
+        return _Positions(starts, begins, ends, {partition: whole.get(partition, 0) for partition in starts})
 
     def _report_gone(self, known: Mapping[PartitionName, int], snapshot: Snapshot) -> None:
         gone = sorted(known.keys() - snapshot.bounds.keys())

@@ -47,7 +47,7 @@ class Snapshot:
 
     bounds: Mapping[PartitionName, Bounds]
     ends: Mapping[PartitionName, int]
-    """How far each can be read at the query's isolation level."""
+    """How far each can be read at the query's isolation level, or in commit order."""
 
     committed: Mapping[PartitionName, int]
     """How far the query's group has come, where it has committed anything."""
@@ -61,7 +61,7 @@ def read_snapshot(connection: Connection, options: SourceOptions, *, all_present
         InvalidRequest: the group has committed offsets in commit order.
     """
     bounds = _read_selected(connection, options.selection, all_present=all_present)
-    ends = {partition: of.end(options.isolation) for partition, of in bounds.items()}
+    ends = {partition: of.end(options.bounding_isolation) for partition, of in bounds.items()}
     committed: dict[PartitionName, int] = {}
     if options.group_id:
         by_id = read_offsets(connection, options.group_id, [of.partition_id for of in bounds.values()]).offsets
@@ -187,7 +187,8 @@ def _at_time(
     otherwise: str,
 ) -> int:
     partition_id = snapshot.bounds[partition].partition_id
-    found = offset_for_time(connection, partition_id, timestamp_ms, options.isolation)
+    # In commit order too: what has a place before that offset has an offset before it.
+    found = offset_for_time(connection, partition_id, timestamp_ms, options.bounding_isolation)
     if found is not None:
         return found.offset
     if otherwise == "error":
