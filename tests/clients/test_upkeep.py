@@ -49,6 +49,7 @@ def patient(monkeypatch):
     """However slow the machine is, there is time for what is to be seen."""
     monkeypatch.setattr(upkeep, "PARTING_WAIT_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(upkeep, "PARTING_TURN_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(upkeep, "TURN_SECONDS", PATIENCE_SECONDS)
 
 
 def count(store, table):
@@ -129,8 +130,10 @@ def test_the_clients_part_can_be_turned_off(store, configuration, patient, off):
 
 
 @pytest.mark.parametrize("kind", ["producer", "consumer"])
-def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration, monkeypatch, kind):
+def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration, patient, monkeypatch, kind):
     """It is asked to look by the thread that is awake anyway."""
+    # Those of closed clients may take a moment to end.
+    others = threading.enumerate()
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr("txnstore.clients.producer.thread.WRITER_ASKS_SECONDS", 0.01)
     monkeypatch.setattr("txnstore.clients.consumer.core.LOOK_SECONDS", 0.01)
@@ -145,9 +148,21 @@ def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration,
         client.poll(0.1)
     with client:
         wait_until(lambda: count(store, transaction_log) == 0)
-        threads = [thread.name for thread in threading.enumerate()]
+        threads = [thread.name for thread in threading.enumerate() if thread not in others]
         assert threads.count("txnstore-upkeep") == 1
     wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
+
+
+def test_a_client_that_is_behind_has_its_next_turn_soon(store, configuration, monkeypatch):
+    """On a slow machine one duty takes a turn's whole time; what was not begun does not wait for the next look."""
+    monkeypatch.setattr(upkeep, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(upkeep, "BEHIND_SECONDS", 0.0)
+    with Producer(configuration) as producer:
+        producer.produce("t", b"one")
+        producer.flush()
+        producer._connection.upkeep._next_seconds = 0.0
+        producer._connection.upkeep.run()
+        wait_until(lambda: count(store, transaction_log) == 0)
 
 
 @pytest.mark.parametrize("kind", ["producer", "consumer", "consumer in a group"])
@@ -176,7 +191,7 @@ def test_a_client_is_closed_while_the_interpreter_ends(store, configuration, mon
     assert count(store, transaction_log) == entries
 
 
-def test_a_look_for_which_no_thread_can_be_started_is_for_the_next_one(store, configuration, monkeypatch):
+def test_a_look_for_which_no_thread_can_be_started_is_for_the_next_one(store, configuration, patient, monkeypatch):
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
     with Producer({**configuration, "txnstore.maintenance": False}) as producer:
         producer.produce("t", b"one")

@@ -75,8 +75,8 @@ def test_what_there_was_no_time_for_is_due_for_the_next_one(store, clock):
     duties = [work(name) for name in "abc"]
     turn = take_turn(store, None, duties, Portions(seconds=1.5, monotonic_seconds=seconds))
     assert done == ["a", "b"]
-    # The one at which the time was over was cut short.
-    assert turn.unfinished == ["b"]
+    # The one at which the time was over was cut short, and the last one was not begun.
+    assert turn.unfinished == ["b", "c"]
     clock.advance(5)
     take_turn(store, None, duties, Portions(seconds=1.5, monotonic_seconds=seconds))
     assert sorted(done[2:]) == ["b", "c"]

@@ -92,7 +92,7 @@ class Turn:
     """How much was done of each duty."""
 
     unfinished: list[str] = field(default_factory=list)
-    """Of which duties something is left."""
+    """Of which duties something is left; those that were not begun for want of time are among them."""
 
     failed: dict[str, Exception] = field(default_factory=dict)
     next_seconds: float = 0.0
@@ -159,6 +159,7 @@ def take_turn(
         observer.portion(lease.duty, turn.done.get(lease.duty), monotonic_seconds() - began_seconds)
         observer.due(len(taken) - len(outcomes) + len(turn.unfinished))
     untouched = [lease.duty for lease in taken[len(outcomes) :]]
+    turn.unfinished += untouched
     store.write(
         partial(leases.leave, holder=holder, done=outcomes, untouched=untouched), retry_timeout_ms=retry_timeout_ms
     )
