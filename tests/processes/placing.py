@@ -1,4 +1,7 @@
-"""A worker that reads in commit order and copies each record within a transaction, with the position behind it."""
+"""A worker that reads in commit order and copies each record within a transaction, with the position behind it.
+
+After so many records it waits to be killed: whoever is to kill it may come late, and something has to be left.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,24 @@ SETTINGS = {
 }
 
 
-def copy(job: Job, pipe: Connection) -> None:
-    """Copy for ever; tell of each record once it is committed."""
-    _copy(job, pipe, {})
+def copy(job: Job, pipe: Connection, count: int) -> None:
+    """Copy so many records; tell of each once it is committed."""
+    _copy(job, pipe, count, {})
 
 
-def copy_whole(job: Job, pipe: Connection) -> None:
-    """Copy for ever, each transaction from all of its partitions at once; tell of each record once it is committed."""
-    _copy(job, pipe, {"txnstore.delivery.atomic": True})
+def copy_whole(job: Job, pipe: Connection, count: int) -> None:
+    """Copy so many records, each transaction from all of its partitions at once; tell of each once it is committed."""
+    _copy(job, pipe, count, {"txnstore.delivery.atomic": True})
 
 
-def _copy(job: Job, pipe: Connection, more: Mapping[str, object]) -> None:
+def _copy(job: Job, pipe: Connection, count: int, more: Mapping[str, object]) -> None:
     # A transaction is larger than a page.
     vars(commit_order)["PAGE_BATCHES_MAX"] = 2
     consumer = Consumer({"bootstrap.servers": job.url, **SETTINGS, **more})
     consumer.subscribe(["in"])
     producer = Producer({"bootstrap.servers": job.url, "transactional.id": "placing"})
     producer.init_transactions(PATIENCE_SECONDS)
-    while True:
+    for _ in range(count):
         message = consumer.poll(PATIENCE_SECONDS)
         assert message is not None
         producer.begin_transaction()
@@ -48,3 +51,4 @@ def _copy(job: Job, pipe: Connection, more: Mapping[str, object]) -> None:
         )
         producer.commit_transaction(PATIENCE_SECONDS)
         pipe.send(message.value())
+    pipe.recv()
