@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, error_code, texts
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, error_code, polled_until, texts
 from tests.log.places import Model
 from tests.tools.campaigns import times
 from txnstore import (
@@ -95,8 +95,7 @@ def test_an_open_transaction_holds_nobody_back_and_comes_when_it_is_committed(lo
     assert consumer.get_watermark_offsets(TopicPartition("t", 0)) == (0, 4)
     # It grows, and nothing new can be read: the end that was reported still is the end.
     open_.write("t", 0, b"more")
-    assert consumer.poll(0.5) is None
-    assert place_of(consumer) == (5, 0)
+    polled_until(consumer, lambda: place_of(consumer) == (5, 0))
     open_.end(commit=True)
     assert texts(consumer.consume(2, PATIENCE_SECONDS)) == [b"open", b"more"]
     end = consumer.poll(PATIENCE_SECONDS)
