@@ -16,6 +16,13 @@ from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 
 SLEEPING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+#: Short, but longer than a busy machine keeps a client from its next statement.
+SILENCE = {
+    "statement_timeout_ms": 1_000,
+    "answer_timeout_ms": 1_000,
+    "idle_timeout_ms": 2_000,
+    "transaction_timeout_ms": 4_000,
+}
 
 
 @pytest.fixture
@@ -66,7 +73,7 @@ class SlowAppend:
 
 
 def test_a_statement_beyond_its_time_is_not_done(direct, open_orders):
-    slow = SlowAppend(open_orders(statement_timeout_ms=50))
+    slow = SlowAppend(open_orders(statement_timeout_ms=SILENCE["statement_timeout_ms"]))
     with pytest.raises(StatementTimedOut):
         slow()
     assert direct.values() == []
@@ -164,15 +171,6 @@ def test_a_client_that_stopped_with_the_lock_of_a_partition_loses_it(
         child.tell()
         assert child.read() == "OutcomeUnknown"
     assert direct.values() == [b"from another client"]
-
-
-#: Short, but longer than a busy machine keeps a client from its next statement.
-SILENCE = {
-    "statement_timeout_ms": 1_000,
-    "answer_timeout_ms": 1_000,
-    "idle_timeout_ms": 2_000,
-    "transaction_timeout_ms": 4_000,
-}
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
