@@ -29,14 +29,14 @@ TOPIC = "orders"
 SHORT_SECONDS = 0.3
 
 CALLS = {
-    "init": lambda producer: producer.init_transactions(SHORT_SECONDS),
+    "init": lambda producer, seconds=PATIENCE_SECONDS: producer.init_transactions(seconds),
     "begin": lambda producer: producer.begin_transaction(),
     "produce": lambda producer: producer.produce(TOPIC, b"refused", partition=0),
-    "send_offsets": lambda producer: producer.send_offsets_to_transaction(
-        [TopicPartition(TOPIC, 0, 1)], NO_MEMBER, SHORT_SECONDS
+    "send_offsets": lambda producer, seconds=PATIENCE_SECONDS: producer.send_offsets_to_transaction(
+        [TopicPartition(TOPIC, 0, 1)], NO_MEMBER, seconds
     ),
-    "commit": lambda producer: producer.commit_transaction(SHORT_SECONDS),
-    "abort": lambda producer: producer.abort_transaction(SHORT_SECONDS),
+    "commit": lambda producer, seconds=PATIENCE_SECONDS: producer.commit_transaction(seconds),
+    "abort": lambda producer, seconds=PATIENCE_SECONDS: producer.abort_transaction(seconds),
 }
 #: Calls that answer with the last error once a transaction cannot go on.
 NOT_PRODUCE = tuple(name for name in CALLS if name != "produce")
@@ -334,12 +334,12 @@ def test_once_closed_everything_but_close_is_refused(in_transaction, topic):
 def test_an_init_that_timed_out_is_resumed_by_the_same_call_only(producer, url, hold_database):
     others = ("begin", "produce", "send_offsets", "commit", "abort")
     with hold_database(url):
-        assert refusal_of(CALLS["init"], producer) == TIMED_OUT
+        assert refusal_of(CALLS["init"], producer, SHORT_SECONDS) == TIMED_OUT
         assert calls_of(producer, *others) == dict.fromkeys(others, conflicting("init_transactions")) | {
             "produce": CANNOT_PRODUCE
         }
         assert refusal_of(producer.send_offsets_to_transaction, [], NO_MEMBER) == conflicting("init_transactions")
-        assert refusal_of(CALLS["init"], producer) == TIMED_OUT
+        assert refusal_of(CALLS["init"], producer, SHORT_SECONDS) == TIMED_OUT
 
     producer.init_transactions(PATIENCE_SECONDS)
     producer.begin_transaction()
@@ -362,11 +362,11 @@ def test_an_end_that_timed_out_is_resumed_by_the_same_call_only(in_transaction, 
     assert in_transaction.flush(PATIENCE_SECONDS) == 0
     others = tuple(name for name in CALLS if name != end)
     with hold_database(url):
-        assert refusal_of(CALLS[end], in_transaction) == TIMED_OUT
+        assert refusal_of(CALLS[end], in_transaction, SHORT_SECONDS) == TIMED_OUT
         assert calls_of(in_transaction, *others) == dict.fromkeys(others, conflicting(f"{end}_transaction")) | {
             "produce": CANNOT_PRODUCE
         }
-        assert refusal_of(CALLS[end], in_transaction) == TIMED_OUT
+        assert refusal_of(CALLS[end], in_transaction, SHORT_SECONDS) == TIMED_OUT
 
     getattr(in_transaction, f"{end}_transaction")(PATIENCE_SECONDS)
     in_transaction.begin_transaction()
@@ -379,7 +379,7 @@ def test_an_end_that_went_through_after_its_time_still_has_to_be_called_again(
     in_transaction.produce(topic, b"once", partition=0)
     assert in_transaction.flush(PATIENCE_SECONDS) == 0
     with hold_database(url):
-        assert refusal_of(CALLS["commit"], in_transaction) == TIMED_OUT
+        assert refusal_of(CALLS["commit"], in_transaction, SHORT_SECONDS) == TIMED_OUT
 
     assert refusal_of(in_transaction.begin_transaction) == conflicting("commit_transaction")
     in_transaction.commit_transaction(PATIENCE_SECONDS)
@@ -390,7 +390,7 @@ def test_an_end_that_went_through_after_its_time_still_has_to_be_called_again(
 def test_a_commit_that_cannot_flush_in_time_is_resumed(in_transaction, url, topic, hold_database):
     in_transaction.produce(topic, b"once", partition=0)
     with hold_database(url):
-        refusal = refusal_of(CALLS["commit"], in_transaction)
+        refusal = refusal_of(CALLS["commit"], in_transaction, SHORT_SECONDS)
         assert refusal is not None
         assert (refusal.code, refusal.is_retriable) == (KafkaError._TIMED_OUT, True)
         assert refusal_of(CALLS["abort"], in_transaction) == conflicting("commit_transaction")

@@ -364,8 +364,10 @@ def test_offsets_of_a_generation_that_is_over_abort_the_transaction(producer, ma
 
 
 def test_a_member_whose_offsets_were_taken_is_asked_about_once_more_by_the_commit_alone(
-    producer, plainly, make_consumer, topic, monkeypatch
+    make_transactional, plainly, make_consumer, topic, monkeypatch
 ):
+    # Offsets that linger no longer go by themselves.
+    producer = make_transactional(linger_ms=50_000)
     plainly(topic, b"0")
     consumer = make_consumer({"enable.auto.commit": False})
     consumer.subscribe([topic])
