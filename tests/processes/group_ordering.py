@@ -24,7 +24,10 @@ COMMITS_AUTOMATICALLY: Final = 0.4
 TAKES_WHOLE: Final = 0.3
 #: How many records others take at once; that is in the middle of a transaction, most of the time.
 COUNTS: Final = (1, 2, 5, 100)
+#: How long it waits for records; for a whole transaction ever longer, as long as none comes: what is not there in time
+#: is read again from the beginning, and a busy machine would never come to its end.
 TAKE_SECONDS: Final = 0.1
+TAKE_WHOLE_SECONDS_MAX: Final = 3.2
 
 
 def read_in_group(job: Job, pipe: Connection, assignor: str) -> None:
@@ -43,6 +46,7 @@ class Member:
         vars(commit_order).update(self._chance.choice(SIZES))
         self._is_automatic = self._chance.random() < COMMITS_AUTOMATICALLY
         self._takes_whole = self._chance.random() < TAKES_WHOLE
+        self._take_seconds = TAKE_SECONDS
         self._was_refused = False
         """Whether the group has refused a commit, and no other one has been tried since."""
         self._consumer = Consumer(
@@ -83,8 +87,12 @@ class Member:
 
     def _take(self) -> Sequence[Message]:
         if self._takes_whole:
-            transaction = self._consumer.consume_transaction(TAKE_SECONDS)
-            return [] if transaction is None else transaction.messages
+            transaction = self._consumer.consume_transaction(self._take_seconds)
+            if transaction is None:
+                self._take_seconds = min(2 * self._take_seconds, TAKE_WHOLE_SECONDS_MAX)
+                return []
+            self._take_seconds = TAKE_SECONDS
+            return transaction.messages
         messages = self._consumer.consume(self._chance.choice(COUNTS), TAKE_SECONDS)
         assert not any(message.error() for message in messages), [message.error() for message in messages]
         return messages
