@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, update
 
 from tests.log.histories import EXAMPLES, SETTINGS, VALUES
+from tests.tools.tables import Rows, all_tables
 from txnstore.db.backend import WholeTransaction
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import commit_function
-from txnstore.db.schema import metadata, producer_states
+from txnstore.db.schema import producer_states
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch, OutOfOrderSequence, TxnStoreError, UnknownTopicOrPartition
 from txnstore.log.append import PAYLOAD_BYTES_MAX, Append, Appended, WholeAppend, append_at_once
@@ -33,6 +34,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 
 #: What differs from store to store, whatever was done there.
 NOT_COMPARED = {"stores", "databases", "topics", "alembic_version", "transaction_log"}
+ALL, OF_TOPIC = all_tables(but=NOT_COMPARED), all_tables(but=NOT_COMPARED, of=["partition_id"])
 
 
 @dataclass
@@ -106,23 +108,10 @@ class World:
     def delete_topic(self) -> None:
         self.store.write(lambda connection: delete_topic(connection, self.topic.name))
 
-    def rows(self) -> dict[str, list[tuple[Any, ...]]]:
+    def rows(self) -> Rows:
         """Return what is in each table of this topic, and of tables that are not of topics all."""
-        return rows_of(self.store, self.topic)
-
-
-def rows_of(store: Store, topic: Topic | None = None) -> dict[str, list[tuple[Any, ...]]]:
-    def work(connection: Any) -> dict[str, list[tuple[Any, ...]]]:
-        found = {}
-        for table in metadata.tables.values():
-            statement = select(table).order_by(*table.primary_key.columns)
-            if topic is not None and "partition_id" in table.c:
-                statement = statement.where(table.c.partition_id.in_(topic.partition_ids))
-            if str(table.name) not in NOT_COMPARED:
-                found[str(table.name)] = [tuple(row) for row in connection.execute(statement)]
-        return found
-
-    return store.read(work)
+        ours = {"partition_id": self.topic.partition_ids}
+        return self.store.read(lambda connection: OF_TOPIC.rows(connection, ours))
 
 
 @dataclass
@@ -171,7 +160,7 @@ def worlds(txnstore_postgres_server) -> Iterator[Worlds]:
         patch.setattr(at_once, "commit_whole", noted)
         yield found
         # What each test has compared of its own topic, of all of them.
-        assert rows_of(at_once) == rows_of(general)
+        assert at_once.read(ALL.rows) == general.read(ALL.rows)
 
 
 @pytest.fixture

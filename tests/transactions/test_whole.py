@@ -21,6 +21,7 @@ from sqlalchemy import func, insert, make_url, select, update
 
 from tests.log.histories import EXAMPLES, SETTINGS, VALUES
 from tests.tools.markers import encode_control
+from tests.tools.tables import Rows, all_tables
 from tests.transactions.whole_steps import COMMITTERS, STEPS
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
@@ -29,7 +30,6 @@ from txnstore.db.schema import (
     group_members,
     group_offsets,
     groups,
-    metadata,
     partition_heads,
     pending_group_offsets,
     producer_states,
@@ -56,27 +56,18 @@ from txnstore.transactions.writers import append_as_writer, join_transaction
 NOT_COMPARED = {"stores", "databases", "topics", "alembic_version"}
 
 
-Rows = dict[str, list[tuple[Any, ...]]]
+#: Each commit draws its numbers.
+NUMBERS = {"entry_id", "commit_number"}
+ALL = all_tables(but=NOT_COMPARED, columns_but=NUMBERS)
+OF_WORLD = all_tables(but=NOT_COMPARED, columns_but=NUMBERS, of=("partition_id", "transactional_id"))
 
 
 def rows_of(store: Store, world: World | None = None) -> Rows:
-    """Return what is in each table, in the order of the keys; all but the numbers that commits draw."""
-
-    def work(connection: Any) -> Rows:
-        found = {}
-        for table in metadata.tables.values():
-            if str(table.name) in NOT_COMPARED:
-                continue
-            columns = [column for column in table.c if column.name not in {"entry_id", "commit_number"}]
-            statement = select(*columns).order_by(*table.primary_key.columns)
-            if world is not None and "partition_id" in table.c:
-                statement = statement.where(table.c.partition_id.in_(world.topic.partition_ids))
-            elif world is not None and "transactional_id" in table.c:
-                statement = statement.where(table.c.transactional_id.in_(world.names))
-            found[str(table.name)] = [tuple(row) for row in connection.execute(statement)]
-        return found
-
-    return store.read(work)
+    """Return what is in each table, or of a world what is in its tables, and of tables that are not of worlds all."""
+    if world is None:
+        return store.read(ALL.rows)
+    ours = {"partition_id": world.topic.partition_ids, "transactional_id": world.names}
+    return store.read(lambda connection: OF_WORLD.rows(connection, ours))
 
 
 def assert_same_rows(at_once: Rows, general: Rows) -> None:
@@ -262,7 +253,6 @@ class World:
         self.store.write(work)
 
     def rows(self) -> Rows:
-        """Return what is in each table of this world, and of tables that are not of worlds all."""
         return rows_of(self.store, self)
 
     def _end(self, name: str, *, is_repeated: bool = False, open_group_id: str | None = None) -> object:
