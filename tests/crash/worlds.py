@@ -143,8 +143,9 @@ class Place:
 
     url: str
     clock: ManualClock
+    #: The partitions of so many are made at once, which is faster; a verification reads those of no world as well.
+    worlds_per_topic: int = WORLDS_PER_TOPIC
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    #: Made many at once, which is faster.
     _partition_ids: list[int] = field(default_factory=list)
 
     @property
@@ -178,7 +179,7 @@ class Place:
     def _take_partitions(self, store: Store) -> tuple[int, ...]:
         if not self._partition_ids:
             name = f"topic-{next(self._numbers)}"
-            topic = store.write(partial(create_topic, name=name, partition_count=PARTITIONS * WORLDS_PER_TOPIC))
+            topic = store.write(partial(create_topic, name=name, partition_count=PARTITIONS * self.worlds_per_topic))
             self._partition_ids.extend(topic.partition_ids)
         taken, self._partition_ids = self._partition_ids[:PARTITIONS], self._partition_ids[PARTITIONS:]
         return tuple(taken)

@@ -66,7 +66,7 @@ def busy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def make_busy(store: Store) -> Busy:
-    place = Place(str(store.url), ManualClock())
+    place = Place(str(store.url), ManualClock(), worlds_per_topic=5)
     return Busy(
         store,
         over=place.make(store, ends(FIRST, SECOND, commit=True, offsets=True)),
