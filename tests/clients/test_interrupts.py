@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from tests.clients.interrupted import (
     WAIT_FOR_READERS,
     run_case,
 )
+from tests.tools.fork_server import fork_server
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore.clients.producer import producer as producer_module
 from txnstore.db.opening import open_store
@@ -40,14 +40,11 @@ CLOSED_TICKS_MAX = 3 * CLOSE_SECONDS / TICK_SECONDS + INTERRUPTED_TICKS_MAX
 class Child:
     """A process with one client in it."""
 
-    _context = multiprocessing.get_context("forkserver")
-
     def __init__(self, url, name):
-        # From a small process that has everything imported.
-        self._context.set_forkserver_preload(["tests.clients.interrupted"])
-        self._pipe, theirs = self._context.Pipe()
-        self.ticks = self._context.Value("Q")
-        self.process = self._context.Process(target=run_case, args=(theirs, url, name, self.ticks), daemon=True)
+        context = fork_server()
+        self._pipe, theirs = context.Pipe()
+        self.ticks = context.Value("Q")
+        self.process = context.Process(target=run_case, args=(theirs, url, name, self.ticks), daemon=True)
         self.process.start()
         theirs.close()
 

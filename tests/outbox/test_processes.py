@@ -7,7 +7,6 @@ versions of each aggregate are in order (O2); and at every moment a reader sees 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import threading
 import time
@@ -20,6 +19,7 @@ import pytest
 from tests.outbox import children
 from tests.outbox.conftest import plain_connection
 from tests.outbox.steps import records, refusals, waiting
+from tests.tools.fork_server import fork_server
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.log.outbox.sequencer import drain_outbox
@@ -77,8 +77,7 @@ class Crew:
         self.random = random_
         self.running: dict[str, Any] = {}
         self.kills: Counter[str] = Counter()
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["tests.outbox.children", "pytest"])
+        self.context = fork_server()
 
     def start(self, name: str) -> None:
         target: Any = children.sequence

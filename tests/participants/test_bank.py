@@ -8,7 +8,6 @@ scripts/soak-bank sets it.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -22,6 +21,7 @@ import pytest
 from tests.participants.bank import Table
 from tests.participants.tellers import ACCOUNTS, PARTITIONS, TOPIC, Job, end_what_was_left, move_money
 from tests.tools.campaigns import times
+from tests.tools.fork_server import fork_server
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
 from txnstore.errors import TxnStoreError
@@ -52,8 +52,7 @@ class Processes:
     """The bank's processes; each is started again when it is gone."""
 
     def __init__(self, jobs):
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([move_money.__module__, "pytest"])
+        self._context = fork_server()
         self._jobs = jobs
         self._running = {}
         self._lives = 0

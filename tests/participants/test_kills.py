@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import uuid
 from contextlib import ExitStack, closing
@@ -14,6 +13,7 @@ from tests.participants.children import Task, transfer_and_be_killed
 from tests.participants.dying import at_each_place, places_of
 from tests.participants.test_crashes import check, is_committed, look
 from tests.tools.crashes import noting
+from tests.tools.fork_server import fork_server
 from txnstore.db.opening import open_store
 from txnstore.errors import TransactionAbortable, TxnStoreError
 from txnstore.testing.manual_clock import ManualClock
@@ -32,8 +32,7 @@ def decisive(places: list[str]) -> list[int]:
 
 def test_a_coordinator_that_is_killed_leaves_what_recovery_makes_whole(bank):
     places = places_of(bank.written().commit)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([transfer_and_be_killed.__module__, "pytest"])
+    context = fork_server()
     log_url = bank.store.url.url.render_as_string(hide_password=False)
     tables = tuple(table.url for table in bank.tables)
     outcomes = set()

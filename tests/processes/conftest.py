@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import signal
 from multiprocessing.connection import wait
 
 import pytest
 
+from tests.tools.fork_server import fork_server
 from tests.tools.workload import run_job
 
 #: How long a process may take to end once it is killed, or to say what it was asked.
@@ -21,9 +21,7 @@ class Processes:
     """Processes that run a job each, and end with this one at the latest."""
 
     def __init__(self):
-        # Processes come from a small one that has everything imported: they begin in milliseconds.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["__main__", "tests.tools.workload"])
+        self._context = fork_server()
         self._started = []
         self._pipes = []
 

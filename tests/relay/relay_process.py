@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import sys
 from typing import Any
 
+from tests.tools.fork_server import fork_server
 from txnstore import cli
 
 SECONDS = 60.0
@@ -18,9 +17,7 @@ Point = tuple[str, str]
 
 def start(arguments, point: Point | None = None):
     """Start `txnstore relay` with these arguments."""
-    context = multiprocessing.get_context("forkserver")
-    main = [name for name in ("pytest",) if name in sys.modules]
-    context.set_forkserver_preload([__name__, "txnstore.cli.program", "confluent_kafka.admin", *main])
+    context = fork_server(__name__, "txnstore.cli.program", "confluent_kafka.admin")
     process = context.Process(target=_run, args=[[str(argument) for argument in arguments], point], daemon=True)
     process.start()
     return process

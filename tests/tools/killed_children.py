@@ -11,35 +11,24 @@ connection that ends in the middle. Needs POSIX.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
-from multiprocessing.context import ForkServerContext
 from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy import Connection
 
 from tests.tools.crashes import CrashPoint, When, at_each_step
+from tests.tools.fork_server import fork_server
 
 Argument = TypeVar("Argument")
 Subject = TypeVar("Subject")
 
 #: How long a child may live that is not killed.
 CHILD_TIMEOUT_SECONDS: Final = 60.0
-
-#: What a child needs is imported once, in the process that the children are forked from.
-_PRELOADED: Final = (
-    "tests.tools.killed_children",
-    "txnstore.db.store",
-    "txnstore.transactions.coordinator",
-    "txnstore.transactions.recovery",
-    "alembic.command",
-)
 
 
 def itself(argument: Any) -> Any:
@@ -103,7 +92,7 @@ def kill_at(
     Raises:
         ChildFailedError: the action raised an error.
     """
-    context = _context(action.__module__)
+    context = fork_server(action.__module__)
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_run_child, args=(sender, step, when, action, argument, prepare), daemon=True)
     child.start()
@@ -129,15 +118,6 @@ def _received(receiver: Pipe) -> object:
         return receiver.recv()
     except EOFError:
         return None
-
-
-def _context(module: str) -> ForkServerContext:
-    """Return where children come from: forked from a process that has one thread and the imports, and no connection."""
-    context = multiprocessing.get_context("forkserver")
-    # A child looks at the main module of its parent as well, which for tests is pytest: slow to import.
-    main = [name for name in ("pytest",) if name in sys.modules]
-    context.set_forkserver_preload([*_PRELOADED, module, *main])
-    return context
 
 
 def _run_child(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import random
 import sqlite3
 import time
@@ -18,6 +17,7 @@ from tests.clients.producer import enlist_children
 from tests.clients.producer.enlist_children import TOPIC, TRANSACTIONAL_ID
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.tools.crashes import When, every_crash
+from tests.tools.fork_server import fork_server
 from tests.tools.killed_children import kill_at
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, Producer
@@ -328,8 +328,7 @@ def take_over(store):
 def test_processes_that_are_killed_all_the_time(bank):
     """A row if and only if its record, and the offset behind both."""
     chance = random.Random(1)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.clients.producer.enlist_children"])
+    context = fork_server()
     begun = 0
     for _ in range(5):
         child = context.Process(target=enlist_children.transfer_without_end, args=((bank, begun),), daemon=True)

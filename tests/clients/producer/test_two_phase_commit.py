@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.clients.producer import two_phase_recipe
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from tests.tools.fork_server import fork_server
 from tests.tools.killed_children import every_kill
 from txnstore import KafkaError, KafkaException, Outcome, PreparedTxnState, Producer, TopicPartition, outcome
 from txnstore.admin import AdminClient
@@ -134,7 +134,7 @@ def dies_with_one_prepared(url, pipe):
 
 
 def test_the_name_of_an_empty_transaction_does_not_commit_the_next_one(url, start):
-    context = multiprocessing.get_context("forkserver")
+    context = fork_server()
     ours, theirs = context.Pipe()
     child = context.Process(target=dies_with_one_prepared, args=(url, theirs), daemon=True)
     child.start()
