@@ -10,10 +10,11 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection
 
 from tests.crash.scenarios import FIRST, SECOND, SENT, all_of, decides, ends
 from tests.crash.worlds import Place, World
+from tests.tools.tables import Rows, all_tables
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from txnstore.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from txnstore.db.opening import open_store
@@ -93,15 +94,13 @@ def sink_batch(store: Store, query_id: str, partition_id: int, batch_id: int) ->
     return decide(store, run, batch_id, [writer.writer_id])
 
 
-def rows_of(store: Store, table: Table) -> list[tuple[Any, ...]]:
-    """Return the rows of a table by values alone, in an order of their own."""
-    columns = [column for column in table.c if column.computed is None]
-    return sorted(map(tuple, store.read(lambda connection: connection.execute(select(*columns)).all())), key=repr)
+_COMPUTED = {column.name for table in metadata.tables.values() for column in table.c if column.computed is not None}
+_ALL = all_tables(but={"stores"}, columns_but=_COMPUTED)
 
 
-def all_rows(store: Store) -> dict[str, list[tuple[Any, ...]]]:
+def all_rows(store: Store) -> Rows:
     """Return the rows of all tables, but for what differs between a store here and the same one elsewhere."""
-    return {str(table.name): rows_of(store, table) for table in metadata.tables.values() if table.name != "stores"}
+    return store.read(_ALL.rows)
 
 
 def messages(url: str, topic: str, *, isolation: str = "read_committed") -> list[tuple[Any, ...]]:

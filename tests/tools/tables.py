@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     CompoundSelect,
     Connection,
+    Integer,
     LargeBinary,
     Select,
     Table,
     Text,
+    Uuid,
     bindparam,
+    case,
     cast,
     func,
     literal_column,
@@ -24,7 +27,8 @@ from sqlalchemy import (
 
 from txnstore.db.schema import metadata
 
-#: By table, in an order of their own; of each row the values in the order of the columns, bytes as a text.
+#: By table, in an order of their own; of each row the values in the order of the columns, bytes as a text: the same of
+#: the same rows, whichever database has them.
 Rows = dict[str, list[tuple[Any, ...]]]
 
 
@@ -37,7 +41,9 @@ class ManyTables:
         self._together: dict[bool, CompoundSelect[Any]] = {
             is_sqlite: union_all(
                 *(
-                    select(literal_column(str(number)), _as_text(statement, is_sqlite=is_sqlite))
+                    statement.with_only_columns(
+                        literal_column(str(number)), _as_text(statement.selected_columns, is_sqlite=is_sqlite)
+                    )
                     for number, statement in enumerate(statements.values())
                 )
             )
@@ -48,8 +54,10 @@ class ManyTables:
         """Return what each reads, as of one moment."""
         together = self._together[connection.dialect.name == "sqlite"]
         found: Rows = {name: [] for name in self._names}
-        for number, row in sorted(tuple(row) for row in connection.execute(together, parameters or {})):
-            found[self._names[number]].append(tuple(json.loads(row).values()))
+        for number, row in connection.execute(together, parameters or {}):
+            found[self._names[number]].append(tuple(json.loads(row)))
+        for rows in found.values():
+            rows.sort(key=repr)
         return found
 
 
@@ -69,12 +77,16 @@ def all_tables(*, but: Collection[str], columns_but: Collection[str] = (), of: C
     )
 
 
-def _as_text(statement: Select[Any], *, is_sqlite: bool) -> ColumnElement[str]:
-    table = statement.subquery()
-    if not is_sqlite:
-        return cast(func.row_to_json(table.table_valued()), Text)
-    pairs: list[ColumnElement[Any]] = []
-    for column in table.c:
-        value = func.hex(column) if isinstance(column.type, LargeBinary) else column
-        pairs += [literal_column(f"'{column.name}'"), value]
-    return func.json_object(*pairs)
+def _as_text(columns: Iterable[ColumnElement[Any]], *, is_sqlite: bool) -> ColumnElement[str]:
+    values: list[Any] = []
+    for column in columns:
+        if isinstance(column.type, LargeBinary):
+            as_hex = func.hex(column) if is_sqlite else func.upper(func.encode(column, "hex"))
+            values.append(case((column.is_not(None), as_hex)))
+        elif isinstance(column.type, Uuid):
+            values.append(func.replace(cast(column, Text), "-", ""))
+        elif column.type.python_type is bool:
+            values.append(cast(column, Integer))
+        else:
+            values.append(column)
+    return cast(func.json_array(*values) if is_sqlite else func.json_build_array(*values), Text)
