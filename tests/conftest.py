@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from txnstore.testing.private_cluster import (
     find_programs,
     has_room,
 )
+from txnstore.testing.store_databases import StoreDatabases
 
 pytest_plugins = ("txnstore.testing.plugin",)
 
@@ -193,6 +195,21 @@ def clock(txnstore_clock: ManualClock) -> ManualClock:
 def store(txnstore_store: Store) -> Store:
     """A fresh store, on each database."""
     return txnstore_store
+
+
+@pytest.fixture(scope="session")
+def lent_postgresql(
+    txnstore_postgres_server: PostgresServer, _txnstore_postgresql_databases: StoreDatabases
+) -> Callable[[], AbstractContextManager[str]]:
+    """Lend a fresh store on PostgreSQL for longer than a test: its URL, in a context."""
+
+    @contextmanager
+    def lend() -> Iterator[str]:
+        name = _txnstore_postgresql_databases.take()
+        yield txnstore_postgres_server.url(name)
+        _txnstore_postgresql_databases.give_back(name)
+
+    return lend
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sqlite3
 import warnings
 
@@ -72,11 +71,8 @@ def module_url(request, tmp_path_factory):
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('clients') / 'store.db'}"
         return
-    server = request.getfixturevalue("txnstore_postgres_server")
-    name = f"txnstore_clients_{os.getpid()}_{next(_numbers)}"
-    server.create_database(name)
-    yield server.url(name)
-    server.drop_database(name)
+    with request.getfixturevalue("lent_postgresql")() as url:
+        yield url
 
 
 @pytest.fixture

@@ -139,14 +139,11 @@ class Worlds:
 
 
 @pytest.fixture(scope="module")
-def worlds(txnstore_postgres_server) -> Iterator[Worlds]:
+def worlds(lent_postgresql) -> Iterator[Worlds]:
     with contextlib.ExitStack() as stack:
-        clock, stores = ManualClock(), []
-        for name in ("txnstore_append_at_once", "txnstore_append_general"):
-            txnstore_postgres_server.create_database(name)
-            stack.callback(txnstore_postgres_server.drop_database, name)
-            stores.append(stack.enter_context(open_store(txnstore_postgres_server.url(name), clock=clock)))
-        at_once, general = stores
+        clock = ManualClock()
+        urls = [stack.enter_context(lent_postgresql()) for _ in range(2)]
+        at_once, general = (stack.enter_context(open_store(url, clock=clock)) for url in urls)
         general.commits_whole, at_once.commits_whole = False, True
         found = Worlds(clock, at_once, general)
         patch = stack.enter_context(pytest.MonkeyPatch.context())

@@ -302,10 +302,7 @@ def worlds(request, tmp_path_factory) -> Iterator[Worlds]:
             if request.param.endswith("sqlite"):
                 urls.append(f"sqlite:///{tmp_path_factory.mktemp(name)}/store.db")
             else:
-                server = request.getfixturevalue("txnstore_postgres_server")
-                server.create_database(name)
-                stack.callback(server.drop_database, name)
-                urls.append(server.url(name))
+                urls.append(stack.enter_context(request.getfixturevalue("lent_postgresql")()))
         at_once, general = (stack.enter_context(open_store(url, clock=clock)) for url in urls)
         general.commits_whole, at_once.commits_whole = False, True
         at_once.has_commit_function = request.param.startswith("function")

@@ -139,10 +139,7 @@ def worlds(request, tmp_path_factory) -> Iterator[WorldsWithRows]:
             if request.param == "sqlite":
                 urls.append(f"sqlite:///{tmp_path_factory.mktemp(name)}/store.db")
             else:
-                server = request.getfixturevalue("txnstore_postgres_server")
-                server.create_database(name)
-                stack.callback(server.drop_database, name)
-                urls.append(server.url(name))
+                urls.append(stack.enter_context(request.getfixturevalue("lent_postgresql")()))
         at_once, general = (stack.enter_context(open_store(url, clock=clock)) for url in urls)
         applications = Application(urls[0], True), Application(urls[1], False)
         for application in applications:
