@@ -41,5 +41,5 @@ def fork_server(*modules: str) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     # A child looks at the main module of its parent as well, which for tests is pytest: slow to import.
     main = [name for name in ("pytest",) if name in sys.modules]
-    context.set_forkserver_preload(["__main__", *_MODULES, *modules, *main])
+    context.set_forkserver_preload(["__main__", *_MODULES, *modules, *main, "tests.tools.frozen"])
     return context
