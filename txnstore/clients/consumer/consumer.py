@@ -169,10 +169,10 @@ class Consumer:
     ) -> ConsumedTransaction | None:
         """Return the next committed transaction with its records of all partitions, or None once the time is up.
 
-        A record outside transactions comes by itself.  It needs `txnstore.delivery.atomic=true`.
+        A record outside transactions comes by itself.  What has not come whole by then is read anew by the next call.
 
         Raises:
-            KafkaException: MSG_SIZE_TOO_LARGE: it has more records than `messages_max`; nothing of it was handed out.
+            KafkaException: MSG_SIZE_TOO_LARGE: more than `messages_max`; _INVALID_ARG: not `txnstore.delivery.atomic`.
             Exception: as `poll()`, also if an error comes instead of a record.
         """
         return self._transaction(Deadline(check_timeout(timeout)), messages_max)
