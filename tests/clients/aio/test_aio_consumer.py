@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.clients.consumer.log_writer import eventually
 from txnstore import KafkaException, TopicPartition
 from txnstore.aio import AIOConsumer
 
@@ -123,6 +124,37 @@ def test_a_consume_that_is_cancelled_half_way_loses_nothing(configuration, fill)
             assert position.offset <= 0
             messages = await consumer.consume(3, WAIT_SECONDS)
             assert [message.value() for message in messages] == [b"0", b"1", b"2"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_a_call_has_read_and_not_returned_is_not_committed(configuration, fill, make_consumer, is_cancelled):
+    fill("t", 3)
+    here = [TopicPartition("t", 0)]
+
+    async def scenario():
+        async with AIOConsumer({**configuration, "auto.commit.interval.ms": 10}) as consumer:
+            await consumer.assign(here)
+            core = consumer._consumer._core
+            reading = asyncio.create_task(consumer.consume(5, -1))
+            await in_thread(eventually, lambda: any(partition.position == 3 for partition in core.subscription))
+            # Another call has its turn once what was read has come from the thread to the first one.
+            await consumer.consumer_group_metadata()
+            if is_cancelled:
+                reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+            future = core._commit_in_background()
+            if future is not None:
+                await in_thread(future.result, WAIT_SECONDS)
+            assert (await consumer.committed(here))[0].offset < 0
+            if is_cancelled:
+                return
+            await in_thread(fill, "t", 2, 3)
+            assert len(await reading) == 5
+            other = make_consumer()
+            await in_thread(eventually, lambda: other.committed(here, WAIT_SECONDS)[0].offset == 5)
 
     run(scenario())
 

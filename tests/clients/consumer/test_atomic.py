@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete
 
-from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, texts
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, eventually, texts
 from tests.log.places import Model
 from tests.tools.campaigns import times
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from txnstore.clients.consumer.whole_transactions import _Gathering
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transaction_log
 from txnstore.log import commit_order
@@ -64,6 +66,28 @@ def test_a_foreign_open_transaction_never_lets_another_one_show_in_one_partition
         assert texts(consumer.consume(2, PATIENCE_SECONDS)) == [b"%d" % number] * 2
     foreign.end(commit=True)
     assert texts(consumer.consume(1, PATIENCE_SECONDS)) == [b"foreign"]
+
+
+def test_half_a_transaction_that_was_gathered_is_not_committed(log, assigned, make_consumer, monkeypatch):
+    log.topic(partition_count=2)
+    both = log.transaction()
+    for partition in (0, 1):
+        both.write("t", partition, b"both")
+    both.end(commit=True)
+    is_there, takes = threading.Event(), _Gathering._take
+    monkeypatch.setattr(_Gathering, "_take", lambda self: is_there.is_set() and takes(self))
+    consumer = assigned(0, 1, configuration={"enable.auto.commit": True, "auto.commit.interval.ms": 10})
+    partitions = [TopicPartition("t", number) for number in (0, 1)]
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(consumer.consume_transaction, PATIENCE_SECONDS)
+        eventually(lambda: any(one.offset >= 0 for one in consumer.position(partitions)))
+        future = consumer._core._commit_in_background()
+        if future is not None:
+            future.result(PATIENCE_SECONDS)
+        assert all(one.offset < 0 for one in consumer.committed(partitions, PATIENCE_SECONDS))
+        is_there.set()
+        assert values_of(call.result(PATIENCE_SECONDS)) == [b"both"] * 2
+    eventually(lambda: all(one.offset == 2 for one in consumer.committed(partitions, PATIENCE_SECONDS)))
 
 
 def test_a_transaction_comes_from_all_partitions_with_its_producer_and_what_is_in_none_by_itself(log, assigned):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,6 +47,59 @@ def test_a_commit_without_arguments_commits_what_was_handed_out_once(reader):
     assert [(tp.topic, tp.partition, tp.offset, tp.error) for tp in answer] == [("t", 0, 3, None)]
     assert committed(consumer) == 3
     assert raised(consumer.commit, asynchronous=False).code() == KafkaError._NO_OFFSET
+
+
+@pytest.fixture
+def gathers(reader):
+    """A consumer that commits by itself, has returned two records, and has gathered all others in a call that waits."""
+    consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 10})
+    assert len(consumer.consume(2, PATIENCE_SECONDS)) == 2
+    eventually(lambda: committed(consumer) == 2)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(consumer.consume, 9, PATIENCE_SECONDS)
+        eventually(lambda: position_of(consumer) == 10)
+        yield consumer, call
+
+
+def position_of(consumer):
+    return consumer.position([TP("t", 0)])[0].offset
+
+
+def commit_what_is_stored(consumer):
+    """Do what is done every so often, and wait for its end."""
+    future = consumer._core._commit_in_background()
+    if future is not None:
+        assert future.result(PATIENCE_SECONDS).error is None
+
+
+def test_what_a_call_has_gathered_and_not_returned_is_not_committed(gathers, log):
+    consumer, call = gathers
+    commit_what_is_stored(consumer)
+    assert committed(consumer) == 2
+    log.write("t", 0, b"10")
+    assert texts(call.result(PATIENCE_SECONDS)) == [b"%d" % number for number in range(2, 11)]
+    eventually(lambda: committed(consumer) == 11)
+
+
+def test_what_a_call_has_gathered_when_the_consumer_is_closed_comes_again(gathers, reader):
+    consumer, call = gathers
+    consumer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        call.result(PATIENCE_SECONDS)
+    assert texts(reader().consume(8, PATIENCE_SECONDS)) == [b"%d" % number for number in range(2, 10)]
+
+
+def test_a_marker_behind_what_was_returned_is_committed_while_a_call_waits(reader, log):
+    transaction = log.transaction()
+    transaction.write("t", 0, b"10")
+    transaction.end(commit=True)
+    consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 10})
+    assert len(consumer.consume(11, PATIENCE_SECONDS)) == 11
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(consumer.consume, 1, PATIENCE_SECONDS)
+        eventually(lambda: committed(consumer) == 12)
+        log.write("t", 0, b"12")
+        assert texts(call.result(PATIENCE_SECONDS)) == [b"12"]
 
 
 def test_a_message_commits_the_offset_behind_it(reader):

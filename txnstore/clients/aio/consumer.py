@@ -38,7 +38,15 @@ _CONSUME_MAX: Final = 1_000_000
 
 
 class _ReturningConsumer(Consumer):
-    """A consumer that takes back what its caller did not wait for."""
+    """A consumer that takes back what its caller did not wait for; until that has it, nothing of it is committed."""
+
+    def __init__(self, configuration: dict[str, Any]) -> None:
+        super().__init__(configuration)
+        self._core.withholds_what_was_read = True
+
+    def let_go(self) -> None:
+        """Count as read what was handed out: the caller has it."""
+        self._core.let_go()
 
     def give_back(self, messages: list[Message]) -> None:
         """Hand these records out again; the group's offsets do not count them as read."""
@@ -110,6 +118,7 @@ class AIOConsumer:
             found = await self._call(self._read_transaction, deadline, messages_max)
             self._take()
             if found is not None or left_seconds <= _SLICE_SECONDS:
+                self._consumer.let_go()
                 return found
 
     async def subscribe(
@@ -251,6 +260,7 @@ class AIOConsumer:
                 await self._call(self._read_some, count - len(read), min(left_seconds, _SLICE_SECONDS))
                 read += self._take()
                 if len(read) == count or left_seconds <= _SLICE_SECONDS:
+                    self._consumer.let_go()
                     return read
         except asyncio.CancelledError:
             # What the thread still reads comes behind.

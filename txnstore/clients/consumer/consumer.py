@@ -21,7 +21,7 @@ from txnstore.clients.consumer.arguments import (
     chosen_offsets,
     failure,
 )
-from txnstore.clients.consumer.core import ConsumerCore
+from txnstore.clients.consumer.core import ConsumerCore, after_error
 from txnstore.clients.consumer.events import (
     AnswerEvent,
     CallbackEvent,
@@ -45,8 +45,6 @@ from txnstore.errors import TxnStoreError, UnstableOffsetCommit
 
 #: How long close() waits for its last writes and its threads.
 CLOSE_SECONDS: Final = 10.0
-#: How long it goes on once it is interrupted.
-INTERRUPTED_SECONDS: Final = 0.5
 #: How often committed() asks again while an open transaction holds the offsets.
 UNSTABLE_PAUSE_SECONDS: Final = 0.02
 
@@ -142,7 +140,8 @@ class Consumer:
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Return up to `num_messages` records and events: as many as there are until the time is up.
 
-        Fewer come if partitions are to be given back; the call that follows serves the callback.
+        Fewer come if partitions are to be given back; the call that follows serves the callback.  Nothing of it is
+        committed before it returns.
 
         Raises:
             ValueError: `num_messages` is not within 0 to 1,000,000.
@@ -152,16 +151,20 @@ class Consumer:
         count = check_count(num_messages)
         deadline = Deadline(check_timeout(timeout))
         messages: list[Message] = []
-        with self._core.arrived:
-            self._core.group.polled()
-        if count:
-            self._core.look_for_database()
-            try:
+        # Nobody waits with a single one in hand: it is returned at once.
+        withholds = count > 1 or self._core.withholds_what_was_read
+        self._core.polled(withholds=withholds)
+        try:
+            if count:
+                self._core.look_for_database()
                 self._gather(messages, count, deadline)
-            except BaseException:
-                with self._core.arrived:
-                    self._core.subscription.give_back(messages)
-                raise
+        except BaseException:
+            with self._core.arrived:
+                self._core.subscription.give_back(messages)
+            raise
+        finally:
+            if withholds:
+                self._core.gathered()
         return messages
 
     def consume_transaction(
@@ -698,7 +701,7 @@ class Consumer:
         try:
             self._give_everything_back()
         except BaseException as error:
-            deadline = _after(error, deadline)
+            deadline = after_error(error, deadline)
             raise
         finally:
             self._finish(deadline)
@@ -730,7 +733,7 @@ class Consumer:
         try:
             core.finish_work(deadline)
         except BaseException as error:
-            deadline = _after(error, deadline)
+            deadline = after_error(error, deadline)
             raise
         finally:
             if not core.close(deadline):
@@ -743,8 +746,3 @@ class Consumer:
         while (event := core.inbox.pop()) is not None:
             if isinstance(event, CommitEvent):
                 self._call_back("on_commit", event.error, list(event.partitions))
-
-
-def _after(error: BaseException, deadline: Deadline) -> Deadline:
-    """Return until when to go on after an error: not for long after Ctrl-C."""
-    return deadline if isinstance(error, Exception) else deadline.at_most(INTERRUPTED_SECONDS)

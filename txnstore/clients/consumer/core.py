@@ -60,6 +60,8 @@ HELP_INTERVAL_SECONDS: Final = 5.0
 
 #: How long one try of a call to the database takes at most.
 TRY_TIMEOUT_MS: Final = 500
+#: How long it goes on once it is interrupted.
+INTERRUPTED_SECONDS: Final = 0.5
 _numbers: Final = itertools.count(1)
 
 
@@ -144,6 +146,8 @@ class ConsumerCore:
             else DatabaseLook(self.connection, self.worker.submit, self.report_background_error)
         )
         """Tells an idle application that has an error_cb of a database that is away."""
+        self.withholds_what_was_read = False
+        """Whether what was gathered may be given back later, too: `let_go` is called once it cannot be any more."""
         self.is_losing = False
         """Whether the partitions being removed already belong to another consumer: nothing is committed for them."""
         self._helped_at = self._ended_overdue_at = -math.inf
@@ -232,6 +236,23 @@ class ConsumerCore:
         """Let the fetching thread look for work."""
         self.subscription.wants_more = False
         self.fetcher.start()
+
+    def polled(self, *, withholds: bool) -> None:
+        """Note that a call begins; with `withholds` nothing of what it gathers is committed until `gathered`."""
+        with self.arrived:
+            self.group.polled()
+            if withholds:
+                self.subscription.withhold()
+
+    def gathered(self) -> None:
+        """Note that the call is over: it returns what it has gathered, or has given that back."""
+        if not self.withholds_what_was_read:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Count what was gathered as read: it reaches the application now."""
+        with self.arrived:
+            self.subscription.let_go()
 
     # --- trouble -----------------------------------------------------------------------------------------------------
 
@@ -413,6 +434,11 @@ class ConsumerCore:
         """End without waiting, because the consumer was dropped. Nothing is committed, as after a crash."""
         if self.connection.process_id == os.getpid():
             self.close(Deadline(0))
+
+
+def after_error(error: BaseException, deadline: Deadline) -> Deadline:
+    """Return until when to go on after an error: not for long after Ctrl-C."""
+    return deadline if isinstance(error, Exception) else deadline.at_most(INTERRUPTED_SECONDS)
 
 
 def _nothing() -> None:

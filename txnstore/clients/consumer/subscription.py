@@ -284,7 +284,9 @@ class Subscription:
         """
         self._positions = positions
         self._eof_wait_seconds = eof_wait_seconds
-        self._stores_offsets = stores_offsets
+        self._stores_offsets = self._stores_at_once = stores_offsets
+        self._withheld: set[AssignedPartition] = set()
+        """Of which something was handed out that has not reached the application: it is not stored yet."""
         self._reports_eof = reports_eof
         self._records_low = records_low
         self._bytes_low = bytes_low
@@ -373,8 +375,10 @@ class Subscription:
                 self._finish(partition, chunk)
             else:
                 partition.position = chunk.base + chunk.unit * (offset + 1)
-                if self._stores_offsets:
+                if self._stores_at_once:
                     partition.stored = partition.position
+                elif self._stores_offsets:
+                    self._withheld.add(partition)
             return _message_of(chunk.source, record)  # type: ignore[arg-type]  # what has records has a source
         return None
 
@@ -396,6 +400,18 @@ class Subscription:
                 self._finish(partition, chunk)
             else:
                 self._move(partition, chunk.base + chunk.unit * (last_offset + 1))
+
+    def withhold(self) -> None:
+        """Store no offset of what is handed out from now on: it has not reached the application yet."""
+        self._stores_at_once = False
+
+    def let_go(self) -> None:
+        """Store the offsets of what was handed out: it reaches the application now, or was given back."""
+        self._stores_at_once = self._stores_offsets
+        while self._withheld:
+            partition = self._withheld.pop()
+            if partition.position >= 0:
+                partition.stored = partition.position
 
     def give_back(self, messages: Iterable[Message]) -> None:
         """Hand these messages out again, which were taken but never reached the application."""
@@ -604,20 +620,23 @@ class Subscription:
         self.buffered_records -= chunk.record_count
         self.buffered_bytes -= chunk.size_bytes
         self.wants_more = True
-        self._move(partition, chunk.next_position)
+        self._move(partition, chunk.next_position, over_records=chunk.source is not None)
         self._rotate(partition)
 
     def _step_over(self, partition: AssignedPartition, next_position: int) -> None:
         """Move the position over markers and aborted records, once everything before them is handed out."""
         if partition.chunk is None and not partition.waiting:
-            self._move(partition, next_position)
+            self._move(partition, next_position, over_records=False)
         else:
             partition.waiting.append(Chunk(None, _no_records, 0, 0, -1, -1, next_position, next_position))
 
-    def _move(self, partition: AssignedPartition, position: int) -> None:
+    def _move(self, partition: AssignedPartition, position: int, *, over_records: bool = True) -> None:
         partition.position = position
-        if self._stores_offsets:
-            partition.stored = position
+        if self._stores_at_once or not (over_records or partition in self._withheld):
+            if self._stores_offsets:
+                partition.stored = position
+        elif self._stores_offsets:
+            self._withheld.add(partition)
 
     def _make_ready(self, partition: AssignedPartition) -> None:
         has_something = partition.chunk is not None or partition.waiting

@@ -59,23 +59,25 @@ def next_transaction(
     if not isinstance(subscription, AtomicSubscription):
         text = "consume_transaction() needs txnstore.delivery.order=commit and txnstore.delivery.atomic=true"
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
-    with core.arrived:
-        core.group.polled()
-    core.look_for_database()
-    while True:
-        messages: list[Message] = []
-        try:
-            gather(messages, 1, begins or deadline)
-        except BaseException:
-            with core.arrived:
-                subscription.give_back(messages)
-            raise
-        if not messages:
-            return None
-        if _is_record(messages[0]):
-            found = _Gathering(core, subscription, messages, messages_max).rest(deadline)
-            if found is not None or deadline.left_seconds() <= 0:
-                return found
+    core.polled(withholds=True)
+    try:
+        core.look_for_database()
+        while True:
+            messages: list[Message] = []
+            try:
+                gather(messages, 1, begins or deadline)
+            except BaseException:
+                with core.arrived:
+                    subscription.give_back(messages)
+                raise
+            if not messages:
+                return None
+            if _is_record(messages[0]):
+                found = _Gathering(core, subscription, messages, messages_max).rest(deadline)
+                if found is not None or deadline.left_seconds() <= 0:
+                    return found
+    finally:
+        core.gathered()
 
 
 def _is_record(message: Message) -> bool:
