@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import psycopg
 import pytest
@@ -187,7 +188,9 @@ def test_a_vote_that_does_not_come_is_in_doubt_and_rolled_back_once_it_is_aborte
         transfer.branches.prepare(transfer.producer, timeout_ms=1_000)
     transfer.abort()
     # Somebody looks until it has come, or never will.
+    deadline = time.monotonic() + 60
     while True:
+        assert time.monotonic() < deadline, "the vote is still under way"
         sqlite_bank.recover()
         with sqlite_bank.tables[1].connect() as watching:
             if not watching.execute(

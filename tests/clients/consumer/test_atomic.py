@@ -68,7 +68,7 @@ def test_a_foreign_open_transaction_never_lets_another_one_show_in_one_partition
     assert texts(consumer.consume(1, PATIENCE_SECONDS)) == [b"foreign"]
 
 
-def test_half_a_transaction_that_was_gathered_is_not_committed(log, assigned, make_consumer, monkeypatch):
+def test_half_a_transaction_that_was_gathered_is_not_committed(log, assigned, monkeypatch):
     log.topic(partition_count=2)
     both = log.transaction()
     for partition in (0, 1):

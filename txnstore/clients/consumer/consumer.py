@@ -140,8 +140,8 @@ class Consumer:
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Return up to `num_messages` records and events: as many as there are until the time is up.
 
-        Fewer come if partitions are to be given back; the call that follows serves the callback.  Nothing of it is
-        committed before it returns.
+        Fewer come if partitions are to be given back; the call that follows serves the callback.  Automatic commits
+        have nothing of it before it returns.
 
         Raises:
             ValueError: `num_messages` is not within 0 to 1,000,000.
@@ -173,6 +173,7 @@ class Consumer:
         """Return the next committed transaction with its records of all partitions, or None once the time is up.
 
         A record outside transactions comes by itself.  What has not come whole by then is read anew by the next call.
+        It needs `txnstore.delivery.atomic=true`.
 
         Raises:
             KafkaException: MSG_SIZE_TOO_LARGE: more than `messages_max`; _INVALID_ARG: not `txnstore.delivery.atomic`.

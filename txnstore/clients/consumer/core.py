@@ -60,7 +60,7 @@ HELP_INTERVAL_SECONDS: Final = 5.0
 
 #: How long one try of a call to the database takes at most.
 TRY_TIMEOUT_MS: Final = 500
-#: How long it goes on once it is interrupted.
+#: How long close() goes on once it is interrupted.
 INTERRUPTED_SECONDS: Final = 0.5
 _numbers: Final = itertools.count(1)
 
