@@ -168,12 +168,19 @@ def read(job: Job, is_member: bool, is_atomic: bool) -> None:
     consumer = Consumer(settings)
     partitions = [TopicPartition(TOPIC, number) for number in range(len(job.partitions))]
 
-    def begin(*_: object) -> None:
+    def begin() -> None:
         notes.note("begins", positions_of(consumer.committed(partitions, PATIENCE_SECONDS)))
+
+    def assigned(_: object, given: list[TopicPartition]) -> None:
+        if is_atomic and len(given) < len(partitions):
+            # The group still counts a former life as well; what several owners get has no common order.
+            consumer.assign([])
+        else:
+            begin()
 
     if is_member:
         # It is given them again once the group misses its former life.
-        consumer.subscribe([TOPIC], on_assign=begin)
+        consumer.subscribe([TOPIC], on_assign=assigned)
     else:
         begin()
         consumer.assign(partitions)
