@@ -105,3 +105,13 @@ class KafkaSide:
                     left.discard(message.partition())
         consumer.close()
         return found
+
+    def expect(self, topic: str, records: dict[int, list[Sent]]) -> None:
+        """Assert that a reader of committed records gets these and no others.
+
+        Kafka answers a commit before it has written the markers, so they may be seen a moment later.
+        """
+        deadline = time.monotonic() + SECONDS
+        while (found := self.read(topic)) != records and time.monotonic() < deadline:
+            pass
+        assert found == records
