@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from functools import partial
 
@@ -323,6 +324,37 @@ def test_a_portion_goes_on_where_the_last_one_stopped_and_others_may_be_at_work_
     compact_portion(log.store, batches_max=1)
     assert log.rows(partition_storage)[0].compacted_offset == 6
     log.assert_storage_is_true()
+
+
+def test_who_goes_on_with_a_pass_leaves_the_marker_of_a_record_that_was_left(log, clock, monkeypatch):
+    log.configure(delete_retention_ms=1_000)
+    log.commit((b"a", b"1"), (b"b", b"1"))
+    log.run()
+    clock.advance(1_000)
+    # All below it may go now, so of the marker nothing but its transaction's record says that it has to stay.
+    log.put((b"b", b"2"))
+    stopped = threading.Event()
+    portions = Portions(seconds=60.0, stop=stopped)
+    portions.rows = 1
+    apply = compaction._Pass._apply
+
+    def stop(*arguments):
+        stopped.set()
+        return apply(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compaction._Pass, "_apply", stop)
+        # One batch at a time, however fast the machine is.
+        patched.setattr(Portions, "_adapt", lambda *_: None)
+        compact_portion(log.store, portions, batches_max=1_000)
+    (storage,) = log.rows(partition_storage)
+    # Between the record and its marker.
+    assert json.loads(storage.unfinished_pass)[2] == 2
+    log.run()
+    assert log.rows(partition_storage)[0].unfinished_pass is None
+    assert [row.marker_offset for row in log.rows(finished_transactions)] == [2]
+    assert log.read() == [(0, b"a", b"1"), (3, b"b", b"2")]
+    assert log.store.read(lambda c: partition_violations(c, log.partition)) == []
 
 
 def test_a_lag_that_is_made_longer_holds_for_who_goes_on_with_a_pass(log, clock, monkeypatch):
