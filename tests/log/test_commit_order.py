@@ -123,6 +123,21 @@ def test_what_was_open_comes_at_its_marker_however_long_ago_it_began(log: Log, m
     assert [value for _, value in read_all(log, CommitPosition(position.place + 1, last + 1))] == values[3:]
 
 
+def test_of_two_that_were_open_for_long_the_first_to_commit_comes_first_and_whole(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_order, "STRETCH_BATCHES", 2)
+    log.write("A", b"A")
+    log.write("B", b"B first")
+    for number in range(20):
+        log.plain(b"%d" % number)
+    log.write("B", b"B last")
+    position = CommitPosition(log.plain(b"before"))
+    log.commit("B")
+    log.commit("A")
+    assert [value for _, value in read_all(log, position)] == [b"before", b"B first", b"B last", b"A"]
+
+
 def test_a_position_within_something_that_is_no_committed_transaction_is_that_of_its_place(log: Log) -> None:
     log.plain(b"0", b"1")
     log.write("A", b"aborted")
