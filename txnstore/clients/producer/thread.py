@@ -224,11 +224,6 @@ class SenderThread:
         """Whether no job waits; one may be running."""
         return not self._jobs
 
-    @property
-    def is_new(self) -> bool:
-        """Whether it has never been started."""
-        return not self._thread.is_started
-
     def start(self) -> None:
         """Start if it does not run."""
         if not self._thread.is_started:
