@@ -226,6 +226,12 @@ def _make_log() -> None:
             Int64,
             "The partition's largest timestamp up to here; for lookups by time.",
         ),
+        _column(
+            "commit_number",
+            Int64,
+            "Outside transactions: its place among all commits of this database, see log/partition_rows.py; else NULL.",
+            null=True,
+        ),
         _column("timestamp_type", Int16, "0: CreateTime, by the producer's clock; 1: LogAppendTime, by the store's."),
         _column("producer_id", Int64, "The producer that wrote it; -1 if the producer was not idempotent."),
         _column("producer_epoch", Int32, "The producer's epoch; -1 without a producer id."),

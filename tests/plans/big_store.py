@@ -16,6 +16,7 @@ from sqlalchemy import (
     cast,
     insert,
     literal,
+    not_,
     null,
     select,
     text,
@@ -155,6 +156,7 @@ def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
             "base_offset": number,
             "last_offset": number,
             "running_max_timestamp_ms": batch.max_timestamp_ms,
+            "commit_number": None,
         }
         for number, batch in enumerate(encoded)
     ]
@@ -170,6 +172,7 @@ def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
         offset = (record_batches.c.last_offset - first) * COPIES + copies.c.n
         values: dict[str, Any] = {column.name: column for column in record_batches.c}
         values |= {"partition_id": literal(partition_id, Int64), "last_offset": offset, "base_offset": offset}
+        values["commit_number"] = case((not_(record_batches.c.is_transactional), offset + 1))
         chosen = (
             select(*values.values())
             .select_from(record_batches.join(copies, true()))

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import not_, select, text, union_all
 
 from tests.clients.consumer.log_writer import eventually
 from tests.log.histories import Log
 from tests.transactions.bench import Bench
 from txnstore.db.opening import open_store
-from txnstore.db.schema import finished_transactions, transaction_log
+from txnstore.db.schema import finished_transactions, record_batches, transaction_log
 from txnstore.db.store import Store
+from txnstore.log.append import Append, append_at_once
+from txnstore.log.codec import encode
 from txnstore.log.partition_rows import draw_commit_number, lock_heads
+from txnstore.model import NO_PRODUCER, Record
 
 PATIENCE_SECONDS = 20
 
 
 def numbers_in(store: Store, partition_id: int) -> list[int | None]:
-    """Return the numbers of the transactions that ended in the partition, in the order of their markers."""
-    of_partition = finished_transactions.c.partition_id == partition_id
-    rows = select(finished_transactions.c.commit_number).where(of_partition)
-    return store.read(
-        lambda connection: list(connection.execute(rows.order_by(finished_transactions.c.marker_offset)).scalars())
+    """Return the numbers of what is in no transaction, and of those that ended in the partition, in their order."""
+    ends = select(finished_transactions.c.marker_offset.label("place"), finished_transactions.c.commit_number).where(
+        finished_transactions.c.partition_id == partition_id
+    )
+    plain = select(record_batches.c.last_offset, record_batches.c.commit_number).where(
+        record_batches.c.partition_id == partition_id, not_(record_batches.c.is_transactional)
+    )
+    found = union_all(ends, plain).order_by("place")
+    return store.read(lambda connection: [row.commit_number for row in connection.execute(found)])
+
+
+def append_plainly(store: Store, *partition_ids: int) -> None:
+    append_at_once(
+        store, [Append(partition_id, encode([Record(b"plain")])) for partition_id in partition_ids], NO_PRODUCER
     )
 
 
@@ -68,9 +80,26 @@ def test_on_every_way_a_transaction_has_one_number_which_is_that_of_its_entry_in
     assert names == [producer.transactional_id for producer in producers] * 3
 
 
+@pytest.mark.parametrize("way", ["general", "whole"])
+def test_on_every_way_what_is_in_no_transaction_has_a_number_among_those_of_transactions(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(bench.store, "commits_whole", way != "general")
+    producer = bench.started()
+    for number in range(4):
+        append_plainly(bench.store, *bench.partition_ids[number % 2 :])
+        producer.commit(appends=[producer.batch(bench.partition_ids[1], b"a")])
+    one, two = (numbers_in(bench.store, partition_id) for partition_id in bench.partition_ids)
+    assert (len(one), len(two)) == (2, 8)
+    assert two == sorted(set(two))  # type: ignore[type-var]  # none of them is None
+    # What is appended at once is committed at once.
+    assert one == [two[0], two[4]]
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["transaction", "plain"])
 @pytest.mark.parametrize("way", ["general", "whole", "statements"])
 def test_who_waits_for_a_partition_draws_behind_the_one_that_holds_it(
-    own_bench: Bench, url: str, monkeypatch: pytest.MonkeyPatch, way: str
+    own_bench: Bench, url: str, monkeypatch: pytest.MonkeyPatch, way: str, is_plain: bool
 ) -> None:
     """A commit that has begun earlier, and has locked one of two partitions, comes behind the one that it waits for."""
     bench = own_bench
@@ -86,7 +115,10 @@ def test_who_waits_for_a_partition_draws_behind_the_one_that_holds_it(
 
         def hold(connection: Any) -> tuple[int, Any]:
             lock_heads(connection, [second])
-            commit = pool.submit(waiting.commit, appends=appends)
+            if is_plain:
+                commit: Future[Any] = pool.submit(append_plainly, bench.store, first, second)
+            else:
+                commit = pool.submit(waiting.commit, appends=appends)
             eventually(lambda: other.read(lambda inner: inner.execute(locks).scalar_one()) > 0)
             return draw_commit_number(connection), commit
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, insert, not_, select, true, update
 
 from tests.crash.scenarios import FIRST, SECOND, SENT, all_of, decides, ends
 from tests.crash.worlds import Place, World
@@ -113,6 +113,10 @@ def remove(table: Table, where: Callable[[Busy], ColumnElement[bool]]) -> Damage
 
 def in_partition(table: Table, of: str) -> Callable[[Busy], ColumnElement[bool]]:
     return lambda busy: table.c.partition_id == getattr(busy, of).partition_ids[0]
+
+
+def outside_transactions(busy: Busy) -> ColumnElement[bool]:
+    return and_(in_partition(record_batches, "plain")(busy), not_(record_batches.c.is_transactional))
 
 
 def of_id(table: Table, of: str) -> Callable[[Busy], ColumnElement[bool]]:
@@ -226,6 +230,18 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
     "commits have numbers against their order": (
         _I.COMMITS_NUMBERED,
         change(finished_transactions, in_partition(finished_transactions, "over"), commit_number=10**9),
+    ),
+    "a batch outside transactions has no number": (
+        _I.COMMITS_NUMBERED,
+        change(record_batches, outside_transactions, commit_number=None),
+    ),
+    "a batch of a transaction has a number": (
+        _I.COMMITS_NUMBERED,
+        change(record_batches, in_partition(record_batches, "over"), commit_number=1),
+    ),
+    "batches outside transactions have numbers against their order": (
+        _I.COMMITS_NUMBERED,
+        change(record_batches, outside_transactions, commit_number=10**9),
     ),
     "committed records are not visible": (
         _I.COMMITTED_VISIBLE,

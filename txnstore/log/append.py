@@ -202,7 +202,7 @@ class LockedPartitions:
     #: By partition: where transactions begin that were open at the first marker, the oldest first, and whose they are.
     _open: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     commit_number: int | None = None
-    """That of the transactions whose commit was written; None: there are none."""
+    """That of the transactions whose commit was written, and of what was placed outside any; None: nothing was."""
 
     @classmethod
     def lock(
@@ -278,6 +278,11 @@ class LockedPartitions:
         placed = self._batches + self._markers
         if not placed:
             return
+        plain = [row for row in self._batches if not row["is_transactional"]]
+        if plain or any(row["outcome"] == ControlType.COMMIT for row in self._finished):
+            self.commit_number = draw_commit_number(self.connection)
+        for row in plain:
+            row["commit_number"] = self.commit_number
         if self._batches:
             insert_batches(self.connection, placed)
         else:
@@ -285,8 +290,6 @@ class LockedPartitions:
         moved = sorted({row["partition_id"] for row in placed})
         save_heads(self.connection, [self.heads[partition_id] for partition_id in moved])
         save_producer_states(self.connection, self._changed, self._known)
-        if any(row["outcome"] == ControlType.COMMIT for row in self._finished):
-            self.commit_number = draw_commit_number(self.connection)
         if self._finished:
             for row in self._finished:
                 row["commit_number"] = self.commit_number if row["outcome"] == ControlType.COMMIT else None
@@ -300,6 +303,7 @@ class LockedPartitions:
         row["last_offset"] = head.next_offset - 1
         head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
         row["running_max_timestamp_ms"] = head.running_max_timestamp_ms
+        row["commit_number"] = None
         return row
 
     def _state_after(self, partition_id: int, batch: EncodedBatch, recent: RecentBatch) -> ProducerInPartition:

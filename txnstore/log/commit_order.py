@@ -65,8 +65,8 @@ class PlacedBatch:
     start: CommitPosition
     """The reader's position before its first record."""
 
-    commit_number: int | None = None
-    """That of its transaction, see `partition_rows`; None outside transactions."""
+    commit_number: int
+    """That of its commit, see `partition_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +173,7 @@ _PLACES: Final = (
         record_batches.c.base_offset,
         record_batches.c.record_count,
         record_batches.c.size_bytes,
+        record_batches.c.commit_number.label("plain_number"),
         record_batches.c.is_transactional,
         case((record_batches.c.is_transactional, _MARKER_OFFSET), else_=record_batches.c.last_offset).label("place"),
     )
@@ -198,9 +199,10 @@ _COMMIT_NUMBER: Final = (
     .scalar_subquery()
 )
 _SIZES_BY_PLACE: Final = HotStatement(
-    select(_CHOSEN, case((_CHOSEN.c.is_transactional, _COMMIT_NUMBER)).label("commit_number")).order_by(
-        _CHOSEN.c.place, _CHOSEN.c.last_offset
-    )
+    select(
+        *(column for column in _CHOSEN.c if column is not _CHOSEN.c.plain_number),
+        case((_CHOSEN.c.is_transactional, _COMMIT_NUMBER), else_=_CHOSEN.c.plain_number).label("commit_number"),
+    ).order_by(_CHOSEN.c.place, _CHOSEN.c.last_offset)
 )
 _SIZES_OF_TRANSACTION: Final = HotStatement(
     select(
@@ -487,7 +489,7 @@ def in_place(rows: Sequence[Any], batches: Mapping[int, RecordBatch], start: Com
         if not row.is_transactional:
             # The first one may begin before the place that is asked for.
             start = CommitPosition(max(row.base_offset, start.place))
-            placed.append(PlacedBatch(batch, start.place, None, start))
+            placed.append(PlacedBatch(batch, start.place, None, start, row.commit_number))
             continue
         if row.place != start.place:
             start = CommitPosition(row.place)

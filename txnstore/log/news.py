@@ -223,7 +223,8 @@ def _branch(isolation: IsolationLevel | None, number: int) -> Select[Any]:
         conditions = [or_(and_(is_plain, record_batches.c.last_offset >= from_offset), marker_offset.is_not(None))]
         columns.append(case((is_plain, record_batches.c.last_offset), else_=marker_offset).label("place"))
         commit_number = _of_its_transaction(found.commit_number, partition_id, from_offset, to_offset)
-        columns.append(commit_number.label("commit_number"))
+        columns = [column for column in columns if column.name != "commit_number"]
+        columns.append(case((is_plain, record_batches.c.commit_number), else_=commit_number).label("commit_number"))
     elif isolation is IsolationLevel.READ_COMMITTED:
         end_offset = func.coalesce(first_open, to_offset)
         conditions = [record_batches.c.base_offset < end_offset, IS_COMMITTED]

@@ -1,13 +1,13 @@
 """The rows of a partition: its head, whose lock puts appends in order, and the producers that it knows.
 
-All transactions that were committed in a database have one strict order: that of the numbers of their commits.  Whoever
-commits draws a number once he has locked the heads of all the partitions that he has written to, and holds the locks
-until he has committed.  So the numbers grow along each partition, and a transaction whose commit had returned, or whose
-records somebody has read, has a lower one than whatever is asked to commit after that.
+All that was committed in a database has one strict order, transactions and what is in none: that of the numbers of
+the commits.  Whoever commits draws a number once he has locked the heads of all the partitions that he has written to,
+and holds the locks until he has committed.  So the numbers grow along each partition, and what was committed before, or
+what somebody has read, has a lower one than whatever is asked to commit after that.
 
 They are those of the journal: the entry of a commit has its number for key, if it is in the same database.  PostgreSQL
 draws from the sequence behind the key, where nobody waits for anybody; SQLite from where it counts the keys, a page
-that every commit writes anyway.
+that every transaction writes anyway.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -111,8 +112,10 @@ class _PartitionCheck:
     last_stable_offset: int = field(init=False)
     largest_ms: int = -1
     counted_bytes: int = 0
-    #: The number of the last commit, and the epoch of its records.
-    last_commit: tuple[int, int] | None = None
+    #: The number of the last commit, and the epoch of its records; None: they are in no transaction.
+    last_commit: tuple[int, int | None] | None = None
+    #: Of batches outside transactions that are not compared yet: offset and number.
+    plain_commits: deque[tuple[int, int]] = field(default_factory=deque)
     #: What is damaged, or lacks records, cannot be replayed: the rest would be noise.
     is_replayed: bool = field(init=False)
     is_damaged: bool = False
@@ -192,6 +195,11 @@ class _PartitionCheck:
         if row.running_max_timestamp_ms != self.largest_ms and not self.has_gaps:
             seen = f"{row.running_max_timestamp_ms}, the largest so far is {self.largest_ms}"
             yield self._violation(Invariant.TIMES_RUN, row.base_offset, seen)
+        if row.is_transactional is not (row.commit_number is None):
+            seen = f"a batch that is {'' if row.is_transactional else 'not '}transactional has {row.commit_number}"
+            yield self._violation(Invariant.COMMITS_NUMBERED, row.base_offset, seen)
+        elif row.commit_number is not None and self.is_replayed:
+            self.plain_commits.append((row.last_offset, row.commit_number))
         batch = self._decoded(row)
         if isinstance(batch, Violation):
             self.is_replayed, self.is_damaged = False, True
@@ -242,7 +250,10 @@ class _PartitionCheck:
         stored: dict[int, Finished] = {}
         for row in rows:
             stored[row.marker_offset] = Finished(*row[1:-1])
-            yield from self._number_violations(row)
+            yield from self._plain_number_violations(row.marker_offset)
+            if row.commit_number is not None:
+                yield from self._number_violations(row.marker_offset, row.commit_number, row.producer_epoch)
+        yield from self._plain_number_violations(through_offset + 1)
         for marker_offset in sorted(stored.keys() | self.replay.finished.keys()):
             found, expected = stored.get(marker_offset), self.replay.finished.get(marker_offset)
             if found is not None and min(found.first_offset, found.last_stable_offset) < self.replay.first_offset:
@@ -253,15 +264,17 @@ class _PartitionCheck:
                 yield self._violation(Invariant.INDEX_KNOWN, marker_offset, seen)
         self.replay.finished.clear()
 
-    def _number_violations(self, row: Any) -> Iterator[Violation]:
-        """Compare the number of a commit with those before it; the writers of a transaction have one in common."""
-        if row.commit_number is None:
+    def _plain_number_violations(self, before_offset: int) -> Iterator[Violation]:
+        """Compare the numbers of what was committed outside transactions below an offset."""
+        while self.plain_commits and self.plain_commits[0][0] < before_offset:
+            yield from self._number_violations(*self.plain_commits.popleft(), None)
+
+    def _number_violations(self, offset: int, number: int, epoch: int | None) -> Iterator[Violation]:
+        """Compare the number of a commit with those before it; what is written at once has one in common."""
+        last, self.last_commit = self.last_commit, (number, epoch)
+        if last is None or number > last[0] or (number == last[0] and (epoch is None or last[1] in {None, epoch})):
             return
-        last, self.last_commit = self.last_commit, (row.commit_number, row.producer_epoch)
-        if last is None or row.commit_number > last[0] or last == self.last_commit:
-            return
-        seen = f"commit {row.commit_number} comes behind commit {last[0]}"
-        yield self._violation(Invariant.COMMITS_NUMBERED, row.marker_offset, seen)
+        yield self._violation(Invariant.COMMITS_NUMBERED, offset, f"commit {number} comes behind commit {last[0]}")
 
     # --- producers ----------------------------------------------------------------------------------------------------
 

@@ -120,6 +120,27 @@ def test_a_transaction_comes_from_all_partitions_with_its_producer_and_what_is_i
     assert ends == [(head, 0) for head in heads]
 
 
+def test_what_is_in_no_transaction_comes_behind_what_was_committed_when_it_was_written(log, assigned):
+    """A reader of all partitions never sees an answer before its question, whatever of both is in a transaction."""
+    log.topic(partition_count=3)
+    consumer = assigned(0, 1, 2)
+    expected = []
+    for number in range(10):
+        question, answer, note = (b"%s %d" % (what, number) for what in (b"question", b"answer", b"note"))
+        asked, answered = log.transaction(), log.transaction()
+        for partition in (2, 1):
+            asked.write("t", partition, question)
+        # It stands before the question in its partition, which counts once it is committed.
+        log.write("t", 1, b"before %d" % number)
+        asked.end(commit=True)
+        log.write("t", number % 3, note)
+        log.write("t", (number + 1) % 3, note)
+        answered.write("t", 0, answer)
+        answered.end(commit=True)
+        expected += [b"before %d" % number, question, question, note, note, answer]
+    assert texts(consumer.consume(len(expected), PATIENCE_SECONDS)) == expected
+
+
 def test_a_transaction_with_more_records_than_wanted_is_refused_and_can_be_read_piece_by_piece(log, assigned):
     log.topic(partition_count=2)
     large = log.transaction()
@@ -299,7 +320,9 @@ class History:
         self.name = f"atomic-{next(_numbers)}"
         self.models = [Model() for _ in range(PARTITIONS)]
         self.open: dict[str, Any] = {}
-        self.transaction_of: dict[tuple[int, int], int] = {}
+        #: Of each record in what it was written, and of those what was committed, one after the other.
+        self.unit_of: dict[tuple[int, int], int] = {}
+        self.committed: list[int] = []
         log.topic(self.name, PARTITIONS)
 
     def run(self, steps: list[tuple[Any, ...]]) -> None:
@@ -307,8 +330,11 @@ class History:
             getattr(self, step[0])(*step[1:])
 
     def plain(self, partition: int, count: int) -> None:
-        self.log.write(self.name, partition, *(value for _, value in self.models[partition].values(count)))
+        values = self.models[partition].values(count)
+        self.log.write(self.name, partition, *(value for _, value in values))
         self.models[partition].plain(count)
+        self.committed.append(next(_numbers))
+        self.unit_of.update({(partition, offset): self.committed[-1] for offset, _ in values})
 
     def write(self, name: str, partition: int, count: int) -> None:
         if name not in self.open:
@@ -317,11 +343,13 @@ class History:
         values = self.models[partition].values(count)
         transaction.write(self.name, partition, *(value for _, value in values))
         self.models[partition].write(name, count)
-        self.transaction_of.update({(partition, offset): number for offset, _ in values})
+        self.unit_of.update({(partition, offset): number for offset, _ in values})
 
     def end(self, name: str, commit: bool) -> None:
         if name in self.open:
-            self.open.pop(name)[1].end(commit=commit)
+            number, transaction = self.open.pop(name)
+            transaction.end(commit=commit)
+            self.committed += [number] * commit
             for model in self.models:
                 if name in model.open:
                     model.end(name, commit=commit)
@@ -331,12 +359,10 @@ class History:
         return sum(len(model.delivered) for model in self.models)
 
     def check(self, seen: list[tuple[int, int]]) -> None:
-        """Each partition in its own order, and all records of a transaction one behind the other."""
+        """Each partition in its own order, and all of it in the order in which it was committed."""
         for partition, model in enumerate(self.models):
             assert [offset for number, offset in seen if number == partition] == [one.offset for one in model.delivered]
-        numbers = [number for at in seen if (number := self.transaction_of.get(at)) is not None]
-        runs = [number for number, _ in itertools.groupby(self.transaction_of.get(at, at) for at in seen)]
-        assert len([number for number in runs if isinstance(number, int)]) == len(set(numbers)), seen
+        assert [unit for unit, _ in itertools.groupby(seen, key=self.unit_of.__getitem__)] == self.committed, seen
 
 
 def consumer_of(url: str, history: History) -> Consumer:

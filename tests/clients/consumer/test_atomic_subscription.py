@@ -11,15 +11,16 @@ import pytest
 
 from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
 from txnstore.clients.consumer.positions import Positions
-from txnstore.clients.consumer.subscription import Chunk, Committed, FetchPosition, PageRead, Snapshot
+from txnstore.clients.consumer.subscription import Chunk, Committed, FetchPosition, PageRead
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import NO_MARKER, Message, RecordSource
+from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import Bounds
 from txnstore.model import ProducerIdentity
 
 POSITIONS = Positions(in_commit_order=True)
-Batch = tuple[int, int, int, int | None]
-"""Place, first and last offset, and the number of the transaction."""
+Batch = tuple[int, int, int, int, bool]
+"""Place, first and last offset, the number of the commit, and whether it is that of a transaction."""
 
 
 def records(first: int, last: int):
@@ -33,20 +34,21 @@ class Log:
     partition_count: int
     batches: list[list[Batch]] = field(init=False)
     ends: list[int] = field(init=False)
-    unit_of: dict[tuple[int, int], object] = field(default_factory=dict)
+    #: Of each record the number of its commit.
+    unit_of: dict[tuple[int, int], int] = field(default_factory=dict)
     count: int = 0
-    #: Of each record outside transactions, how many commits there were before it.
-    commits_before: dict[object, int] = field(default_factory=dict)
+    plain_ones: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.batches = [[] for _ in range(self.partition_count)]
         self.ends = [0] * self.partition_count
 
     def plain(self, number: int) -> None:
+        self.count += 1
         end = self.ends[number]
-        self.batches[number].append((end, end, end, None))
-        self.unit_of[number, end] = (number, end)
-        self.commits_before[number, end] = self.count
+        self.batches[number].append((end, end, end, self.count, False))
+        self.unit_of[number, end] = self.count
+        self.plain_ones.add(self.count)
         self.ends[number] += 1
 
     def commit(self, sizes: dict[int, list[int]]) -> None:
@@ -57,7 +59,7 @@ class Log:
             for size in batch_sizes:
                 first = self.ends[number]
                 self.ends[number] += size
-                self.batches[number].append((place, first, first + size - 1, self.count))
+                self.batches[number].append((place, first, first + size - 1, self.count, True))
                 self.unit_of.update({(number, offset): self.count for offset in range(first, first + size)})
             self.ends[number] += 1
 
@@ -70,15 +72,15 @@ class Log:
     def last_commit(self, number: int, position: int) -> int | None:
         """Return the number of the last transaction of which something lies behind the position."""
         place, within = POSITIONS.pair(position)
-        behind = [batch[3] for batch in self.batches[number] if batch[0] < place + (within > 0)]
-        return next((commit for commit in reversed(behind) if commit is not None), None)
+        behind = [batch for batch in self.batches[number] if batch[0] < place + (within > 0)]
+        return next((batch[3] for batch in reversed(behind) if batch[4]), None)
 
-    def page(self, number: int, position: int, batches_max: int, snapshot: Snapshot) -> PageRead:
+    def page(self, number: int, position: int, batches_max: int, snapshot: int) -> PageRead:
         place, within = POSITIONS.pair(position)
         left = [
             batch
             for batch in self.batches[number]
-            if batch[0] > place or (batch[0] == place and (batch[3] is None or batch[2] >= within))
+            if batch[0] > place or (batch[0] == place and (not batch[4] or batch[2] >= within))
         ]
         end = POSITIONS.at(self.ends[number])
         chosen, rest = left[:batches_max], left[batches_max:]
@@ -87,7 +89,7 @@ class Log:
         next_position = end
         if rest or (chosen and len(chosen) == batches_max):
             last = chosen[-1]
-            next_position = POSITIONS.at(last[2] + 1) if last[3] is None else POSITIONS.at(last[0], last[2] + 1)
+            next_position = POSITIONS.at(last[0], last[2] + 1) if last[4] else POSITIONS.at(last[2] + 1)
         chunks: list[Chunk] = []
         starts = [self._start(batch, chosen[:index], (place, within)) for index, batch in enumerate(chosen)]
         for batch, start, behind in zip(chosen, starts, [*starts[1:], next_position], strict=False):
@@ -98,17 +100,17 @@ class Log:
         return Bounds(number, 0, self.ends[number], self.ends[number])
 
     def _start(self, batch: Batch, before: list[Batch], asked: tuple[int, int]) -> int:
-        if batch[3] is None:
+        if not batch[4]:
             return POSITIONS.at(batch[0])
         if before and before[-1][0] == batch[0]:
             return POSITIONS.at(batch[0], before[-1][2] + 1)
         return POSITIONS.at(batch[0], asked[1] if not before and asked[0] == batch[0] else 0)
 
-    def _chunk(self, number: int, batch: Batch, start: int, behind: int, snapshot: Snapshot) -> Chunk:
-        place, base, last, commit = batch
-        first = max(base, POSITIONS.pair(start).offset_in_transaction) if commit else base
+    def _chunk(self, number: int, batch: Batch, start: int, behind: int, snapshot: int) -> Chunk:
+        place, base, last, number_of_commit, is_within = batch
+        first = max(base, POSITIONS.pair(start).offset_in_transaction) if is_within else base
         return Chunk(
-            source=RecordSource("t", number, 1, place if commit else NO_MARKER),
+            source=RecordSource("t", number, 1, place if is_within else NO_MARKER),
             open=partial(records, first, last),
             record_count=last - first + 1,
             size_bytes=1,
@@ -116,17 +118,13 @@ class Log:
             last_offset=last,
             next_position=behind,
             start=start,
-            base=POSITIONS.at(place) if commit else 0,
-            unit=1 if commit else POSITIONS.unit,
-            transaction=Committed(commit, ProducerIdentity(commit, 0), snapshot) if commit else None,
+            base=POSITIONS.at(place) if is_within else 0,
+            unit=1 if is_within else POSITIONS.unit,
+            commit=Committed(number_of_commit, snapshot, ProducerIdentity(number_of_commit, 0) if is_within else None),
         )
 
 
 _snapshots = itertools.count(1)
-
-
-def numbers_of(positions: list[FetchPosition]) -> list[int]:
-    return [position.partition.number for position in positions]
 
 
 class Reader:
@@ -165,7 +163,7 @@ class Reader:
         """Read one page, which the partitions share."""
         pages = []
         positions = self.subscription.to_read(0.0) if positions is None else positions
-        snapshot = Snapshot(next(_snapshots), {number: self.log.ends[number] for number in numbers_of(positions)})
+        snapshot = next(_snapshots)
         for position in positions:
             number = position.partition.number
             page = self.log.page(number, position.position, batches_max, snapshot)
@@ -203,18 +201,22 @@ class Reader:
                 return
 
 
-def check(log: Log, seen: list[tuple[int, int]]) -> None:
-    """Each partition in its order, transactions whole, in that of their commits, and behind what was there then."""
+def check(log: Log, seen: list[tuple[int, int]], *, were_paused: bool) -> None:
+    """Each partition in its order, transactions whole, in that of their commits, and behind what was there then.
+
+    Unless a partition was paused, all of it is in one order.
+    """
     for number, batches in enumerate(log.batches):
-        expected = [offset for _, first, last, _ in batches for offset in range(first, last + 1)]
+        expected = [offset for _, first, last, *_ in batches for offset in range(first, last + 1)]
         assert [offset for partition, offset in seen if partition == number] == expected
     runs = [unit for unit, _ in itertools.groupby(seen, key=log.unit_of.__getitem__)]
     assert len(runs) == len(set(runs)), seen
-    commits = [unit for unit in runs if isinstance(unit, int)]
+    assert were_paused or runs == sorted(runs), seen
+    commits = [unit for unit in runs if unit not in log.plain_ones]
     assert commits == sorted(commits), seen
     at = {unit: index for index, unit in enumerate(runs)}
-    for unit, commits_before in log.commits_before.items():
-        assert all(at[unit] < at[commit] for commit in commits if commit > commits_before), seen
+    for unit in log.plain_ones:
+        assert all(at[unit] < at[commit] for commit in commits if commit > unit), seen
 
 
 def grow(log: Log, chance: random.Random) -> None:
@@ -229,6 +231,7 @@ def grow(log: Log, chance: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(150))
 def test_transactions_are_whole_whatever_is_read_when_and_wherever_readers_stop(seed):
     chance = random.Random(seed)
+    were_paused = chance.random() < 0.5
     log = Log(chance.randint(2, 4))
     start = dict.fromkeys(range(log.partition_count), 0)
     for _ in range(chance.randint(0, 8)):
@@ -248,7 +251,7 @@ def test_transactions_are_whole_whatever_is_read_when_and_wherever_readers_stop(
         elif step < 0.87:
             seen += reader.seen
             reader = Reader(log, reader.positions(), records_low=chance.choice([1, 4, 20]))
-        elif step < 0.92:
+        elif step < 0.92 and were_paused:
             reader.subscription.pause(partition)
         elif step < 0.96:
             reader.subscription.resume(partition)
@@ -261,7 +264,7 @@ def test_transactions_are_whole_whatever_is_read_when_and_wherever_readers_stop(
         # As if something had been committed there.
         partition.is_at_end = False
     reader.finish()
-    check(log, seen + reader.seen)
+    check(log, seen + reader.seen, were_paused=were_paused)
     assert reader.subscription.transaction is None
 
 
@@ -281,11 +284,11 @@ def test_a_partition_that_is_assigned_later_counts_from_then_on():
     reader.read(5)
     reader.read(5)
     reader.take(2)
-    assert [log.unit_of[at] for at in reader.seen] == [1, (1, 2), 2]
+    assert [log.unit_of[at] for at in reader.seen] == [1, 2, 3]
     assert reader.subscription.transaction is not None
     assert reader.ended == 1
     reader.finish()
-    assert [log.unit_of[at] for at in reader.seen] == [1, (1, 2), 2, 2, 3, 3]
+    assert [log.unit_of[at] for at in reader.seen] == [1, 2, 3, 3, 4, 4]
 
 
 def test_what_goes_wrong_with_one_partition_is_told_while_others_wait_for_it():
@@ -306,6 +309,55 @@ def test_what_goes_wrong_with_one_partition_is_told_while_others_wait_for_it():
     two.partition.retry_at = 0.0
     reader.finish()
     assert len(reader.seen) == 3
+
+
+@pytest.mark.parametrize("way", ["fails", "stops", "is damaged"])
+def test_what_is_in_no_transaction_does_not_wait_for_a_partition_that_cannot_be_read(way):
+    log = Log(2)
+    log.plain(1)
+    reader = Reader(log, {0: 0, 1: 0})
+    reader.resolve()
+    reader.read(2)
+    log.plain(0)
+    log.commit({0: [1]})
+    one, two = reader.subscription.to_read(0.0)
+    error = KafkaError(KafkaError._BAD_MSG)
+    if way == "is damaged":
+        head = two.partition.waiting[0]
+        assert isinstance(head, Chunk)
+        head.open = damaged
+    else:
+        reader.take(1)
+        reader.subscription.fail(two, error, 0.0) if way == "fails" else reader.subscription.stop(two, error, 0.0)
+    # Its error comes first.
+    assert [message.error() is not None for message in reader.take(2)] == [True]
+    reader.read(2, [one])
+    assert len(reader.take(1)) == 1
+    assert log.unit_of[reader.seen[-1]] == 2
+    # The transaction waits.
+    assert reader.take(1) == []
+
+
+def damaged():
+    raise CorruptBatch("it is damaged")
+
+
+def test_what_could_be_read_again_is_waited_for_as_before():
+    log = Log(2)
+    reader = Reader(log, {0: 0, 1: 0})
+    reader.resolve()
+    _, two = reader.subscription.to_read(0.0)
+    reader.subscription.fail(two, KafkaError(KafkaError._BAD_MSG), 0.0)
+    assert len(reader.take(1)) == 1
+    two.partition.retry_at = 0.0
+    reader.read(2)
+    log.plain(1)
+    log.plain(0)
+    one = next(position for position in reader.subscription.to_read(0.0) if position.partition.number == 0)
+    reader.read(2, [one])
+    assert reader.take(1) == []
+    reader.finish()
+    assert [log.unit_of[at] for at in reader.seen[-2:]] == [1, 2]
 
 
 def test_what_goes_wrong_in_the_middle_of_a_transaction_is_told_there():

@@ -1,13 +1,13 @@
 """The subscription of a consumer that gets each transaction from all of its partitions at once, in one strict order.
 
-The transactions of a database have one order, that of the numbers which their commits have drawn: see
-`log.partition_rows`.  Of those that come next in some partition the one with the lowest number is handed out, from one
-partition after the other, and nothing else in between.  It waits until nothing that belongs before it can come any
-more: until each partition has been read up to what comes next there, or to its end in a snapshot that shows the
-transaction.  For whatever was committed before it is in each snapshot that shows it.
+All that was committed in a database has one order, that of the numbers which the commits have drawn: see
+`log.partition_rows`.  Of what comes next in some partition that with the lowest number is handed out; a transaction
+from one partition after the other, and nothing else in between.  It waits until nothing that belongs before it can
+come any more: until each partition has been read up to what comes next there, or to its end in a snapshot that shows
+it.  For whatever was committed before it is in each snapshot that shows it.
 
-A record outside transactions has no number.  It comes before a transaction that it can have been read by: if it lies
-below the end that its partition has in a snapshot that shows the transaction.
+Where that cannot be known, as a partition is paused or cannot be read, transactions wait, and records that are in none
+go on.
 
 Where a reader begins in the middle of a transaction, that one comes first: so positions that were committed at any
 moment are enough to go on from.  It is the one whose number is that of the last commit behind some partition's
@@ -16,7 +16,6 @@ beginning.  Each database has an order of its own; a transaction of several data
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -58,6 +57,8 @@ class AtomicSubscription(Subscription):
         self._awaited: set[AssignedPartition] = set()
         """Those that are to be read once more before the next transaction is handed out."""
         self._not_there: set[AssignedPartition] = set()
+        self._in_trouble: set[AssignedPartition] = set()
+        """Those that could not be read; what the application was told of that is handed out."""
         self.transaction: Committed | None = None
         """What is being handed out; None between two transactions."""
         self.completed: Committed | None = None
@@ -77,7 +78,7 @@ class AtomicSubscription(Subscription):
         self._is_cut = True
         removed = super().remove(topic, number)
         if removed is not None:
-            for known in (self._expected, self._awaited, self._not_there):
+            for known in (self._expected, self._awaited, self._not_there, self._in_trouble):
                 known.discard(removed)
         self._arrange()
         return removed
@@ -110,6 +111,7 @@ class AtomicSubscription(Subscription):
         partition = position.partition
         if error is not None:
             self._expected.discard(partition)
+            self._in_trouble.add(partition)
             if error.code() in _NOT_THERE:
                 self._not_there.add(partition)
         super().fail(position, error, now, offset=offset)
@@ -118,6 +120,7 @@ class AtomicSubscription(Subscription):
     def stop(self, position: FetchPosition, error: KafkaError, now: float, *, offset: int | None = None) -> None:
         """Report the error, and let others go on: nothing comes here until the application seeks."""
         self._expected.discard(position.partition)
+        self._in_trouble.add(position.partition)
         super().stop(position, error, now, offset=offset)
         self._arrange()
 
@@ -126,14 +129,12 @@ class AtomicSubscription(Subscription):
     ) -> None:
         """Buffer what was read, and take note of when that was."""
         partition = position.partition
-        assert page.snapshot is not None, "the reader knows that transactions are handed out whole"
         is_wanted = partition.start is None and partition.fetch_position == position.position
         if partition.is_current(position) and is_wanted:
             is_end = page.next_position >= page.end_position
-            partition.ended_in = page.snapshot.number if is_end else -1
-            self._not_there.discard(partition)
-            self._awaited.discard(partition)
-            self._note_end(partition, page)
+            partition.ended_in = page.snapshot if is_end else -1
+            for known in (self._awaited, self._not_there, self._in_trouble):
+                known.discard(partition)
         super().deliver(position, page, now, brought_nothing=brought_nothing)
         if partition.is_current(position) and (_head(partition) is not None or partition.is_at_end):
             self._expected.discard(partition)
@@ -173,16 +174,6 @@ class AtomicSubscription(Subscription):
         self._awaited.add(partition)
         partition.is_at_end = False
 
-    def _note_end(self, partition: AssignedPartition, page: PageRead) -> None:
-        """Tell transactions that come next elsewhere how far the partition goes, if their readings did not ask."""
-        if partition.partition_id is None:
-            return
-        end = self._positions.place(page.end_position)
-        for other in self:
-            head = _head(other)
-            if head is not None and head.transaction is not None and other.leader == partition.leader:
-                head.transaction.snapshot.ends.setdefault(partition.partition_id, end)
-
     # --- what comes next ---------------------------------------------------------------------------------------------
 
     def _make_ready(self, partition: AssignedPartition) -> None:
@@ -197,13 +188,14 @@ class AtomicSubscription(Subscription):
         chunk = partition.chunk
         if chunk is not None and chunk.source is not None:
             # Not the chunk's own, which says the same: each page brings one.
-            self.handed_out = None if chunk.transaction is None else self.transaction
-            partition.last_commit = None if chunk.transaction is None else chunk.transaction.number
+            self.handed_out = transaction = None if _transaction_of(chunk) is None else self.transaction
+            partition.last_commit = None if transaction is None else transaction.number
             self._is_begun = True
         return message
 
     def _stop_at_damage(self, partition: AssignedPartition, chunk: Chunk, error: TxnStoreError) -> Message:
         message = super()._stop_at_damage(partition, chunk, error)
+        self._in_trouble.add(partition)
         self._arrange()
         return message
 
@@ -233,7 +225,7 @@ class AtomicSubscription(Subscription):
             if self.find(partition.topic, partition.number) is not partition:
                 continue
             head = _head(partition)
-            if head is not None and (head.transaction is None or head.transaction.number != transaction.number):
+            if head is not None and not _is_of(head, transaction):
                 continue
             if head is None and self._has_ended(partition, transaction):
                 continue
@@ -264,43 +256,41 @@ class AtomicSubscription(Subscription):
         return None
 
     def _next_in_database(self, partitions: Sequence[AssignedPartition]) -> AssignedPartition | None:
-        """Return what comes next of the partitions of one database; the last one that was handed out comes last."""
+        """Return what comes next of the partitions of one database."""
         heads = {partition: head for partition in partitions if (head := _head(partition)) is not None}
-        transactions = [head.transaction for head in heads.values() if head.transaction is not None]
         behind = {partition.last_commit for partition in partitions}
+        transactions = [commit for head in heads.values() if (commit := _transaction_of(head)) is not None]
         half = min((one for one in transactions if one.number in behind), key=_number_of, default=None)
         if half is not None:
             self._begin(half, partitions, is_begun=True)
             return self._next_of(half)
-        lowest = min(transactions, key=_number_of, default=None)
-        if lowest is not None and self._is_next(lowest, partitions, heads):
-            self._begin(lowest, partitions, is_begun=False)
-            return self._next_of(lowest)
         for partition in partitions:
-            head = heads.get(partition)
-            if not partition.is_paused and (head.transaction is None if head is not None else partition.waiting):
+            if partition.waiting and partition not in heads and not partition.is_paused:
+                # No record.
                 return partition
+        transactions_wait = False
+        for partition, head in sorted(heads.items(), key=lambda item: _commit_of(item[1]).number):
+            transaction = _transaction_of(head)
+            if partition.is_paused:
+                transactions_wait = True
+            elif transaction is None or not transactions_wait:
+                commit = _commit_of(head)
+                # In which something that comes before it may still be found.
+                unread = {one for one in partitions if one not in heads and not self._has_ended(one, commit)}
+                if unread - self._in_trouble:
+                    return None
+                if transaction is None:
+                    return partition
+                is_shared = any(one.is_paused and _is_of(other, transaction) for one, other in heads.items())
+                if not unread and not is_shared:
+                    self._begin(transaction, partitions, is_begun=False)
+                    return self._next_of(transaction)
+                transactions_wait = True
         return None
 
-    def _is_next(
-        self, transaction: Committed, partitions: Sequence[AssignedPartition], heads: dict[AssignedPartition, Chunk]
-    ) -> bool:
-        """Return whether nothing comes before the transaction, which has the lowest number of those that come next."""
-        is_next = True
-        for partition in partitions:
-            head = heads.get(partition)
-            if head is None:
-                is_next &= self._has_ended(partition, transaction)
-            elif head.transaction is None:
-                end = transaction.snapshot.ends.get(partition.partition_id or 0, math.inf)
-                is_next &= self._positions.place(head.start) >= end
-            elif partition.is_paused:
-                is_next &= head.transaction.number != transaction.number
-        return is_next
-
-    def _has_ended(self, partition: AssignedPartition, transaction: Committed) -> bool:
-        """Return whether nothing comes in the partition that the transaction's snapshot has; ask if it is not known."""
-        if partition in self._not_there or partition.ended_in >= transaction.snapshot.number:
+    def _has_ended(self, partition: AssignedPartition, commit: Committed) -> bool:
+        """Return whether nothing comes in the partition that its snapshot has; ask if it is not known."""
+        if partition in self._not_there or partition.ended_in >= commit.snapshot:
             return True
         self._await(partition)
         return False
@@ -320,5 +310,21 @@ def _head(partition: AssignedPartition) -> Chunk | None:
     return next((item for item in partition.waiting if isinstance(item, Chunk) and item.source is not None), None)
 
 
-def _number_of(transaction: Committed) -> int:
-    return transaction.number
+def _transaction_of(chunk: Chunk) -> Committed | None:
+    """Return what its records belong to; None: no transaction."""
+    commit = _commit_of(chunk)
+    return None if commit.producer is None else commit
+
+
+def _is_of(chunk: Chunk, transaction: Committed) -> bool:
+    found = _transaction_of(chunk)
+    return found is not None and found.number == transaction.number
+
+
+def _commit_of(chunk: Chunk) -> Committed:
+    assert chunk.commit is not None, "the reader knows that all partitions have one order"
+    return chunk.commit
+
+
+def _number_of(commit: Committed) -> int:
+    return commit.number

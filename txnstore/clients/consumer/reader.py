@@ -24,7 +24,6 @@ from txnstore.clients.consumer.subscription import (
     Committed,
     FetchPosition,
     PageRead,
-    Snapshot,
     start_position,
 )
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
@@ -271,7 +270,8 @@ class PartitionReader:
             delivered = self._news(wanted, room, waiter) or self._pages(wanted, room, asks_outbox=asks_outbox)
         except _OF_ONE_PARTITION as error:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
-        snapshot = self._snapshot(delivered)
+        # One thread reads, so this reading is later than all before it.
+        snapshot = next(self._snapshots)
         names = self._transactional_ids(delivered) if self._options.is_atomic else {}
         for partition_id, position in known.items():
             page = delivered[partition_id]
@@ -444,11 +444,6 @@ class PartitionReader:
         known = self._committed(committed, partition_id)
         return StartResolved(position, start.position, partition_id, known)
 
-    def _snapshot(self, pages: Mapping[int, AnyPage]) -> Snapshot:
-        """Return the moment at which the pages were read; one thread reads, so it is later than all before it."""
-        ends = {partition_id: page.bounds.high_watermark for partition_id, page in pages.items()}
-        return Snapshot(next(self._snapshots), ends)
-
     def _transactional_ids(self, pages: Mapping[int, AnyPage]) -> Mapping[int, str]:
         """Return whose the transactions are of which the pages hold records, by the numbers of their commits."""
         numbers = {
@@ -456,7 +451,7 @@ class PartitionReader:
             for page in pages.values()
             if isinstance(page, CommitPage)
             for placed in page.batches
-            if placed.commit_number is not None
+            if placed.marker_offset is not None
         }
         if not numbers or not self._may_read_journal:
             return {}
@@ -468,7 +463,7 @@ class PartitionReader:
             return {}
 
     def _delivered(
-        self, position: FetchPosition, page: AnyPage, snapshot: Snapshot, names: Mapping[int, str]
+        self, position: FetchPosition, page: AnyPage, snapshot: int, names: Mapping[int, str]
     ) -> ReadOutcome:
         """Return the page as the subscription takes it."""
         if isinstance(page, CommitPage):
@@ -485,9 +480,7 @@ class PartitionReader:
         ]
         return PageDelivered(position, PageRead(chunks, page.next_offset, page.bounds, end_offset))
 
-    def _placed(
-        self, position: FetchPosition, page: CommitPage, snapshot: Snapshot, names: Mapping[int, str]
-    ) -> PageRead:
+    def _placed(self, position: FetchPosition, page: CommitPage, snapshot: int, names: Mapping[int, str]) -> PageRead:
         at = self._positions.at
         starts = [at(*placed.start) for placed in page.batches]
         next_position = at(*page.next_position)
@@ -507,11 +500,14 @@ class PartitionReader:
                     start=start,
                     base=at(marker_offset) if is_within else 0,
                     unit=1 if is_within else self._positions.unit,
-                    transaction=None
-                    if placed.commit_number is None or not self._options.is_atomic
-                    else Committed(
-                        placed.commit_number, placed.batch.producer, snapshot, names.get(placed.commit_number)
-                    ),
+                    commit=Committed(
+                        placed.commit_number,
+                        snapshot,
+                        placed.batch.producer if is_within else None,
+                        names.get(placed.commit_number),
+                    )
+                    if self._options.is_atomic
+                    else None,
                 )
             )
         return PageRead(chunks, next_position, page.bounds, at(page.bounds.high_watermark), snapshot)

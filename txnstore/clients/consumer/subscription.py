@@ -86,28 +86,17 @@ def _reset(earliest: int, latest: int, reset: str, why: str, positions: Position
 
 
 @dataclass(slots=True, eq=False)
-class Snapshot:
-    """One moment of one database: what a reading has seen of it, and nothing that was committed later."""
-
-    number: int
-    """That of a later one, of the same database, is higher."""
-
-    ends: dict[int, int]
-    """By partition id a place below which lies all that was in the partition then; not of all partitions."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Committed:
-    """A transaction that was committed, as it was found in one partition."""
+    """What was committed at once, as it was found in one partition: a transaction, or a batch that is in none."""
 
     number: int
     """The place of its commit among those of its database: see `log.partition_rows`."""
 
-    producer: ProducerIdentity
-    """Whose records these are, with the epoch that this transaction alone has."""
+    snapshot: int
+    """When it was seen: the number of the reading, which a later one of the same database has a higher one than."""
 
-    snapshot: Snapshot
-    """When it was seen."""
+    producer: ProducerIdentity | None
+    """Whose records these are, with the epoch that this transaction alone has; None outside transactions."""
 
     transactional_id: str | None = None
     """Whose it is, if the journal of this database still tells."""
@@ -138,8 +127,8 @@ class Chunk:
     unit: int = 1
     """Behind a record of the chunk the position is `base + unit * (its offset + 1)`."""
 
-    transaction: Committed | None = None
-    """What its records belong to; None: no transaction, or each partition is read by itself."""
+    commit: Committed | None = None
+    """What its records were committed with; None: each partition is read by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +151,8 @@ class PageRead:
     end_position: int
     """The first position that this reader may not read yet."""
 
-    snapshot: Snapshot | None = None
-    """When it was read, where that matters."""
+    snapshot: int = 0
+    """When it was read: the number of the reading, where that matters."""
 
 
 class AssignedPartition:

@@ -122,6 +122,7 @@ class _Gathering:
             if not is_complete:
                 return None
             producer = transaction.producer
+            assert producer is not None, "it is a transaction"
             return ConsumedTransaction(
                 self._messages, producer.producer_id, producer.epoch, transaction.transactional_id
             )

@@ -187,8 +187,8 @@ BEGIN
     END IF;
 
     -- The partitions come in the order of their ids: everybody locks heads in it.
-    IF of_transactional_id IS NOT NULL AND cardinality(partition_ids) > 1 THEN
-        -- The number of the commit is drawn once all of them are locked, and the first one's row needs it.
+    IF cardinality(partition_ids) > 1 THEN
+        -- The number of the commit is drawn once all of them are locked, and the first one's rows need it.
         PERFORM FROM {schema}.partition_heads WHERE partition_id = ANY (partition_ids) ORDER BY partition_id FOR UPDATE;
     END IF;
     FOR place IN 1 .. cardinality(partition_ids) LOOP
@@ -202,6 +202,7 @@ BEGIN
         IF NOT FOUND THEN
             RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
         END IF;
+        commit_number_now := coalesce(commit_number_now, nextval('{numbers}'));
         first_offset := head.next_offset;
         next_offset_now := first_offset;
         largest_ms := head.running_max_timestamp_ms;
@@ -264,7 +265,6 @@ BEGIN
             CONTINUE;
         END IF;
         marker_offset_now := next_offset_now + record_counts[batch];
-        commit_number_now := coalesce(commit_number_now, nextval('{numbers}'));
         -- One statement for both: to begin one takes longer than to insert a row.
         INSERT INTO {schema}.record_batches ({columns}) VALUES {batch}, {marker};
         largest_ms := greatest(largest_ms, log_now_ms);
@@ -460,14 +460,15 @@ $function$
 
 _COLUMNS: Final = """
                 partition_id, last_offset, base_offset, record_count, base_timestamp_ms, max_timestamp_ms,
-                running_max_timestamp_ms, timestamp_type, producer_id, producer_epoch, base_sequence, is_transactional,
-                control_type, coordinator_epoch, codec, crc, size_bytes, timestamp_deltas_ms, key_positions, null_keys,
-                value_positions, null_values, headers, key_data, value_data
+                running_max_timestamp_ms, commit_number, timestamp_type, producer_id, producer_epoch, base_sequence,
+                is_transactional, control_type, coordinator_epoch, codec, crc, size_bytes, timestamp_deltas_ms,
+                key_positions, null_keys, value_positions, null_values, headers, key_data, value_data
             """
 _BATCH: Final = """(
                 partition_ids[place], next_offset_now + record_counts[batch] - 1, next_offset_now,
                 record_counts[batch], base_timestamps_ms[batch], max_timestamps_ms[batch],
-                largest_ms, 0, of_producer_id, of_producer_epoch, base_sequences[batch],
+                largest_ms, CASE WHEN of_transactional_id IS NULL THEN commit_number_now END,
+                0, of_producer_id, of_producer_epoch, base_sequences[batch],
                 of_transactional_id IS NOT NULL, NULL, NULL, codecs[batch], crcs[batch], sizes_bytes[batch],
                 batch_timestamp_deltas_ms[batch], batch_key_positions[batch], batch_null_keys[batch],
                 batch_value_positions[batch], batch_null_values[batch], batch_headers[batch],
@@ -479,7 +480,7 @@ _THIS_PRODUCER: Final = """transactional_id = of_transactional_id
             AND producer_epoch < 32766"""
 _MARKER: Final = """(
                 partition_ids[place], marker_offset_now, marker_offset_now, 1, log_now_ms, log_now_ms,
-                greatest(largest_ms, log_now_ms), 0, of_producer_id, of_producer_epoch + 1, -1, true,
+                greatest(largest_ms, log_now_ms), NULL, 0, of_producer_id, of_producer_epoch + 1, -1, true,
                 1, 0, 0,
                 -- The checksum of a marker of the time 0 came along; each bit of the time turns some of its bits over.
                 marker_crc{crc_of_time}, 0,

@@ -31,6 +31,12 @@ record_batches: Final = table(
     column("base_timestamp_ms", Int64, "The first record's timestamp, or the append's if timestamp_type is 1."),
     column("max_timestamp_ms", Int64, "The largest timestamp in the batch."),
     column("running_max_timestamp_ms", Int64, "The partition's largest timestamp up to here; for lookups by time."),
+    column(
+        "commit_number",
+        Int64,
+        "Outside transactions: its place among all commits of this database, see log/partition_rows.py; else NULL.",
+        null=True,
+    ),
     column("timestamp_type", Int16, "0: CreateTime, by the producer's clock; 1: LogAppendTime, by the store's."),
     column("producer_id", Int64, "The producer that wrote it; -1 if the producer was not idempotent."),
     column("producer_epoch", Int32, "The producer's epoch; -1 without a producer id."),
