@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, select
 
 from tests.crash.scenarios import FIRST
-from tests.crash.worlds import NEW_OFFSET, Step, World
+from tests.crash.worlds import NEW_OFFSET, OLD_OFFSET, Step, World
 from tests.crash.writing_together import SILENT, in_turn, writes
 from txnstore.db.schema import sink_batches, sink_positions, sink_runs
 from txnstore.db.store import Store
+from txnstore.groups.administration import alter_offsets
+from txnstore.model import OffsetAndMetadata
 from txnstore.spark.sink_coordination import SinkInput, SinkRun, abort, decide, note_inputs, open_writer, run_of_query
 
 #: The run that a crash is about, and the one that comes after it.
@@ -33,12 +36,28 @@ def notes(run_id: str = RUN) -> Step:
         note_inputs(
             store,
             [
-                SinkInput(f"query-{world.number}", run_id, BATCH, world.group_id, partition_id, 0, NEW_OFFSET)
+                SinkInput(
+                    f"query-{world.number}",
+                    run_id,
+                    BATCH,
+                    world.group_id,
+                    partition_id,
+                    0,
+                    NEW_OFFSET,
+                    world.in_commit_order,
+                )
                 for partition_id in world.partition_ids
             ],
         )
 
     return step
+
+
+def takes_commit_order(world: World, store: Store) -> World:
+    """Let the group read in commit order from where it is; what is committed for it in the other one is refused."""
+    offsets = {number: OffsetAndMetadata(OLD_OFFSET, offset_in_transaction=0) for number in world.partition_ids}
+    store.write(partial(alter_offsets, group_id=world.group_id, offsets=offsets))
+    return replace(world, in_commit_order=True)
 
 
 def opens(run_id: str = RUN) -> Step:
@@ -113,6 +132,9 @@ ALL_SINKING: Final = (
     Sinking("a further task", in_turn(notes(), opens()), opens()),
     Sinking("the last append of a task", OPENED, writes(FIRST, report=True)),
     Sinking("the decision of a batch", WRITTEN, decides_batch(), decides=True),
+    Sinking(
+        "the decision of a batch in commit order", in_turn(takes_commit_order, WRITTEN), decides_batch(), decides=True
+    ),
     Sinking("the abort of a batch", WRITTEN, aborts_batch, ends_run=True),
     Sinking("the first task of the next run", in_turn(WRITTEN, notes(NEXT_RUN)), opens(NEXT_RUN), is_next_run=True),
     Sinking("the decision of a replay", in_turn(WRITTEN, decides_batch()), decides_batch(NEXT_RUN), is_next_run=True),

@@ -37,6 +37,7 @@ from tests.crash.worlds import (
 from tests.crash.writing_together import in_turn, writes
 from txnstore.db.store import Store
 from txnstore.errors import ProducerFenced
+from txnstore.groups.offsets import read_offsets
 from txnstore.spark.sink_coordination import TIMEOUT_MS_DEFAULT
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.recovery import recover
@@ -49,6 +50,9 @@ NOT_DONE = (written(OLD), (OLD_OFFSET,) * PARTITIONS, (0, 0))
 
 def standing(world: World, store: Store):
     left = look(store, world)
+    group = store.read(partial(read_offsets, group_id=world.group_id, partition_ids=world.partition_ids))
+    orders = {offset.offset_in_transaction for offset in group.offsets.values()}
+    assert orders == {0 if world.in_commit_order else None}
     return left.committed, left.offsets, progress_of(world, store)
 
 

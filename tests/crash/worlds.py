@@ -89,6 +89,8 @@ class World:
     #: How many transactions of the transactional id were decided before.
     decisions: int = 0
     name: str = "id"
+    #: In which order of delivery its group reads.
+    in_commit_order: bool = False
     #: Further writers of its transaction.
     writers: tuple[TransactionWriter, ...] = ()
 

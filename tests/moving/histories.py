@@ -25,7 +25,7 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import ProducerIdentity, Record
-from txnstore.spark.sink_coordination import SinkInput, decide, note_inputs, open_writer, run_of_query
+from txnstore.spark.sink_coordination import SinkInput, SinkRun, decide, note_inputs, open_writer, run_of_query
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.writers import append_as_writer
@@ -85,13 +85,19 @@ def append_batch(store: Store, partition_id: int, producer: ProducerIdentity) ->
 def sink_batch(store: Store, query_id: str, partition_id: int, batch_id: int) -> bool:
     """Write a batch of a streaming query, by a new run of it; return whether it was decided now."""
     run = run_of_query(query_id, uuid.uuid4().hex, None)
-    note_inputs(store, [SinkInput(query_id, run.run_id, batch_id, "spark", partition_id, batch_id, batch_id + 1)])
+    _note(store, run, batch_id, query_id, partition_id)
     writer = open_writer(store, run, batch_id)
     if writer is None:
         return decide(store, run, batch_id, [])
     batch = encode([Record(b"row")], producer=writer.identity, base_sequence=0, is_transactional=True)
     append_as_writer(store, writer, [Append(partition_id, batch)], report=True)
     return decide(store, run, batch_id, [writer.writer_id])
+
+
+def _note(store: Store, run: SinkRun, batch_id: int, query_id: str, partition_id: int) -> None:
+    """Note that the batch reads a place: in offset order the query could not go on."""
+    of_batch = (query_id, run.run_id, batch_id, "spark")
+    note_inputs(store, [SinkInput(*of_batch, partition_id, batch_id, batch_id + 1, in_commit_order=True)])
 
 
 _COMPUTED = {column.name for table in metadata.tables.values() for column in table.c if column.computed is not None}
@@ -200,7 +206,7 @@ def _sink(store: Store, query_id: str, partition_id: int) -> None:
     assert sink_batch(store, query_id, partition_id, 0)
     assert sink_batch(store, query_id, partition_id, 1)
     run = run_of_query(query_id, uuid.uuid4().hex, None)
-    note_inputs(store, [SinkInput(query_id, run.run_id, 2, "spark", partition_id, 2, 3)])
+    _note(store, run, 2, query_id, partition_id)
     writer = open_writer(store, run, 2)
     assert writer is not None
     batch = encode([Record(b"undecided")], producer=writer.identity, base_sequence=0, is_transactional=True)

@@ -14,9 +14,10 @@ from sqlalchemy import func, select
 from tests.transactions.bench import Bench, bench_on
 from txnstore.db.schema import sink_batches, sink_inputs, sink_runs
 from txnstore.errors import InvalidRequest, InvalidTransactionTimeout, ProducerFenced
+from txnstore.groups.offsets import commit_offsets
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
-from txnstore.model import IsolationLevel, Record
+from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, Record
 from txnstore.spark.sink_coordination import (
     BATCHES_KEPT,
     RUNS_REMEMBERED,
@@ -47,6 +48,7 @@ class Query:
     query_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     transactional_id: str | None = None
+    in_commit_order: bool = False
 
     @property
     def run(self) -> SinkRun:
@@ -65,8 +67,8 @@ class Query:
 
     def read(self, batch_id, start, end, partition_id=None):
         source = self.bench.partition_ids[0] if partition_id is None else partition_id
-        noted = SinkInput(self.query_id, self.run_id, batch_id, self.group_id, source, start, end)
-        note_inputs(self.bench.store, [noted])
+        of_batch = (self.query_id, self.run_id, batch_id, self.group_id)
+        note_inputs(self.bench.store, [SinkInput(*of_batch, source, start, end, self.in_commit_order)])
 
     def task(self, batch_id, *values, report=True):
         """Write as one attempt of a task does; return its writer's id, or None if there is nothing to write."""
@@ -95,7 +97,10 @@ class Query:
     @property
     def offset(self):
         found = self.bench.offsets(self.group_id).offsets.get(self.bench.partition_ids[0])
-        return None if found is None else found.offset
+        if found is None:
+            return None
+        assert found.offset_in_transaction == (0 if self.in_commit_order else None)
+        return found.offset
 
     @property
     def last(self):
@@ -115,14 +120,18 @@ def bench(store, clock):
 
 
 @pytest.fixture
-def query(bench):
-    query = Query(bench)
+def query(bench, request):
+    query = Query(bench, in_commit_order=getattr(request, "param", False))
     yield query
     query.restarted().task(10**6, b"the last one")
     for partition_id in bench.partition_ids:
         assert_sound(bench.store, partition_ids=[partition_id])
 
 
+EITHER_ORDER = pytest.mark.parametrize("query", [False, True], indirect=True, ids=["offset", "commit"])
+
+
+@EITHER_ORDER
 def test_a_batch_of_several_tasks_becomes_visible_with_its_offsets_at_once(query) -> None:
     query.read(0, 0, 100)
     first, second = query.task(0, b"a"), query.task(0, b"b")
@@ -167,6 +176,7 @@ def test_a_decision_whose_answer_was_lost_may_be_repeated_and_aborted(query) -> 
     assert query.restarted().batch(1, b"b")
 
 
+@EITHER_ORDER
 def test_what_a_dead_run_left_is_aborted_by_the_next_one(query) -> None:
     query.read(0, 0, 10)
     query.task(0, b"dead")
@@ -310,6 +320,7 @@ def test_another_producer_with_the_transactional_id_fences_a_run(query) -> None:
     assert query.visible == []
 
 
+@EITHER_ORDER
 def test_an_older_checkpoint_drops_what_was_read_before_and_goes_on_with_the_rest(query) -> None:
     for batch_id in range(4):
         query.read(batch_id, batch_id * 10, batch_id * 10 + 10)
@@ -359,12 +370,48 @@ def test_partitions_of_which_one_repeats_and_one_is_new_are_refused(query) -> No
         query.decide(1)
 
 
+@EITHER_ORDER
 def test_a_partition_read_by_several_tasks_is_committed_to_its_end(query) -> None:
     for start, end in ((5, 10), (0, 5), (10, 12), (12, 12)):
         query.read(0, start, end)
         query.read(0, start, end)
     assert query.batch(0, b"a")
     assert query.offset == 12
+
+
+@EITHER_ORDER
+def test_a_group_that_has_committed_in_the_other_order_is_not_moved_until_a_reset_says_so(query) -> None:
+    store, source = query.bench.store, query.bench.partition_ids[0]
+    own, other = OffsetAndMetadata(3), OffsetAndMetadata(4, offset_in_transaction=2)
+    if query.in_commit_order:
+        own, other = other, own
+    committer = GroupMembership(query.group_id)
+    store.write(lambda connection: commit_offsets(connection, committer, {source: other}))
+    query.read(0, 5, 9)
+    writer = query.task(0, b"a")
+    with pytest.raises(InvalidRequest, match="reset-offsets"):
+        query.decide(0, writer)
+    assert query.bench.offsets(query.group_id).offsets == {source: other}
+    assert (query.visible, query.last, query.count(sink_inputs)) == ([], None, 1)
+    store.write(lambda connection: commit_offsets(connection, committer, {source: own}, changes_order=True))
+    assert query.decide(0, writer)
+    assert (query.visible, query.offset, query.last) == ([b"a"], 9, 0)
+
+
+@EITHER_ORDER
+@pytest.mark.parametrize("before", ["earlier", "same"])
+def test_a_query_that_reads_a_partition_in_both_orders_is_refused(query, before) -> None:
+    query.read(0, 0, 7)
+    if before == "earlier":
+        assert query.batch(0, b"a")
+    visible, batch_id = query.visible, query.visible.count(b"a")
+    # Where the one begins, too: neither takes the place of the other.
+    both = replace(query, in_commit_order=not query.in_commit_order)
+    both.read(batch_id, 7 * batch_id, 9)
+    for call in (lambda: both.task(batch_id, b"b"), lambda: both.decide(batch_id)):
+        with pytest.raises(InvalidRequest, match="in both orders of delivery"):
+            call()
+    assert (query.visible, query.last) == (visible, 0 if visible else None)
 
 
 def test_a_query_that_begins_anew_with_the_same_group_reads_and_writes_it_again(query) -> None:

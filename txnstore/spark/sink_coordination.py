@@ -15,6 +15,8 @@ what the batch read are one database transaction, so all of it is there or nothi
   what its decision commits for the group.  The decision also keeps, for each partition, how far the query's committed
   batches have read.  By that a batch is recognised whatever its number: one whose input lies below is a replay, one
   whose input lies at or past it is new.
+- In commit order all of that is in places (see `log.commit_order`).  A batch ends between transactions, so its group
+  stands at the beginning of what is at a place.
 - A dead run holds readers up until the next run comes, or its transaction's timeout is over.
 
 Nothing here needs pyspark: any process may decide, abort or read what was decided.
@@ -98,8 +100,10 @@ _READ_INPUTS: Final = (
     select(
         sink_inputs.c.group_id,
         sink_inputs.c.partition_id,
+        sink_inputs.c.in_commit_order,
         sink_inputs.c.start_offset,
         sink_inputs.c.end_offset,
+        sink_positions.c.in_commit_order.label("was_in_commit_order"),
         sink_positions.c.next_offset,
     )
     .outerjoin(
@@ -130,7 +134,7 @@ _FORGET_EARLIER: Final = delete(sink_inputs).where(
 _INSERT_POSITION: Final = upsert(sink_positions)
 _MOVE_POSITION: Final = _INSERT_POSITION.on_conflict_do_update(
     index_elements=[column.name for column in sink_positions.primary_key],
-    set_={"next_offset": _INSERT_POSITION.excluded.next_offset},
+    set_={name: _INSERT_POSITION.excluded[name] for name in ("in_commit_order", "next_offset")},
 )
 #: How long a batch may stay open; transaction.max.timeout.ms of the store has the same default.
 TIMEOUT_MS_DEFAULT: Final = 900_000
@@ -327,6 +331,9 @@ class SinkInput:
     end_offset: int
     """The offset behind the range: what the group commits."""
 
+    in_commit_order: bool = False
+    """Whether these are places; the group commits that it stands before what is at the last one."""
+
 
 class Novelty(enum.Enum):
     """What the ranges of a batch are to the batches that the query has committed."""
@@ -349,8 +356,8 @@ class NotedInput:
     """The ranges of one batch."""
 
     novelty: Novelty
-    end_offsets: Mapping[tuple[str, int], int]
-    """By group and partition id: the offset to commit."""
+    ends: Mapping[tuple[str, int], OffsetAndMetadata]
+    """By group and partition id: what to commit."""
 
     example: str = ""
     """Of what is mixed: one range, for people."""
@@ -378,14 +385,22 @@ def note_inputs(store: Store, inputs: Sequence[SinkInput], *, retry_timeout_ms: 
 
 
 def read_inputs(connection: Connection, run: SinkRun, batch_id: int) -> NotedInput:
-    """Return what the tasks of the run have noted for a batch."""
+    """Return what the tasks of the run have noted for a batch.
+
+    Raises:
+        InvalidRequest: they have read a partition in both orders of delivery for one group, or earlier batches have
+            read it in the other one.
+    """
     ranges = connection.execute(_READ_INPUTS, _of_batch(run, batch_id)).all()
-    ends: dict[tuple[str, int], int] = {}
+    ends: dict[tuple[str, int], OffsetAndMetadata] = {}
     kinds: set[Novelty] = set()
     example = ""
     for row in ranges:
         key = (row.group_id, row.partition_id)
-        ends[key] = max(row.end_offset, ends.get(key, 0))
+        end = OffsetAndMetadata(row.end_offset, offset_in_transaction=0 if row.in_commit_order else None)
+        before = ends.setdefault(key, end)
+        _check_order(row, before)
+        ends[key] = max(before, end, key=lambda each: each.offset)
         kind = _novelty(row)
         if kind is Novelty.UNKNOWN:
             continue
@@ -402,8 +417,14 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int) -> NotedInp
 def commit_inputs(connection: Connection, run: SinkRun, batch_id: int, noted: NotedInput) -> None:
     """Take note that a batch with this input is committed, and forget what nobody needs any more."""
     entries = [
-        {"sink_id": run.sink_id, "group_id": group_id, "partition_id": partition_id, "next_offset": offset}
-        for (group_id, partition_id), offset in sorted(noted.end_offsets.items())
+        {
+            "sink_id": run.sink_id,
+            "group_id": group_id,
+            "partition_id": partition_id,
+            "in_commit_order": _is_place(end),
+            "next_offset": end.offset,
+        }
+        for (group_id, partition_id), end in sorted(noted.ends.items(), key=lambda each: each[0])
     ]
     if entries:
         connection.execute(_MOVE_POSITION, entries)
@@ -442,6 +463,20 @@ def _novelty(row: Any) -> Novelty:
     return Novelty.REPEATED if row.end_offset <= row.next_offset else Novelty.MIXED
 
 
+def _check_order(row: Any, end: OffsetAndMetadata) -> None:
+    # A place and an offset are not to be compared.
+    if row.in_commit_order != _is_place(end) or row.was_in_commit_order not in (None, row.in_commit_order):
+        raise InvalidRequest(
+            f"the query has read partition id {row.partition_id} in both orders of delivery as group"
+            f" {row.group_id[:80]!r}; nothing was changed. Each reader of a query has a kafka.group.id of its own, and"
+            " a query that reads in another order than before begins with a checkpointLocation of its own"
+        )
+
+
+def _is_place(end: OffsetAndMetadata) -> bool:
+    return end.offset_in_transaction is not None
+
+
 def _input_entry(noted: SinkInput) -> dict[str, object]:
     check_group_id(noted.group_id)
     check_names(noted.query_id, noted.run_id)
@@ -456,6 +491,7 @@ def _input_entry(noted: SinkInput) -> dict[str, object]:
         "batch_id": noted.batch_id,
         "group_id": noted.group_id,
         "partition_id": noted.partition_id,
+        "in_commit_order": noted.in_commit_order,
         "start_offset": noted.start_offset,
         "end_offset": noted.end_offset,
     }
@@ -511,6 +547,8 @@ def decide(
 
     Raises:
         InvalidRequest, InvalidTransactionTimeout: an argument is not of the documented form.
+        InvalidRequest: what the batch read is in another order of delivery than what the group has committed, or than
+            the query has read before.  Nothing was changed.
         ProducerFenced: the run is superseded, a named writer is not in the open transaction any more or has not
             reported, or what the batch read is not what comes next.  Nothing was changed; a replay is right.
     """
@@ -611,8 +649,8 @@ def _check_writers(run: SinkRun, batch_id: int, writers: Collection[int], transa
 
 def _offsets_by_group(noted: NotedInput) -> dict[str, dict[int, OffsetAndMetadata]]:
     by_group: dict[str, dict[int, OffsetAndMetadata]] = defaultdict(dict)
-    for (group_id, partition_id), offset in noted.end_offsets.items():
-        by_group[group_id][partition_id] = OffsetAndMetadata(offset)
+    for (group_id, partition_id), end in noted.ends.items():
+        by_group[group_id][partition_id] = end
     return by_group
 
 

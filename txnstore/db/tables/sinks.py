@@ -6,7 +6,7 @@ from typing import Final
 
 from sqlalchemy import PrimaryKeyConstraint, UniqueConstraint
 
-from txnstore.db.ddl import Int32, Int64, String
+from txnstore.db.ddl import Flag, Int32, Int64, String
 from txnstore.db.tables.building import check, column, table
 
 sink_batches: Final = table(
@@ -42,11 +42,21 @@ sink_inputs: Final = table(
     column("batch_id", Int64, "The number of the batch, which Spark gives it."),
     column("group_id", String, "The consumer group that the query reads as."),
     column("partition_id", Int64, "A partition that the batch reads."),
+    column(
+        "in_commit_order", Flag, "Whether these are places, of commit order, where a range ends between transactions."
+    ),
     column("start_offset", Int64, "The first offset of a range that it reads there."),
     column("end_offset", Int64, "The offset after the end of that range."),
     column("noted_ms", Int64, "When a task noted it, before it read."),
     PrimaryKeyConstraint(
-        "sink_id", "run_id", "batch_id", "group_id", "partition_id", "start_offset", name="sink_inputs_pk"
+        "sink_id",
+        "run_id",
+        "batch_id",
+        "group_id",
+        "partition_id",
+        "in_commit_order",
+        "start_offset",
+        name="sink_inputs_pk",
     ),
     check("sink_inputs_offsets", "0 <= start_offset AND start_offset <= end_offset"),
     comment="What undecided batches read; it is committed for the group together with the batch.",
@@ -58,6 +68,7 @@ sink_positions: Final = table(
     column("sink_id", String, "The query that reads and writes, as in sink_batches."),
     column("group_id", String, "The consumer group that the query reads as."),
     column("partition_id", Int64, "A partition that it reads."),
+    column("in_commit_order", Flag, "Whether that is a place, of commit order."),
     column("next_offset", Int64, "The offset after the last one that its committed batches have read there."),
     PrimaryKeyConstraint("sink_id", "group_id", "partition_id", name="sink_positions_pk"),
     check("sink_positions_offset", "next_offset >= 0"),
