@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event
 
 from tests.log.compacted_log import CompactedLog, Transaction
 from tests.log.histories import Log
-from tests.log.places import Model
+from tests.log.places import FIGURE, STEPS, Model, take, write_figure
 from tests.tools.campaigns import times
 from txnstore.db.schema import record_batches
 from txnstore.db.store import Store
@@ -22,7 +22,6 @@ from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import decode
 from txnstore.log.commit_order import CommitPage, CommitPosition, CutTransaction, fetch_in_commit_order, first_cut
 from txnstore.log.deleting import advance_log_start
-from txnstore.model import ControlType
 from txnstore.testing.manual_clock import ManualClock
 
 START = CommitPosition(0)
@@ -78,17 +77,8 @@ def log(shared_store: Store) -> Log:
 
 
 def test_the_transaction_that_commits_first_comes_first_and_what_is_in_none_at_its_own_place(log: Log) -> None:
-    log.write("A", b"X1 a")
-    log.write("B", b"X2 a")
-    log.plain(b"N1")
-    log.write("A", b"X1 b")
-    log.write("B", b"X2 b")
-    log.commit("B")
-    log.plain(b"N2")
-    log.commit("A")
-    log.plain(b"N3")
-    values = [value for _, value in read_all(log)]
-    assert values == [b"N1", b"X2 a", b"X2 b", b"N2", b"X1 a", b"X1 b", b"N3"]
+    write_figure(log)
+    assert [value for _, value in read_all(log)] == FIGURE
 
 
 def test_an_open_transaction_holds_nobody_back_and_an_aborted_one_never_comes(log: Log) -> None:
@@ -271,13 +261,6 @@ def test_a_commit_in_the_middle_of_a_fetch_shows_all_of_the_transaction_or_nothi
     assert step > 4
 
 
-PRODUCERS = st.sampled_from("ABC")
-STEPS = st.one_of(
-    st.tuples(st.just("plain"), st.integers(1, 3)),
-    st.tuples(st.just("write"), PRODUCERS, st.integers(1, 3)),
-    st.tuples(st.just("write"), PRODUCERS, st.integers(1, 3)),
-    st.tuples(st.just("end"), PRODUCERS, st.sampled_from([True, True, True, False])),
-)
 LONG = [("write", "A", 2), ("plain", 1), ("write", "B", 1), ("write", "A", 3)] * 2 + [("end", "A", True)]
 
 
@@ -307,16 +290,8 @@ def test_every_record_comes_once_and_in_order_from_wherever_the_reader_begins(
     options: dict[str, int],
 ) -> None:
     log, model = Log(shared_store), Model()
-    for kind, *of in steps:
-        if kind == "plain":
-            log.plain(*(value for _, value in model.values(of[0])))
-            model.plain(of[0])
-        elif kind == "write":
-            log.write(of[0], *(value for _, value in model.values(of[1])))
-            model.write(of[0], of[1])
-        else:
-            log.end(of[0], ControlType.COMMIT if of[1] else ControlType.ABORT)
-            model.end(of[0], commit=of[1])
+    for step in steps:
+        take(log, model, step)
     everything = model.delivered
     if deleted:
         model.delete_before(min(deleted * 3, model.end_offset))

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, Les
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tests.log.histories import Log
-from tests.log.places import Model
+from tests.log.places import FIGURE, STEPS, Model, take, write_figure
 from tests.spark.source_log import SourceLog, consume_all
 from tests.spark.source_queries import Query, reader, rows_of, url_of, values_of
 from tests.tools.campaigns import times
@@ -23,7 +23,7 @@ from txnstore.log.commit_order import fetch_in_commit_order
 from txnstore.log.deleting import advance_log_start, delete_records
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic, delete_topic
-from txnstore.model import ControlType, ProducerIdentity
+from txnstore.model import ProducerIdentity
 from txnstore.spark import source_ranges
 
 
@@ -45,22 +45,6 @@ def query(log, **options):
 def at(log, *places):
     """The text of places of the first partitions; the others are at their beginning."""
     return json.dumps({log.name: {str(number): place for number, place in enumerate((*places, 0, 0, 0)[:3])}})
-
-
-def write_figure(log):
-    """Write what the proposal for transactions in Kafka has a figure of: X2 commits before X1."""
-    log.write("A", b"X1 a")
-    log.write("B", b"X2 a")
-    log.plain(b"N1")
-    log.write("A", b"X1 b")
-    log.write("B", b"X2 b")
-    log.commit("B")
-    log.plain(b"N2")
-    log.commit("A")
-    log.plain(b"N3")
-
-
-FIGURE = [b"N1", b"X2 a", b"X2 b", b"N2", b"X1 a", b"X1 b", b"N3"]
 
 
 def test_the_transaction_that_commits_first_comes_first(log):
@@ -130,35 +114,17 @@ def test_a_transaction_larger_than_a_page_comes_by_pages(log, monkeypatch):
     assert sum(sizes) == 30
 
 
-PRODUCERS = st.sampled_from("ABC")
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("plain"), st.integers(1, 3)),
-        st.tuples(st.just("write"), PRODUCERS, st.integers(1, 3)),
-        st.tuples(st.just("write"), PRODUCERS, st.integers(1, 3)),
-        st.tuples(st.just("end"), PRODUCERS, st.sampled_from([True, True, True, False])),
-        st.tuples(st.just("batch"), st.sampled_from(["runs", "dies before", "dies after"]), st.integers(1, 9)),
-    ),
-    max_size=30,
-)
-
-
-def apply(log, model, kind, *of):
-    """Take one step of a history, in the log and in the model."""
-    if kind == "plain":
-        log.plain(*(value for _, value in model.values(of[0])))
-        model.plain(of[0])
-    elif kind == "write":
-        log.write(of[0], *(value for _, value in model.values(of[1])))
-        model.write(of[0], of[1])
-    else:
-        log.end(of[0], ControlType.COMMIT if of[1] else ControlType.ABORT)
-        model.end(of[0], commit=of[1])
+BATCHES = st.tuples(st.just("batch"), st.sampled_from(["runs", "dies before", "dies after"]), st.integers(1, 9))
 
 
 @pytest.mark.campaign
 @settings(max_examples=times(20), deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=STEPS, page_records=st.sampled_from([1, 4, 50_000]), parts=st.integers(1, 7), stretch=st.integers(1, 5))
+@given(
+    steps=st.lists(STEPS | BATCHES, max_size=30),
+    page_records=st.sampled_from([1, 4, 50_000]),
+    parts=st.integers(1, 7),
+    stretch=st.integers(1, 5),
+)
 def test_each_record_comes_once_and_in_order_whatever_dies(shared_store, steps, page_records, parts, stretch):
     log, model = Log(shared_store), Model()
     options = {"minPartitions": str(parts)}
@@ -168,7 +134,7 @@ def test_each_record_comes_once_and_in_order_whatever_dies(shared_store, steps, 
         patch.setattr(commit_order, "STRETCH_BATCHES", stretch)
         for kind, *of in [*steps, ("batch", "runs", 50), ("batch", "runs", 50)]:
             if kind != "batch":
-                apply(log, model, kind, *of)
+                take(log, model, (kind, *of))
                 continue
             if len(stream.written) == stream.committed and not stream.write_down(ReadMaxRows(of[1])):
                 continue
