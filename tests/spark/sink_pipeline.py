@@ -44,7 +44,16 @@ def fill(url: str, first: int, count: int) -> None:
     producer.close()
 
 
-def start(spark, url: str, checkpoint: Path, *, steps=None, per_batch: int = 100, starting: str = "earliest"):
+def start(
+    spark,
+    url: str,
+    checkpoint: Path,
+    *,
+    steps=None,
+    per_batch: int = 100,
+    starting: str = "earliest",
+    order: str = "offset",
+):
     """Start the query; it ends with what is there."""
     source = (
         spark.readStream.format("txnstore")
@@ -53,6 +62,7 @@ def start(spark, url: str, checkpoint: Path, *, steps=None, per_batch: int = 100
         .option("includeHeaders", "true")
         .option("startingOffsets", starting)
         .option("kafka.group.id", GROUP)
+        .option("txnstore.delivery.order", order)
         .option("maxOffsetsPerTrigger", per_batch)
         .load()
     )

@@ -7,9 +7,11 @@ import shutil
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from tests.clients.steps import PATIENCE_SECONDS
 from tests.databases import on_sqlite_alone
-from tests.spark.sink_pipeline import check, fill, finish, make_topics, read, start
+from tests.spark.sink_pipeline import GROUP, check, fill, finish, make_topics, read, start
 from tests.spark.sink_steps import SteppedDataSource, Steps
+from txnstore import Consumer, Producer, TopicPartition
 from txnstore.db.opening import open_store
 from txnstore.model import IsolationLevel
 
@@ -64,17 +66,17 @@ def test_tasks_that_fail_or_are_killed_are_tried_again_and_leave_nothing(spark, 
     check(pipeline)
 
 
-@pytest.mark.parametrize("action", ["raise", "kill"])
+@pytest.mark.parametrize(("action", "order"), [("raise", "offset"), ("kill", "commit")])
 def test_a_driver_that_fails_after_its_decision_aborts_nothing_and_drops_the_replay(
-    spark, pipeline, steps, tmp_path, action
+    spark, pipeline, steps, tmp_path, action, order
 ):
     steps.at("after-decision", 1, action)
-    query = start(spark, pipeline, tmp_path / "checkpoint", steps=steps, per_batch=PER_BATCH)
+    query = start(spark, pipeline, tmp_path / "checkpoint", steps=steps, per_batch=PER_BATCH, order=order)
     with pytest.raises(StreamingQueryException):
         finish(query)
     with open_store(pipeline) as store:
         decided = read(store, "out")
-    again = start(spark, pipeline, tmp_path / "checkpoint", steps=steps, per_batch=PER_BATCH)
+    again = start(spark, pipeline, tmp_path / "checkpoint", steps=steps, per_batch=PER_BATCH, order=order)
     finish(again)
     assert batches(again)[0] == 1, "Spark has not replayed the batch"
     with open_store(pipeline) as store:
@@ -101,6 +103,40 @@ def test_an_older_checkpoint_and_a_lost_one_write_nothing_twice(spark, pipeline,
     fill(pipeline, COUNT + 180, 30)
     finish(start(spark, pipeline, tmp_path / "new", starting="group"))
     check(pipeline)
+
+
+@on_sqlite_alone
+def test_a_query_goes_on_within_a_transaction_where_its_group_is_and_a_consumer_behind_it(spark, url, tmp_path):
+    """In commit order, and for Spark alone: what it keeps of that is the same whatever the database."""
+    make_topics(url)
+    settings = {"bootstrap.servers": url, "group.id": GROUP, "txnstore.delivery.order": "commit"}
+    slow, plain = Producer({"bootstrap.servers": url, "transactional.id": "slow"}), Producer({"bootstrap.servers": url})
+
+    def produce(producer, *values):
+        for value in values:
+            producer.produce("in", value, "key", partition=0)
+        producer.flush()
+
+    def consume(count):
+        with Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False}) as consumer:
+            consumer.assign([TopicPartition("in", 0)])
+            messages = consumer.consume(count, PATIENCE_SECONDS)
+            consumer.commit(message=messages[-1], asynchronous=False)
+            return [message.value() for message in messages]
+
+    slow.init_transactions()
+    slow.begin_transaction()
+    produce(slow, b"0", b"1", b"2")
+    produce(plain, b"plain")
+    slow.commit_transaction()
+    assert consume(2) == [b"plain", b"0"]
+    finish(start(spark, url, tmp_path / "checkpoint", starting="group", order="commit"))
+    with open_store(url) as store:
+        assert [value for records in read(store, "out").values() for _, value, *_ in records] == [b"1", b"2"]
+    produce(plain, b"next")
+    assert consume(1) == [b"next"]
+    for producer in (slow, plain):
+        producer.close()
 
 
 @on_sqlite_alone

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from txnstore.log.commit_order import CommitPosition
 from txnstore.model import PartitionName
 from txnstore.spark.source_filters import SourceFilters
 from txnstore.spark.source_options import read_source_options
@@ -47,7 +48,7 @@ def test_what_is_left_of_a_range_is_what_the_filters_let_through(conditions):
     filters = SourceFilters()
     assert filters.take([kind((column,), value) for column, kind, value in conditions]) == []
     for partition in range(3):
-        left = filters.clip(OffsetRange(PartitionName("t", partition), partition, 1, 6))
+        left = filters.clip(OffsetRange(PartitionName("t", partition), partition, CommitPosition(1), 6))
         found = [] if left is None else list(range(left.start_offset, left.end_offset))
         assert found == [
             offset
@@ -96,9 +97,19 @@ def test_lists_and_times_narrow_what_is_read_though_spark_looks_again():
         ]
     )
     assert filters.first_timestamp_ms == 1234
-    wanted = OffsetRange(PartitionName("t", 2), 2, 0, 9)
-    assert filters.clip(wanted) == OffsetRange(PartitionName("t", 2), 2, 3, 6)
-    assert filters.clip(OffsetRange(PartitionName("t", 1), 1, 0, 9)) is None
+    wanted = OffsetRange(PartitionName("t", 2), 2, CommitPosition(0), 9)
+    assert filters.clip(wanted) == OffsetRange(PartitionName("t", 2), 2, CommitPosition(3), 6)
+    assert filters.clip(OffsetRange(PartitionName("t", 1), 1, CommitPosition(0), 9)) is None
+
+
+@pytest.mark.parametrize(
+    ("first_offset", "begin"), [(6, CommitPosition(7, 3)), (7, CommitPosition(7, 3)), (8, CommitPosition(8))]
+)
+def test_what_is_left_of_a_range_begins_within_a_transaction_as_long_as_it_begins_there(first_offset, begin):
+    filters = SourceFilters(in_commit_order=True)
+    filters.take([GreaterThanOrEqual(("offset",), first_offset)])
+    clipped = filters.clip(OffsetRange(PartitionName("t", 0), 0, CommitPosition(7, 3), 9))
+    assert clipped == OffsetRange(PartitionName("t", 0), 0, begin, 9)
 
 
 def test_spark_sees_no_method_of_the_readers_own_unless_it_hands_filters_over():

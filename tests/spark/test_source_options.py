@@ -98,7 +98,6 @@ def test_where_a_read_begins(given, streaming, start):
 
 
 NO_PLACE = "order=commit requires isolation.level=read_committed: what is not committed has no place in that order"
-NO_GROUP = "kafka.group.id and startingOffsets=group do not go with txnstore.delivery.order=commit"
 REFUSED = [
     ({"subscribe": None}, False, "one of the options subscribe, subscribePattern, assign"),
     ({"assign": '{"t": [0]}'}, False, "subscribe and assign are given together"),
@@ -151,8 +150,6 @@ REFUSED = [
     ({"txnstore__delivery_order": "commit"}, True, "did you mean 'txnstore.delivery.order'"),
     ({"txnstore__delivery__order": "commit", "isolation__level": "read_uncommitted"}, False, NO_PLACE),
     ({"txnstore__delivery__order": "commit", "maxRecordsPerPartition": "9"}, True, "; minPartitions splits between"),
-    ({"txnstore__delivery__order": "commit", "group__id": "g"}, True, NO_GROUP),
-    ({"txnstore__delivery__order": "commit", "startingOffsets": "group"}, False, NO_GROUP),
     ({"kafka__group__id": "a", "group__id": "b"}, True, "group.id and kafka.group.id are names of the same option"),
 ]
 

@@ -14,7 +14,6 @@ from tests.spark.source_log import SourceLog
 from tests.spark.source_queries import Query
 from txnstore.errors import (
     InvalidConfiguration,
-    InvalidRequest,
     OffsetOutOfRange,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
@@ -257,15 +256,6 @@ def test_a_stream_goes_on_where_its_group_is(log):
     commit(log, "g", {0: 3, 1: 1})
     query.restart()
     assert [value for *_, value in query.run()] == [b"c", b"x"]
-
-
-def test_a_group_that_reads_in_commit_order_is_no_query_s(log):
-    """Its offsets are places: where they are read as offsets, records are lost."""
-    log.plain(0, b"a", b"b")
-    placed = {log.partition_ids[0]: OffsetAndMetadata(1, offset_in_transaction=0)}
-    log.store.write(lambda connection: commit_offsets(connection, GroupMembership("g"), placed))
-    with pytest.raises(InvalidRequest, match="in commit order"):
-        Query(log, startingOffsets="group", kafka__group__id="g").write_down()
 
 
 def test_a_stream_waits_for_a_transaction_that_holds_the_groups_offsets(log, monkeypatch):

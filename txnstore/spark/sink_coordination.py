@@ -134,7 +134,7 @@ _FORGET_EARLIER: Final = delete(sink_inputs).where(
 _INSERT_POSITION: Final = upsert(sink_positions)
 _MOVE_POSITION: Final = _INSERT_POSITION.on_conflict_do_update(
     index_elements=[column.name for column in sink_positions.primary_key],
-    set_={name: _INSERT_POSITION.excluded[name] for name in ("in_commit_order", "next_offset")},
+    set_={"next_offset": _INSERT_POSITION.excluded.next_offset},
 )
 #: How long a batch may stay open; transaction.max.timeout.ms of the store has the same default.
 TIMEOUT_MS_DEFAULT: Final = 900_000

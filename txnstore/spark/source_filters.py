@@ -21,6 +21,7 @@ from typing import Any, Final
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceReader, Filter
 
+from txnstore.log.commit_order import CommitPosition
 from txnstore.model import OFFSET_MAX
 from txnstore.spark.source_ranges import OffsetRange
 
@@ -58,9 +59,9 @@ class SourceFilters:
         """Return what can be left of the range after the filters on partitions and offsets; None if nothing."""
         if not all(holds(getattr(whole.partition, name), value) for name, holds, value in self._partitions):
             return None
-        start = max(whole.start_offset, self.first_offset)
+        begin = max(whole.begin, CommitPosition(self.first_offset))
         end = whole.end_offset if self.in_commit_order else min(whole.end_offset, self.last_offset + 1)
-        return None if start >= end else replace(whole, start_offset=start, end_offset=end)
+        return None if begin.place >= end else replace(whole, begin=begin, end_offset=end)
 
     def _take(self, condition: Filter) -> bool:
         path: tuple[str, ...] = getattr(condition, "attribute", ())

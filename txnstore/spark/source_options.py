@@ -202,7 +202,7 @@ def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceO
     in_commit_order = one_of(values, "txnstore.delivery.order", ("offset", "commit"), "offset") == "commit"
     start = _start(values, streaming=streaming, in_commit_order=in_commit_order)
     if in_commit_order:
-        _check_commit_order(values, isolation, start)
+        _check_commit_order(values, isolation)
     if start is Edge.GROUP and not group_id:
         raise InvalidConfiguration("startingOffsets=group takes the group's name in the option kafka.group.id")
     if streaming:
@@ -270,7 +270,7 @@ def _check_topic(name: str, option: str) -> None:
         raise InvalidConfiguration(f"{option}: {error}") from None
 
 
-def _check_commit_order(values: Mapping[str, str], isolation: IsolationLevel, start: Limit) -> None:
+def _check_commit_order(values: Mapping[str, str], isolation: IsolationLevel) -> None:
     if isolation is IsolationLevel.READ_UNCOMMITTED:
         raise InvalidConfiguration(
             "txnstore.delivery.order=commit requires isolation.level=read_committed: what is not committed has no place"
@@ -282,12 +282,6 @@ def _check_commit_order(values: Mapping[str, str], isolation: IsolationLevel, st
         "does not go with txnstore.delivery.order=commit: a transaction is read whole by one task, however many records"
         " it has; minPartitions splits between transactions",
     )
-    if values.get("group.id") or start is Edge.GROUP:
-        raise InvalidConfiguration(
-            "kafka.group.id and startingOffsets=group do not go with txnstore.delivery.order=commit: what is committed"
-            " for a group with the sink's batches is in offset order; leave them out, and the query goes on from its"
-            " checkpoint"
-        )
 
 
 def _start(values: Mapping[str, str], *, streaming: bool, in_commit_order: bool) -> Limit:

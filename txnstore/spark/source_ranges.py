@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import InputPartition
@@ -38,14 +37,21 @@ PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The offsets, or places, of one partition from `start_offset` up to, and without, `end_offset`."""
+    """The offsets, or places, of one partition from where it begins up to, and without, `end_offset`."""
 
     partition: PartitionName
     partition_id: int
-    start_offset: int
+    begin: CommitPosition
+    """In commit order this may be within a transaction, of which the query's group has read a part."""
+
     end_offset: int
     whole_from: int = 0
     """In commit order: a transaction that begins here or later comes, or is reported as lost (see `whole_from`)."""
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset, or place."""
+        return self.begin.place
 
     @property
     def size(self) -> int:
@@ -91,7 +97,8 @@ def split(
 def _split_evenly(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
     count = max(1, min(count, whole.size))
     edges = [whole.start_offset + whole.size * index // count for index in range(count + 1)]
-    return [replace(whole, start_offset=start, end_offset=end) for start, end in pairwise(edges)]
+    begins = [whole.begin, *map(CommitPosition, edges[1:-1])]
+    return [replace(whole, begin=begin, end_offset=end) for begin, end in zip(begins, edges[1:], strict=True)]
 
 
 def admit(
@@ -169,22 +176,30 @@ class DataLoss:
             return bounds.log_start_offset
         return offset
 
-    def go_on_within(self, partition: PartitionName, position: CommitPosition, bounds: Bounds) -> CommitPosition:
+    def go_on_within(
+        self, partition: PartitionName, position: CommitPosition, bounds: Bounds, *, has_begun: bool = False
+    ) -> CommitPosition:
         """Return where reading can go on that has come to this position, as `begin_within`.
 
         Raises:
-            OffsetOutOfRange: what lies there is gone, and the query fails on it, or has read a part of its transaction.
+            OffsetOutOfRange: what lies there is gone, and the query fails on it, or its task `has_begun` and read a
+                part of the transaction.
         """
-        if position.offset_in_transaction == 0:
+        if position.offset_in_transaction == 0 or position.place >= bounds.high_watermark:
+            # In what is not there nobody is in the middle, and another transaction may come to be committed there.
             return CommitPosition(self.begin_within(partition, position.place, bounds))
-        if position.offset_in_transaction < bounds.log_start_offset:
-            # Whatever the query chose: there is no half of a transaction.
-            raise OffsetOutOfRange(
-                f"the records of {partition} from offset {position.offset_in_transaction} to"
-                f" {bounds.log_start_offset - 1} are gone: retention or delete_records took them while their"
-                f" transaction, which was committed at {position.place}, was read; who begins again reads none of it"
-            )
-        return position
+        if position.offset_in_transaction >= bounds.log_start_offset:
+            return position
+        gone = (
+            f"the records of {partition} from offset {position.offset_in_transaction} to"
+            f" {bounds.log_start_offset - 1} are gone: retention or delete_records took them"
+        )
+        its_place = f"their transaction, which was committed at {position.place}"
+        if has_begun:
+            # Whatever the query chose: a task writes no half of a transaction.
+            raise OffsetOutOfRange(f"{gone} while {its_place}, was read; who begins again reads none of it")
+        self.report(f"{gone} when the group had read the beginning of {its_place}", "leaves out the rest of it")
+        return CommitPosition(max(position.place, bounds.log_start_offset))
 
     def report_cut(self, connection: Connection, wanted: OffsetRange, begin: CommitPosition, bounds: Bounds) -> None:
         """Report a transaction that does not come any more, because a part of it has been deleted.
@@ -238,7 +253,7 @@ class RangeReader:
         from txnstore.spark.source_batches import ArrowReader  # who only plans needs none
 
         arrow = ArrowReader(self.schema, wanted.partition)
-        position = CommitPosition(wanted.start_offset)
+        position = wanted.begin
         while position.place < wanted.end_offset:
             try:
                 piece = self._piece(wanted, position)
@@ -274,7 +289,7 @@ class RangeReader:
             bounds = read_bounds(connection, [wanted.partition_id])[wanted.partition_id]
             if position.place > bounds.high_watermark:
                 return _Piece(bounds.log_start_offset, position, position)
-            begin = self.loss.go_on_within(wanted.partition, position, bounds)
+            begin = self.loss.go_on_within(wanted.partition, position, bounds, has_begun=position != wanted.begin)
             if begin.place >= wanted.end_offset:
                 return _Piece(bounds.log_start_offset, begin, begin)
             if self.in_commit_order and wanted.whole_from < bounds.log_start_offset:

@@ -15,14 +15,15 @@ the log meanwhile.
 
 In commit order ends are places below the high watermark, where nothing changes either, and the offsets have beside the
 topics "$commit_order": from where on transactions are to come whole in each partition (`source_ranges.whole_from`).
-That it is there tells a checkpoint of the one order from one of the other.
+That it is there tells a checkpoint of the one order from one of the other.  A batch ends between transactions; only the
+first one may begin within some, where its group is: "$in_transaction" has the offsets of the records that come next.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +41,7 @@ from sqlalchemy import Connection
 
 from txnstore.errors import InvalidConfiguration
 from txnstore.log.bounds import offset_for_time
+from txnstore.log.commit_order import CommitPosition
 from txnstore.log.topics import find_topics
 from txnstore.model import PartitionName
 from txnstore.spark.sink_coordination import SinkInput, note_inputs
@@ -63,14 +65,16 @@ if TYPE_CHECKING:
 
 #: No topic can be called so.
 FROM: Final = "$from"
+IN_TRANSACTION: Final = "$in_transaction"
 Offsets = Mapping[PartitionName, int]
+Positions = Mapping[PartitionName, CommitPosition]
 #: What goes into the checkpoint; JSON.
 StreamOffset = dict[str, Any]
 #: Before the first batch.  It says nothing, so it is the same whenever Spark asks for it.
 INITIAL: Final[StreamOffset] = {}
 
 
-def stream_offset(ends: Offsets, begins: Offsets | None = None, whole_from: Offsets | None = None) -> StreamOffset:
+def stream_offset(ends: Offsets, begins: Positions | None = None, whole_from: Offsets | None = None) -> StreamOffset:
     """Return the end of a batch: offsets by partition, and where it begins in those of `begins`.
 
     In commit order `whole_from` says from where on transactions are to come whole; else it is None.  Always the same
@@ -79,7 +83,11 @@ def stream_offset(ends: Offsets, begins: Offsets | None = None, whole_from: Offs
     offset: StreamOffset = _by_topic(ends)
     if begins is not None or not ends:
         # Without a single partition it still is not INITIAL.
-        offset[FROM] = _by_topic(begins or {})
+        begins = begins or {}
+        offset[FROM] = _by_topic({partition: begin.place for partition, begin in begins.items()})
+        within = {name: begin.offset_in_transaction for name, begin in begins.items() if begin.offset_in_transaction}
+        if within:
+            offset[IN_TRANSACTION] = _by_topic(within)
     if whole_from is not None:
         offset[COMMIT_ORDER] = _by_topic(whole_from)
     return offset
@@ -87,9 +95,8 @@ def stream_offset(ends: Offsets, begins: Offsets | None = None, whole_from: Offs
 
 def ends_of(offset: StreamOffset) -> dict[PartitionName, int]:
     """Return the end of each partition."""
-    return _by_partition(
-        {name: numbers for name, numbers in offset.items() if name not in (FROM, COMMIT_ORDER)}, offset
-    )
+    others = (FROM, IN_TRANSACTION, COMMIT_ORDER)
+    return _by_partition({name: numbers for name, numbers in offset.items() if name not in others}, offset)
 
 
 def whole_from_of(offset: StreamOffset) -> dict[PartitionName, int] | None:
@@ -113,14 +120,15 @@ def check_order(options: SourceOptions, offset: StreamOffset) -> None:
     )
 
 
-def begins_of(start: StreamOffset, end: StreamOffset) -> dict[PartitionName, int]:
+def begins_of(start: StreamOffset, end: StreamOffset) -> dict[PartitionName, CommitPosition]:
     """Return where the batch between two offsets begins in each partition that is still read at its end."""
     ends = ends_of(end)
     begins = {**ends_of(start), **_by_partition(end.get(FROM, {}), end)}
     missing = ends.keys() - begins.keys()
     if missing:
         raise _unreadable(f"nothing says where {', '.join(sorted(map(str, missing))[:5])} begins")
-    return {partition: begins[partition] for partition in ends}
+    within = _by_partition(end.get(IN_TRANSACTION, {}), end)
+    return {partition: CommitPosition(begins[partition], within.get(partition, 0)) for partition in ends}
 
 
 def _by_topic(offsets: Offsets) -> dict[str, dict[str, int]]:
@@ -205,15 +213,15 @@ class TxnStoreReader(DataSourceReader):
         return [found for found in ranges if found is not None]
 
     def _within_log(
-        self, connection: Connection, snapshot: Snapshot, partition: PartitionName, start: int, end: int
+        self, connection: Connection, snapshot: Snapshot, partition: PartitionName, start: CommitPosition, end: int
     ) -> OffsetRange | None:
         """Return what is read of a partition, or None if nothing is; its log has all of it, or it is said what not."""
         loss = DataLoss(fails=self._options.fail_on_data_loss)
         bounds = snapshot.bounds[partition]
         readable = snapshot.ends[partition]
-        if start >= end:
+        if start.place >= end:
             return None
-        whole = OffsetRange(partition, bounds.partition_id, start, end, whole_from(start, bounds))
+        whole = OffsetRange(partition, bounds.partition_id, start, end, whole_from(start.place, bounds))
         wanted = self._filters.clip(whole)
         if wanted is None:
             return None
@@ -222,24 +230,24 @@ class TxnStoreReader(DataSourceReader):
                 f"{partition} was to be read up to offset {end}, but it can be read only up to {readable}",
                 f"reads up to {readable}",
             )
-        start = loss.begin_within(partition, wanted.start_offset, bounds)
+        begin = loss.go_on_within(partition, wanted.begin, bounds)
         end = min(wanted.end_offset, readable)
         if self._filters.first_timestamp_ms > 0:
             found = offset_for_time(
                 connection, bounds.partition_id, self._filters.first_timestamp_ms, self._options.bounding_isolation
             )
-            start = end if found is None else max(start, found.offset)
-        return replace(wanted, start_offset=start, end_offset=end) if start < end else None
+            begin = max(begin, CommitPosition(end if found is None else found.offset))
+        return replace(wanted, begin=begin, end_offset=end) if begin.place < end else None
 
 
-def _check_order(options: SourceOptions, starts: dict[PartitionName, int], ends: dict[PartitionName, int]) -> None:
+def _check_order(options: SourceOptions, starts: Positions, ends: Offsets) -> None:
     """Refuse offsets that were written down the wrong way round; times may well come to that."""
     if not (isinstance(options.start, AtOffsets) and isinstance(options.end, AtOffsets)):
         return
     for partition, start in starts.items():
-        if start > ends[partition]:
+        if start.place > ends[partition]:
             raise InvalidConfiguration(
-                f"{partition} begins at offset {start} (startingOffsets), behind its end at {ends[partition]}"
+                f"{partition} begins at offset {start.place} (startingOffsets), behind its end at {ends[partition]}"
                 " (endingOffsets)"
             )
 
@@ -248,12 +256,12 @@ def _check_order(options: SourceOptions, starts: dict[PartitionName, int], ends:
 class _Positions:
     """Where the next batch begins, and how far it could go."""
 
-    starts: Mapping[PartitionName, int]
-    begins: Mapping[PartitionName, int]
+    starts: Offsets
+    begins: Positions
     """Those of `starts` that are not the end of the batch before."""
 
-    ends: Mapping[PartitionName, int]
-    whole_from: Mapping[PartitionName, int] | None
+    ends: Offsets
+    whole_from: Offsets | None
     """In commit order: from where on transactions are to come whole."""
 
 
@@ -271,7 +279,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: When a batch was last given out, for minOffsetsPerTrigger; None before the first one.
         self._last_batch_seconds: float | None = None
         #: How far an available-now query goes.
-        self._final_ends: Mapping[PartitionName, int] | None = None
+        self._final_ends: Offsets | None = None
         self._latest: StreamOffset | None = None
 
     def initialOffset(self) -> StreamOffset:  # noqa: N802 - the name is Spark's
@@ -338,11 +346,11 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             partition_id = ids.get(partition)
             if partition_id is None:
                 self._loss.report(
-                    f"{partition} is gone, with the records from offset {begin} on: its topic was deleted",
+                    f"{partition} is gone, with the records from offset {begin.place} on: its topic was deleted",
                     "goes on without it",
                 )
             # A group's offsets are to stand in every partition from the first batch on, also where nothing is yet.
-            elif begin < ends[partition] or (options.group_id and FROM in end):
+            elif begin.place < ends[partition] or (options.group_id and FROM in end):
                 ranges.append(OffsetRange(partition, partition_id, begin, ends[partition], whole.get(partition, 0)))
         parts = split(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
         return [RangePartition(part) for part in parts]
@@ -361,17 +369,15 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _positions(self, connection: Connection, start: StreamOffset) -> _Positions:
         # The loss of a topic that was there once is reported below.
         snapshot = read_snapshot(connection, self._options, all_present=start == INITIAL)
+        starts: dict[PartitionName, int] = {}
+        begins: dict[PartitionName, CommitPosition] = {}
         if start == INITIAL:
-            resolved = resolve_start(connection, self._options, snapshot)
-            begins = {
-                partition: self._loss.begin_within(partition, offset, snapshot.bounds[partition])
-                for partition, offset in resolved.items()
-            }
-            starts = dict(begins)
+            for partition, position in resolve_start(connection, self._options, snapshot).items():
+                begins[partition] = self._loss.go_on_within(partition, position, snapshot.bounds[partition])
+                starts[partition] = begins[partition].place
         else:
             known = ends_of(start)
             self._report_gone(known, snapshot)
-            starts, begins = {}, {}
             for partition, bounds in snapshot.bounds.items():
                 before = known.get(partition)
                 # A partition that is new is read from its first record on.
@@ -380,14 +386,14 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
                 starts[partition] = begin
                 if begin != before:
-                    begins[partition] = begin
-        ends = self._ends(snapshot, starts)
+                    begins[partition] = CommitPosition(begin)
+        ends = self._ends(snapshot, starts, begins)
         if not self._options.in_commit_order:
             return _Positions(starts, begins, ends, None)
         # Where a partition begins anew, so do its transactions.
         whole = {
             **(whole_from_of(start) or {}),
-            **{partition: whole_from(begin, snapshot.bounds[partition]) for partition, begin in begins.items()},
+            **{partition: whole_from(begin.place, snapshot.bounds[partition]) for partition, begin in begins.items()},
         }
         return _Positions(starts, begins, ends, {partition: whole.get(partition, 0) for partition in starts})
 
@@ -401,18 +407,20 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "goes on without it",
             )
 
-    def _ends(self, snapshot: Snapshot, starts: Mapping[PartitionName, int]) -> dict[PartitionName, int]:
+    def _ends(self, snapshot: Snapshot, starts: Offsets, begins: Positions) -> dict[PartitionName, int]:
         ends = {}
         for partition, start in starts.items():
+            begin = begins.get(partition, CommitPosition(start))
             end = snapshot.ends[partition]
             if self._final_ends is not None:
                 end = min(end, self._final_ends.get(partition, start))
             # What the group has consumed already ends a batch: a checkpoint that was restored to an older one makes
             # batches that the sink recognises as a whole (see transactions.sink_inputs).
-            committed = snapshot.committed.get(partition, start)
+            committed = snapshot.committed.get(partition, begin).place
             if start < committed < end:
                 end = committed
-            ends[partition] = max(end, start)
+            # No batch ends within a transaction: one that begins there reads the rest, whatever else ends it.
+            ends[partition] = max(end, start + (begin.offset_in_transaction > 0))
         return ends
 
     def _waits_for_more(self, start: StreamOffset, positions: _Positions) -> bool:
@@ -426,7 +434,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waited_ms < self._options.max_trigger_delay_ms
 
 
-def _partition_ids(connection: Connection, partitions: Mapping[PartitionName, int]) -> dict[PartitionName, int]:
+def _partition_ids(connection: Connection, partitions: Iterable[PartitionName]) -> dict[PartitionName, int]:
     names = sorted({partition.topic for partition in partitions})
     return {
         PartitionName(topic.name, number): partition_id
@@ -451,6 +459,7 @@ def _noted(options: SourceOptions, wanted: OffsetRange) -> SinkInput | None:
         partition_id=wanted.partition_id,
         start_offset=wanted.start_offset,
         end_offset=wanted.end_offset,
+        in_commit_order=options.in_commit_order,
     )
 
 

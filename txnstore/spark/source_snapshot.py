@@ -20,6 +20,7 @@ from txnstore.errors import InvalidConfiguration, UnknownTopicOrPartition, Unsta
 from txnstore.groups.commit_rules import other_order
 from txnstore.groups.offsets import read_offsets, read_stable_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
+from txnstore.log.commit_order import CommitPosition
 from txnstore.log.topics import find_topics, list_topics
 from txnstore.model import PartitionName
 from txnstore.spark.source_options import (
@@ -49,8 +50,9 @@ class Snapshot:
     ends: Mapping[PartitionName, int]
     """How far each can be read at the query's isolation level, or in commit order."""
 
-    committed: Mapping[PartitionName, int]
-    """How far the query's group has come, where it has committed anything."""
+    committed: Mapping[PartitionName, CommitPosition]
+    """How far the query's group has come, where it has committed anything; in commit order within a transaction, too.
+    """
 
 
 def read_snapshot(connection: Connection, options: SourceOptions, *, all_present: bool = True) -> Snapshot:
@@ -58,24 +60,29 @@ def read_snapshot(connection: Connection, options: SourceOptions, *, all_present
 
     Raises:
         UnknownTopicOrPartition: a topic or partition that an option names is not there, and `all_present`.
-        InvalidRequest: the group has committed offsets in commit order.
+        InvalidRequest: the group has committed offsets in another order than the query reads in.
     """
     bounds = _read_selected(connection, options.selection, all_present=all_present)
     ends = {partition: of.end(options.bounding_isolation) for partition, of in bounds.items()}
-    committed: dict[PartitionName, int] = {}
+    committed: dict[PartitionName, CommitPosition] = {}
     if options.group_id:
         by_id = read_offsets(connection, options.group_id, [of.partition_id for of in bounds.values()]).offsets
         for offset in by_id.values():
-            if offset.offset_in_transaction is not None:
-                # A place is no offset, and a query reads in offset order.
+            if (offset.offset_in_transaction is not None) != options.in_commit_order:
+                # A place is no offset.
                 raise other_order(options.group_id, offset)
+        positions = {
+            number: CommitPosition(found.offset, found.offset_in_transaction or 0) for number, found in by_id.items()
+        }
         committed = {
-            partition: by_id[of.partition_id].offset for partition, of in bounds.items() if of.partition_id in by_id
+            partition: positions[of.partition_id] for partition, of in bounds.items() if of.partition_id in positions
         }
     return Snapshot(bounds, ends, committed)
 
 
-def resolve_start(connection: Connection, options: SourceOptions, snapshot: Snapshot) -> dict[PartitionName, int]:
+def resolve_start(
+    connection: Connection, options: SourceOptions, snapshot: Snapshot
+) -> dict[PartitionName, CommitPosition]:
     """Return where a query that is new begins in each partition.
 
     Raises:
@@ -87,10 +94,11 @@ def resolve_start(connection: Connection, options: SourceOptions, snapshot: Snap
         assert options.group_id, "checked with the options"
         read_stable_offsets(connection, options.group_id, [of.partition_id for of in snapshot.bounds.values()])
         return {
-            partition: snapshot.committed.get(partition, of.log_start_offset)
+            partition: snapshot.committed.get(partition, CommitPosition(of.log_start_offset))
             for partition, of in snapshot.bounds.items()
         }
-    return _resolve(connection, options, snapshot, start, otherwise=options.time_not_found)
+    resolved = _resolve(connection, options, snapshot, start, otherwise=options.time_not_found)
+    return {partition: CommitPosition(offset) for partition, offset in resolved.items()}
 
 
 def resolve_end(connection: Connection, options: SourceOptions, snapshot: Snapshot) -> dict[PartitionName, int]:
