@@ -48,6 +48,12 @@ class Pipeline(Query):
         self.query_id, self.written, self.committed = uuid.uuid4().hex, [], 0
         self.restart()
 
+    def go_back(self, batches):
+        """Go on with an older checkpoint."""
+        self.committed = max(self.committed - batches, 0)
+        del self.written[self.committed :]
+        self.restart()
+
     def run(self):
         """Read as the tasks do, which Spark tells what they work for."""
         told = {
@@ -101,6 +107,7 @@ def placed(place, within=0):
 ENDS = ["runs", "runs", "dies before", "dies noted", "dies decided"]
 BATCHES = st.tuples(st.just("batch"), st.sampled_from(ENDS), st.integers(1, 9))
 HANDOVERS = st.tuples(st.just("hand over"), st.integers(0, 4))
+BACKUPS = st.tuples(st.just("older"), st.integers(0, 3))
 
 
 def run_batch(pipeline, ends, limit):
@@ -134,18 +141,25 @@ def left_of(log, model):
     return [one for one in model.delivered if one.behind > start]
 
 
+TO_THE_END = [("batch", "runs", 99)] * 2
+#: In the end somebody stops within a transaction, and the next one goes on there.
+IN_THE_END = [*TO_THE_END, ("write", "C", 3), ("end", "C", True), ("hand over", 2), *TO_THE_END]
+
+
 @pytest.mark.campaign
 @settings(max_examples=times(20), deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=st.lists(STEPS | BATCHES | HANDOVERS, max_size=30), parts=st.integers(1, 4))
+@given(steps=st.lists(STEPS | BATCHES | HANDOVERS | BACKUPS, max_size=30), parts=st.integers(1, 4))
 def test_each_record_comes_once_and_in_order_whoever_reads_for_the_group(shared_store, steps, parts):
-    """Queries that die with their batch, or lose their checkpoint, and consumers that stop within a transaction."""
+    """Queries that die with their batch, or have an old checkpoint or none; consumers that stop in a transaction."""
     log, model = Log(shared_store), Model()
     pipeline = Pipeline(log, minPartitions=str(parts))
-    for kind, *of in [*steps, ("batch", "runs", 99), ("hand over", 2), ("batch", "runs", 99), ("batch", "runs", 99)]:
+    for kind, *of in [*steps, *IN_THE_END]:
         if kind == "batch":
             run_batch(pipeline, *of)
         elif kind == "hand over":
             hand_over(pipeline, model, *of)
+        elif kind == "older":
+            pipeline.go_back(*of)
         else:
             take(log, model, (kind, *of))
         rest = [one.value for one in left_of(log, model)]
