@@ -198,3 +198,75 @@ def test_a_second_crash_in_the_recovery_leaves_nothing_that_the_next_one_does_no
     assert outcomes == {True, False}
     assert pairs > 100
     assert_cluster_sound(victims.others, at_rest=True)
+
+
+@dataclass
+class ManyOverdue:
+    """Transactions over two databases, of which the time is up."""
+
+    bench: Bench
+    group: str
+
+    def make(self) -> list[Producer]:
+        producers = [self.bench.producer_at(1) for _ in range(3)]
+        for producer in producers:
+            for number in (1, 2):
+                producer.send(self.bench.partition_at(number), b"a")
+            producer.send_offsets(self.group, {1: 5})
+        self.bench.clock.advance(60_001)
+        return producers
+
+    def recover(self, helper: Cluster) -> None:
+        for store in helper.stores():
+            recover(store, helper)
+
+    def states(self, others: Cluster, producers: list[Producer]) -> set[TransactionState]:
+        return {row_of(others, producer.transactional_id).state for producer in producers}
+
+    def check_ended(self, others: Cluster, producers: list[Producer]) -> None:
+        for producer in producers:
+            row = row_of(others, producer.transactional_id)
+            assert (row.state, row.producer_epoch) == (S.COMPLETE_ABORT, producer.identity.epoch + 1)
+        assert all(read(others, self.bench.partition_at(number)) == [] for number in (1, 2))
+        assert not self.bench.offsets(self.group).unstable
+
+    def go_on(self, producers: list[Producer]) -> None:
+        for producer in producers:
+            producer.end(commit=False)
+            producer.send(self.bench.partition_at(2), b"next")
+            producer.end(commit=True)
+        assert self.bench.read(self.bench.partition_at(2)) == [b"next"] * len(producers)
+        assert self.bench.committed(self.group) == {}
+
+
+def test_a_helper_that_dies_while_it_aborts_many_together_leaves_none_that_the_next_one_does_not_end(bench: Bench):
+    many = ManyOverdue(bench, bench.name_at(2, "group"))
+    with bench.site.open() as helper, bench.site.open() as others:
+        for cluster in (helper, others):
+            cluster.parallel = False
+            for number in (1, 2, 3):
+                cluster.own(number)
+
+        def abort(_: object) -> None:
+            many.recover(helper)
+
+        abort(many.make())
+        seen = set()
+        points = steps_of(abort, many.make())
+        if bench.site.kind == "postgresql":
+            points = [point for point in points if point.statement == "COMMIT"]
+        for count, point in enumerate(points):
+            producers = many.make()
+            crash = crash_at(point.step, point.when, abort, producers)
+            assert crash is not None, f"it does not come to {point} any more"
+            crash.revive()
+            with noting(crash):
+                states = many.states(others, producers)
+                assert len(states) == 1, "one database transaction decides them all, and another one completes them"
+                seen |= states
+                for _ in range(1 + count % 2):
+                    many.recover(others)
+                many.check_ended(others, producers)
+        assert seen == {S.ONGOING, S.PREPARE_ABORT, S.COMPLETE_ABORT}
+        many.go_on(producers)
+        assert_cluster_sound(others, at_rest=True)

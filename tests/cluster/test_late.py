@@ -9,13 +9,14 @@ import pytest
 from tests.cluster.conftest import Bench, Site
 from txnstore.db.cluster.cluster import Locality
 from txnstore.errors import InvalidProducerEpoch, OutcomeUnknown, TxnStoreError
-from txnstore.groups.offsets import add_offsets_from_elsewhere, finish_offsets_from_elsewhere
+from txnstore.groups.offsets import EndedElsewhere, add_offsets_from_elsewhere, finish_offsets_from_elsewhere
 from txnstore.log.cluster_topics import create_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import transaction as completion
+from txnstore.transactions.delivery import Delivered
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.transaction import Delivered, complete_delivered
+from txnstore.transactions.transaction import complete_delivered
 
 S = TransactionState
 
@@ -83,7 +84,7 @@ def test_offsets_that_come_while_their_transaction_ends_wait_and_are_refused(sit
 
         def end() -> None:
             def work(connection) -> None:
-                finish_offsets_from_elsewhere(connection, [member.group_id], marker, commit=True)
+                finish_offsets_from_elsewhere(connection, [EndedElsewhere(marker, [member.group_id], commit=True)])
                 has_begun.set()
                 may_commit.wait(10)
 

@@ -23,7 +23,7 @@ from txnstore.errors import (
     TransactionAbortable,
     UnknownTopicOrPartition,
 )
-from txnstore.groups.offsets import add_offsets_from_elsewhere, finish_offsets_from_elsewhere
+from txnstore.groups.offsets import EndedElsewhere, add_offsets_from_elsewhere, finish_offsets_from_elsewhere
 from txnstore.log import topics
 from txnstore.log.append import Append, append
 from txnstore.log.cluster_topics import change_store_settings, delete_topic
@@ -417,7 +417,8 @@ def test_a_delivery_that_comes_again_after_the_next_transaction_began_changes_no
     producer.send(number, b"open")
     # The end of the first one once more, by somebody who was asleep in between.
     store = bench.cluster.own(2)
-    store.write(lambda connection: finish_offsets_from_elsewhere(connection, [group], marker, commit=True))
+    ended = EndedElsewhere(marker, [group], commit=True)
+    store.write(lambda connection: finish_offsets_from_elsewhere(connection, [ended]))
     assert bench.committed(group) == {1: 1}
     assert bench.offsets(group).unstable == {1}
     producer.end(commit=False)
@@ -498,7 +499,7 @@ def test_a_partition_deleted_between_decision_and_delivery_needs_no_marker(sqlit
 
     def delete_but_for_the_queue(connection) -> None:
         topics.delete_topic(connection, "orders")
-        rows.queue_markers(connection, producer.transactional_id, markers)
+        rows.queue_markers(connection, {producer.transactional_id: markers})
 
     bench.cluster.own(1).write(delete_but_for_the_queue)
     bench.cluster.publish()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tools.elsewhere import Elsewhere
 from tests.tools.interleaving import before_locks, explore, stop_here
 from tests.tools.lists import be_many
 from txnstore.transactions.protocol import FenceReason, TransactionState
-from txnstore.transactions.recovery import abort_timed_out
+from txnstore.transactions.recovery import abort_timed_out, complete_all_decided
 from txnstore.transactions.rows import read_row
 from txnstore.transactions.transaction import abort_if_timed_out
 
@@ -145,3 +146,56 @@ def test_of_many_that_time_out_at_once_one_that_commits_at_that_moment_ends_as_i
     explored = explore(make, stops=before_locks, preemptions_max=interruptions_max, store=world.observer)
     assert explored.deadlocks == 0
     assert {("ok", False), ("TransactionAbortable", True)} <= outcomes
+
+
+def test_of_many_over_several_databases_each_ends_once_whoever_helps_and_whoever_commits(
+    world, in_turn, url, txnstore_open, monkeypatch: pytest.MonkeyPatch
+):
+    """A reaper, a recovery and the producer of one of them: decided once, and complete in all partitions."""
+    be_many(monkeypatch)
+    third = txnstore_open(url, pool_size=1)
+
+    def make():
+        setting = world.setting()
+        names = [f"{setting.transactional_id}-{number}" for number in range(2)]
+        producers = [
+            setting.producer(name, store, transactional_id=name, timeout_ms=TIMEOUT_MS, writes_elsewhere=True)
+            for name, store in zip(names, (world.first, world.observer), strict=True)
+        ]
+        for name, producer in zip(names, producers, strict=True):
+            producer.init()
+            producer.append(name, {"p0": [f"{name}/1"], "p1": [f"{name}/2"]})
+
+        def reap():
+            stop_here("time passes")
+            world.clock.advance(TIMEOUT_MS + 1)
+            return abort_timed_out(world.second, Elsewhere(world.second))
+
+        def recover():
+            return complete_all_decided(third, Elsewhere(third))
+
+        def each_ended_once(finished):
+            (answer,) = finished["producer"].result()
+            for helper in ("reaper", "recovery"):
+                assert set(finished[helper].result()) <= set(names)
+            assert complete_all_decided(world.observer, Elsewhere(world.observer)) == ()
+            ends = [TransactionState.COMPLETE_COMMIT if answer == "ok" else TransactionState.COMPLETE_ABORT]
+            ends += [TransactionState.COMPLETE_ABORT]
+            for name, end in zip(names, ends, strict=True):
+                row = world.observer.read(lambda connection, name=name: read_row(connection, name).row)
+                assert (row.state, row.producer_epoch) == (end, 1)
+            outcomes.add(answer)
+
+        return setting.scenario(
+            {
+                "producer": in_turn(lambda: producers[0].end(names[0], commit=True)),
+                "reaper": reap,
+                "recovery": recover,
+            },
+            at_end=each_ended_once,
+        )
+
+    outcomes: set[str] = set()
+    explored = explore(make, preemptions_max=1)
+    assert explored.orders >= 20
+    assert {"ok", "TransactionAbortable"} <= outcomes

@@ -11,11 +11,11 @@ from sqlalchemy import Connection, event
 
 from txnstore.db import portions
 from txnstore.errors import StoreBusy, StoreUnavailable, UnknownTopicOrPartition
-from txnstore.transactions import recovery, rows, timeouts
+from txnstore.transactions import recovery, rows, together
 from txnstore.transactions.protocol import FenceReason, TransactionState
 from txnstore.transactions.recovery import AGAIN_MS, abort_overdue
 from txnstore.transactions.rows import lock_row
-from txnstore.transactions.timeouts import TimedOut
+from txnstore.transactions.together import TimedOut
 
 S = TransactionState
 
@@ -124,7 +124,7 @@ def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monk
 
     def abort_together_if_free(names, locality, connection) -> TimedOut:
         # Locked by somebody.
-        aborted = timeouts.abort_together([name for name in names if name not in stuck], locality, connection)
+        aborted = together.abort_together([name for name in names if name not in stuck], locality, connection)
         return replace(aborted, busy=[name for name in names if name in stuck])
 
     def abort_if_free(store, transactional_id, *arguments, **options) -> bool:
@@ -161,7 +161,7 @@ def test_however_slow_a_portion_is_the_next_one_takes_some(own_bench, monkeypatc
 
     def note(some, locality, connection) -> TimedOut:
         taken.append(list(some))
-        return timeouts.abort_together(some, locality, connection)
+        return together.abort_together(some, locality, connection)
 
     monkeypatch.setattr(recovery, "abort_together", note)
     if help_with == "a client":

@@ -28,7 +28,7 @@ from txnstore.model import Record
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED, FenceReason, TransactionState
 from txnstore.transactions.rows import lock_row
-from txnstore.transactions.timeouts import TimedOut, abort_together
+from txnstore.transactions.together import TimedOut, abort_together
 from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 

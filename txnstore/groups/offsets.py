@@ -43,7 +43,7 @@ from txnstore.db.schema import (
     partitions,
     pending_group_offsets,
 )
-from txnstore.db.statements import HotStatement
+from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import Store, chunks, server_now_ms
 from txnstore.errors import (
     IllegalGeneration,
@@ -574,6 +574,10 @@ def _rows(
 _PRODUCER_EPOCH: Final = select(offset_producers.c.producer_epoch).where(
     offset_producers.c.producer_id == bindparam("of_producer_id")
 )
+_IS_PRODUCER: Final = is_listed("of_producer_ids", offset_producers.c.producer_id)
+_PRODUCER_EPOCHS: Final = HotStatement(
+    select(offset_producers.c.producer_id, offset_producers.c.producer_epoch).where(_IS_PRODUCER)
+)
 _INSERT_PRODUCER: Final = upsert(offset_producers).values(last_update_ms=server_now_ms())
 _RAISE_EPOCH: Final = _INSERT_PRODUCER.on_conflict_do_update(
     index_elements=[offset_producers.c.producer_id],
@@ -645,23 +649,43 @@ def announce_offset_producer(connection: Connection, producer: ProducerIdentity)
     connection.execute(_ANNOUNCE, {"producer_id": producer.producer_id, "producer_epoch": producer.epoch})
 
 
-def finish_offsets_from_elsewhere(
-    connection: Connection, group_ids: Iterable[str], marker: ProducerIdentity, *, commit: bool
-) -> None:
-    """Count in, or drop, what a decided transaction holds in groups that live here; `marker` has the epoch after it.
+@dataclass(frozen=True, slots=True)
+class EndedElsewhere:
+    """A transaction that another database has decided, as the groups that live here are told."""
 
-    All groups that the transaction has here are given at once.  Nothing is left to do if it was done before.
+    marker: ProducerIdentity
+    """Its producer, with the epoch after the decision."""
+
+    group_ids: Collection[str]
+    """All groups that it has here."""
+
+    commit: bool
+
+
+def finish_offsets_from_elsewhere(connection: Connection, ended: Sequence[EndedElsewhere]) -> None:
+    """Count in, or drop, what decided transactions hold in groups that live here, in the order given.
+
+    Nothing is left to do for one of which it was done before.
     """
-    names = sorted(group_ids)
-    for group_id in names:
+    if not ended:
+        return
+    for group_id in sorted({group_id for each in ended for group_id in each.group_ids}):
         # A group that offsets were announced for and never sent is made: what is late must find a lock to wait for.
         ensure_group(connection, group_id)
         lock_group(connection, group_id)
-    newest = connection.execute(_PRODUCER_EPOCH, {"of_producer_id": marker.producer_id}).scalar_one_or_none()
-    if newest is not None and newest >= marker.epoch:
-        return
-    finish_pending_offsets(connection, names, marker.producer_id, commit=commit)
-    connection.execute(_RAISE_EPOCH, {"producer_id": marker.producer_id, "producer_epoch": marker.epoch})
+    producer_ids = [each.marker.producer_id for each in ended]
+    newest = dict(map(tuple, _PRODUCER_EPOCHS.rows(connection, _IS_PRODUCER.parameters(producer_ids))))
+    fresh = [each for each in ended if newest.get(each.marker.producer_id, -1) < each.marker.epoch]
+    dropped: dict[str, list[int]] = {}
+    for each in fresh:
+        if each.commit:
+            finish_pending_offsets(connection, each.group_ids, each.marker.producer_id, commit=True)
+        for group_id in () if each.commit else each.group_ids:
+            dropped.setdefault(group_id, []).append(each.marker.producer_id)
+    drop_pending_offsets(connection, dropped)
+    raised = [{"producer_id": each.marker.producer_id, "producer_epoch": each.marker.epoch} for each in fresh]
+    if raised:
+        connection.execute(_RAISE_EPOCH, raised)
 
 
 def forget_offset_producers(store: Store, portions: Portions | None = None, *, before_ms: int, rows_max: int) -> int:

@@ -22,13 +22,13 @@ from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ClientProcess, ProducerIdentity, is_storable_text
 from txnstore.transactions import initialization, rows
+from txnstore.transactions.delivery import PendingDelivery
 from txnstore.transactions.distributed import RemoteTransaction
 from txnstore.transactions.initialization import InitAction, InitRequest
 from txnstore.transactions.outcome import Ended, recall_commit
 from txnstore.transactions.protocol import TransactionMetadata
 from txnstore.transactions.transaction import (
     LockedTransaction,
-    PendingDelivery,
     SentOffsets,
     complete_delivered,
     write_in_time,

@@ -13,7 +13,7 @@ does not know gets a marker of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -35,7 +35,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.store import Store, server_now_ms
+from txnstore.db.store import Store, chunks, server_now_ms
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
@@ -54,12 +54,12 @@ from txnstore.transactions.protocol import (
     FenceReason,
     TransactionState,
 )
-from txnstore.transactions.timeouts import TimedOut, abort_together
+from txnstore.transactions.together import TimedOut, abort_together, complete_together
 from txnstore.transactions.transaction import (
     LockedTransaction,
     abort_if_timed_out,
-    complete_decided,
     complete_if_possible,
+    log_put_off,
     log_timed_out,
 )
 
@@ -74,6 +74,8 @@ HELP_SECONDS: Final = 0.1
 ABORTED_FIRST: Final = 100
 #: However long fewer have held their locks: what a portion takes at least goes to its statements, not to its rows.
 ABORTED_MIN: Final = 50
+#: How many that are decided are completed together: each other database holds their partitions meanwhile.
+COMPLETED_TOGETHER: Final = 100
 #: How long aborts together are to hold their locks: readers wait for them, and writers no longer than twice that.
 HELD_SECONDS: Final = 0.025
 #: When to look again at what could not be aborted now.
@@ -247,6 +249,7 @@ def _abort_portion(
         _log.debug("%s transactions could not be aborted together for their age: %s", len(some), error)
         done = TimedOut(aborted=(), unusual=some)
     log_timed_out(store, *done.aborted)
+    _complete_if_possible(store, cluster, done.undelivered)
     portion.aborted.extend(done.aborted)
     if not waits:
         portion.left.extend(done.busy)
@@ -261,6 +264,18 @@ def _abort_portion(
             if not waits:
                 break
     return portion
+
+
+def _complete_if_possible(store: Store, cluster: Cluster | None, transactional_ids: Sequence[str]) -> None:
+    """Complete what is decided, unless a database that takes part is away: then recovery does it, once it is back."""
+    if not transactional_ids:
+        return
+    try:
+        put_off = complete_together(store, cluster, transactional_ids).put_off
+    except TxnStoreError as error:
+        put_off = dict.fromkeys(transactional_ids, error)
+    for transactional_id, why in put_off.items():
+        log_put_off(transactional_id, why)
 
 
 def _next_deadlines(after: Mapping[str, Any], connection: Connection) -> Sequence[Any]:
@@ -461,9 +476,17 @@ def complete_all_decided(
     Raises:
         TxnStoreError: some of them could not be completed, for a database that takes part is away; all others are.
     """
-    return _each(
-        _all_decided(store), lambda transactional_id: bool(complete_decided(store, transactional_id, cluster)), portions
-    )
+    completed: list[str] = []
+    failed: TxnStoreError | None = None
+    for some in _all_decided(store):
+        done = complete_together(store, cluster, some)
+        completed += done.completed
+        failed = failed or next(iter(done.put_off.values()), None)
+        if portions is not None and portions.is_over:
+            break
+    if failed is not None:
+        raise failed
+    return tuple(completed)
 
 
 def abort_timed_out(store: Store, cluster: Cluster | None = None, portions: Portions | None = None) -> tuple[str, ...]:
@@ -591,13 +614,13 @@ def _trim(entry_ids: Sequence[int], connection: Connection) -> int:
     return connection.execute(_TRIM, {"entry_ids": entry_ids}).rowcount
 
 
-def _all_decided(store: Store) -> Iterator[str]:
-    """Yield the ids of decided transactions, page by page: those that cannot be completed now stand before no other."""
+def _all_decided(store: Store) -> Iterator[Sequence[str]]:
+    """Yield the ids of decided transactions in parts; those that cannot be completed now stand before no other."""
     found: Sequence[str] = ("",)
     while found:
         after = {"after_id": found[-1]}
         found = store.read(lambda connection, after=after: connection.execute(_DECIDED, after).scalars().all())  # type: ignore[misc]
-        yield from found
+        yield from chunks(found, COMPLETED_TOGETHER)
 
 
 def _all_timed_out(store: Store) -> Iterator[list[str]]:
@@ -610,27 +633,6 @@ def _all_timed_out(store: Store) -> Iterator[list[str]]:
 
 def _timed_out(after: Mapping[str, Any], connection: Connection) -> Sequence[Any]:
     return connection.execute(_TIMED_OUT, after).all()
-
-
-def _each(
-    transactional_ids: Iterable[str],
-    help_with: Callable[[str], bool],
-    portions: Portions | None,
-) -> tuple[str, ...]:
-    """Return those that could be helped; one that cannot keeps no other one from it, and its error comes last."""
-    helped: list[str] = []
-    failed: TxnStoreError | None = None
-    for transactional_id in transactional_ids:
-        try:
-            if help_with(transactional_id):
-                helped.append(transactional_id)
-        except TxnStoreError as error:
-            failed = failed or error
-        if portions is not None and portions.is_over:
-            break
-    if failed is not None:
-        raise failed
-    return tuple(helped)
 
 
 def _expire(transactional_id: str, expiration_ms: int, connection: Connection) -> bool:

@@ -196,7 +196,7 @@ _DELETE_WRITERS: Final = HotStatement(delete(transaction_writers).where(_WRITERS
 #: There is one coordinator per database and no election: its epoch never changes. Kept for fidelity.
 COORDINATOR_EPOCH: Final = 0
 _MARKERS_OF_TRANSACTION: Final = pending_markers.c.transactional_id == bindparam("of_transactional_id")
-_INSERT_MARKERS: Final = insert(pending_markers)
+_INSERT_MARKERS: Final = HotStatement(insert(pending_markers), may_be_listed=True)
 _QUEUED_MARKERS: Final = (
     select(pending_markers)
     .where(_MARKERS_OF_TRANSACTION)
@@ -519,8 +519,8 @@ def marker_of_writer(decided: TransactionMetadata, partition_id: int, writer_id:
     return Marker(partition_id, ProducerIdentity(writer_id, decided.producer_epoch), outcome, COORDINATOR_EPOCH)
 
 
-def queue_markers(connection: Connection, transactional_id: str, markers: Iterable[Marker]) -> None:
-    """Queue the markers of a decided transaction, within the database transaction that holds the decision."""
+def queue_markers(connection: Connection, markers_of_ids: Mapping[str, Iterable[Marker]]) -> None:
+    """Queue the markers of decided transactions, within the database transaction that holds the decisions."""
     entries = [
         {
             "transactional_id": transactional_id,
@@ -529,23 +529,22 @@ def queue_markers(connection: Connection, transactional_id: str, markers: Iterab
             "producer_epoch": marker.producer.epoch,
             "outcome": int(marker.control_type),
         }
+        for transactional_id, markers in markers_of_ids.items()
         for marker in markers
     ]
     if entries:
-        connection.execute(_INSERT_MARKERS, entries)
+        _INSERT_MARKERS.run_each(connection, entries)
 
 
 def queued_markers(connection: Connection, transactional_id: str) -> list[Marker]:
     """Return the markers that are still missing from their partitions, by partition."""
-    return [
-        Marker(
-            row.partition_id,
-            ProducerIdentity(row.producer_id, row.producer_epoch),
-            ControlType(row.outcome),
-            COORDINATOR_EPOCH,
-        )
-        for row in connection.execute(_QUEUED_MARKERS, {"of_transactional_id": transactional_id})
-    ]
+    return list(map(queued_marker, connection.execute(_QUEUED_MARKERS, {"of_transactional_id": transactional_id})))
+
+
+def queued_marker(row: Any) -> Marker:
+    """Return the marker of a row of those that are queued."""
+    identity = ProducerIdentity(row.producer_id, row.producer_epoch)
+    return Marker(row.partition_id, identity, ControlType(row.outcome), COORDINATOR_EPOCH)
 
 
 def strike_off_markers(connection: Connection, transactional_id: str, partition_ids: Collection[int]) -> None:

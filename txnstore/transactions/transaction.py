@@ -34,7 +34,6 @@ from txnstore.errors import (
     InvalidProducerIdMapping,
     InvalidRequest,
     NotCoordinator,
-    OutcomeUnknown,
     TransactionAbortable,
     TxnStoreError,
     UnknownTopicOrPartition,
@@ -42,7 +41,6 @@ from txnstore.errors import (
 from txnstore.groups.offsets import (
     add_pending_offsets,
     commit_offsets,
-    finish_offsets_from_elsewhere,
     finish_pending_offsets,
 )
 from txnstore.log.append import (
@@ -54,11 +52,11 @@ from txnstore.log.append import (
     place_all,
     place_markers,
     producers_of,
-    write_markers,
 )
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ClientProcess, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import branch_rows, protocol, rows
+from txnstore.transactions.delivery import Delivered, PendingDelivery, deliver
 from txnstore.transactions.protocol import (
     DECIDED,
     EndAction,
@@ -70,30 +68,9 @@ from txnstore.transactions.protocol import (
 from txnstore.transactions.rows import NO_PARTICIPANTS, Participants, markers_of
 
 Result = TypeVar("Result")
-#: How long one database is tried: the others, and whoever waits for the answer, are not to wait for it.
-DELIVERY_TIMEOUT_MS: Final = 500
 #: The row that keeps the commits of a transaction group apart stands among those of transactional ids, by this name.
 GROUP_ROW_PREFIX: Final = "txnstore.transaction.group:"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingDelivery:
-    """The rest of a decision."""
-
-    decided: TransactionMetadata
-    """The coordinator's row with the decision."""
-
-    markers: Sequence[Marker]
-    """Those that are missing from their partitions."""
-
-    group_ids: Sequence[str]
-    """The groups whose offsets are not finished."""
-
-    @property
-    def commits(self) -> bool:
-        """Whether the transaction was decided to commit."""
-        return self.decided.state is TransactionState.PREPARE_COMMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +392,7 @@ class LockedTransaction:
             done = {marker.partition_id for marker in self._stored_markers} - away
             rows.strike_off_markers(self.connection, transactional_id, done)
         else:
-            rows.queue_markers(self.connection, transactional_id, left.markers)
+            rows.queue_markers(self.connection, {transactional_id: left.markers})
         for group_id in self._stored_groups:
             if group_id not in left.group_ids:
                 rows.forget_group(self.connection, transactional_id, group_id)
@@ -571,12 +548,17 @@ def complete_if_possible(store: Store, cluster: Cluster | None, transactional_id
         # It was forgotten meanwhile: there is nothing left to do.
         return
     except TxnStoreError as error:
-        _log.warning(
-            "the transaction of %.80r is decided; recovery will complete it: %s",
-            transactional_id,
-            error,
-            extra={"event": "completion_put_off", "transactional_id": transactional_id},
-        )
+        log_put_off(transactional_id, error)
+
+
+def log_put_off(transactional_id: str, error: TxnStoreError) -> None:
+    """Tell people that a decided transaction waits for a database that takes part."""
+    _log.warning(
+        "the transaction of %.80r is decided; recovery will complete it: %s",
+        transactional_id,
+        error,
+        extra={"event": "completion_put_off", "transactional_id": transactional_id},
+    )
 
 
 def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) -> ProducerIdentity:
@@ -585,11 +567,11 @@ def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) ->
     Raises:
         TxnStoreError: one of them cannot be reached or refuses; what was delivered is struck off.
     """
-    delivered = deliver(cluster, store.database_id, left)
-    if delivered.error is not None and not delivered.partition_ids and not delivered.group_ids:
+    (delivered,) = deliver(cluster, store.database_id, [left])
+    if delivered.error is not None and not delivered.is_news:
         # There is nothing to strike off: what waits for a database that is away costs no write at each look.
         row = store.read(lambda connection: rows.read_row(connection, left.decided.transactional_id)).row
-        if _is_left(row, left):
+        if is_left(row, left):
             raise delivered.error
         return left.decided.next_identity if row is None else row.identity
     identity = store.write(partial(_strike_off, Locality.of(store, cluster), left, delivered), wakes_readers=True)
@@ -597,91 +579,6 @@ def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) ->
         assert delivered.error is not None, "something is left although no delivery failed"
         raise delivered.error
     return identity
-
-
-@dataclass(slots=True)
-class Delivered:
-    """What is durable in its own database, and may be struck off."""
-
-    partition_ids: set[int] = field(default_factory=set)
-    group_ids: set[str] = field(default_factory=set)
-    error: TxnStoreError | None = None
-    """Why the rest is not."""
-
-
-def deliver(cluster: Cluster, coordinator_id: int, left: PendingDelivery) -> Delivered:
-    """Write markers and finish offsets wherever they live but in the coordinator's own database; say what was done.
-
-    A partition that the controller has deleted needs no marker any more.
-    """
-    delivered = Delivered()
-    shares = _shares(cluster, left, delivered)
-    shares.pop(coordinator_id, None)
-    outcomes = cluster.each(
-        {
-            database_id: partial(_deliver_share, cluster, database_id, left, share)
-            for database_id, share in shares.items()
-        }
-    )
-    for database_id, outcome in outcomes.items():
-        if isinstance(outcome, TxnStoreError):
-            delivered.error = delivered.error or outcome
-            continue
-        delivered.partition_ids.update(marker.partition_id for marker in shares[database_id].markers)
-        delivered.group_ids.update(shares[database_id].group_ids)
-    return delivered
-
-
-@dataclass(slots=True)
-class _Share:
-    """What one database has to do."""
-
-    markers: list[Marker] = field(default_factory=list)
-    group_ids: list[str] = field(default_factory=list)
-
-
-def _shares(cluster: Cluster, left: PendingDelivery, delivered: Delivered) -> dict[int, _Share]:
-    shares: dict[int, _Share] = {}
-    partition_ids = {marker.partition_id for marker in left.markers}
-    try:
-        leaders = cluster.leaders_of(partition_ids)
-        # Asked and not known: the topic was deleted, and its records with it.
-        delivered.partition_ids.update(partition_ids - leaders.keys())
-    except TxnStoreError as error:
-        delivered.error = error
-        leaders = cluster.known_leaders(partition_ids)
-    for marker in left.markers:
-        if marker.partition_id in leaders:
-            shares.setdefault(leaders[marker.partition_id], _Share()).markers.append(marker)
-    for group_id in left.group_ids:
-        shares.setdefault(cluster.coordinator_id_of(group_id), _Share()).group_ids.append(group_id)
-    return shares
-
-
-def _deliver_share(cluster: Cluster, database_id: int, left: PendingDelivery, share: _Share) -> None:
-    def work(markers: Sequence[Marker], connection: Connection) -> None:
-        write_markers(connection, markers)
-        if share.group_ids:
-            finish_offsets_from_elsewhere(connection, share.group_ids, left.decided.identity, commit=left.commits)
-
-    def write(markers: Sequence[Marker]) -> None:
-        cluster.write_at(database_id, partial(work, markers), wakes_readers=True, retry_timeout_ms=DELIVERY_TIMEOUT_MS)
-
-    try:
-        write(share.markers)
-    except OutcomeUnknown:
-        # What is there is recognised.
-        write(share.markers)
-    except UnknownTopicOrPartition:
-        # Its copies are behind, or the topic was deleted: the controller knows.
-        cluster.reconcile(database_id)
-        present = _still_there(cluster, [marker.partition_id for marker in share.markers])
-        write([marker for marker in share.markers if marker.partition_id in present])
-
-
-def _still_there(cluster: Cluster, partition_ids: Collection[int]) -> Collection[int]:
-    """Return those of the partitions that the controller has; what is remembered of them does not count."""
-    return cluster.controller.read(lambda connection: cluster.read_leaders(partition_ids, connection)).keys()
 
 
 def _read_undelivered(connection: Connection, transactional_id: str) -> PendingDelivery | ProducerIdentity:
@@ -694,7 +591,7 @@ def _read_undelivered(connection: Connection, transactional_id: str) -> PendingD
     return PendingDelivery(row, markers, rows.groups_of(connection, transactional_id))
 
 
-def _is_left(row: TransactionMetadata | None, left: PendingDelivery) -> bool:
+def is_left(row: TransactionMetadata | None, left: PendingDelivery) -> bool:
     """Return whether the transaction is decided and not complete, as it was when `left` was read."""
     return row is not None and row.state in DECIDED and row.identity == left.decided.identity
 
@@ -706,7 +603,7 @@ def _strike_off(
     transactional_id = left.decided.transactional_id
     work = LockedTransaction.lock(connection, transactional_id, locality)
     row = work.row
-    if not _is_left(row, left):
+    if not is_left(row, left):
         # Somebody else has completed it, and it may have gone on since: nothing here is about what comes after.
         return left.decided.next_identity if row is None else row.identity
     rows.strike_off_markers(connection, transactional_id, delivered.partition_ids)

@@ -1,0 +1,305 @@
+"""Many transactions over several databases end together, each as it would by itself, by a few database transactions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Table, event, select, update
+
+from tests.cluster.conftest import Bench, Producer, down
+from tests.tools.lists import be_many
+from txnstore.db.cluster.cluster import Locality
+from txnstore.db.schema import (
+    offset_producers,
+    pending_group_offsets,
+    pending_markers,
+    producer_states,
+    transaction_groups,
+    transaction_log,
+    transaction_partitions,
+    transaction_writer_partitions,
+    transaction_writers,
+    transactions,
+)
+from txnstore.errors import InvalidProducerEpoch, OutcomeUnknown, StoreUnavailable, TransactionAbortable
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
+from txnstore.model import ProducerIdentity, Record
+from txnstore.testing.invariants import assert_cluster_sound
+from txnstore.transactions import rows
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED, FenceReason, TransactionState
+from txnstore.transactions.recovery import abort_overdue_in, abort_timed_out, complete_all_decided
+from txnstore.transactions.together import abort_together, complete_together
+from txnstore.transactions.transaction import abort_if_timed_out
+from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
+
+S = TransactionState
+TIMEOUT_MS = 60_000
+#: What differs from one transaction to another that is alike.
+IDS = {"transactional_id", "producer_id", "previous_producer_id", "writer_producer_id", "entry_id", "group_id"}
+#: By what of a transaction they say whose they are.
+OF_IDS = (
+    transactions,
+    transaction_log,
+    transaction_partitions,
+    transaction_groups,
+    transaction_writers,
+    transaction_writer_partitions,
+    pending_markers,
+)
+OF_PRODUCERS = (producer_states, pending_group_offsets, offset_producers)
+#: Where they stand in the log depends on who came before.
+PLACES = {"transaction_first_offset", "last_offset", "last_base_offset"}
+
+
+def open_some(bench: Bench) -> list[Producer]:
+    """Open a transaction of each sort, coordinated by the first database."""
+    here, there, third = (bench.partition_at(number) for number in (1, 2, 3))
+    groups = [bench.name_at(number, "group") for number in (1, 2)]
+    local, away, wide, offsets, written, last = (bench.producer_at(1) for _ in range(6))
+    local.send(here, b"local")
+    local.send_offsets(groups[0], {here: 1})
+    away.send(there, b"away")
+    for number in (here, there, third):
+        wide.send(number, b"wide")
+    for group_id in groups:
+        offsets.send_offsets(group_id, {there: 7})
+    store = bench.cluster.own(1)
+    begin_transaction(store, written.transactional_id, written.identity, cluster=bench.cluster)
+    for reports in (True, False):
+        writer = join_transaction(store, written.transactional_id, written.identity, cluster=bench.cluster)
+        batch = encode([Record(b"w")], producer=writer.identity, base_sequence=0, is_transactional=True)
+        append_as_writer(store, writer, [Append(here, batch), Append(there, batch)], cluster=bench.cluster)
+        if reports:
+            report_writer(store, writer, cluster=bench.cluster)
+    exhaust(bench, last)
+    last.send(third, b"last")
+    return [local, away, wide, offsets, written, last]
+
+
+def exhaust(bench: Bench, producer: Producer) -> None:
+    """Leave its producer id no further epoch."""
+    row = update(transactions).where(transactions.c.transactional_id == producer.transactional_id)
+    bench.cluster.own(1).write(lambda connection: connection.execute(row.values(producer_epoch=EPOCH_EXHAUSTED)))
+    producer.become(ProducerIdentity(producer.identity.producer_id, EPOCH_EXHAUSTED))
+
+
+def left_of(bench: Bench, producers: list[Producer], producer_ids: list[list[int]]) -> Any:
+    """Return what each database holds of each of them, without what differs among those that are alike."""
+
+    def found(number: int, table: Table, column: str, value: Any) -> list[dict[str, Any]]:
+        statement = select(table).where(table.c[column] == value).order_by(*table.primary_key)
+        listed = bench.cluster.own(number).read(lambda connection: connection.execute(statement).all())
+        hidden = IDS | PLACES
+        return [{key: repr(of) for key, of in row._mapping.items() if key not in hidden} for row in listed]
+
+    return [
+        [found(number, table, "transactional_id", producer.transactional_id) for table in OF_IDS]
+        + [found(number, table, "producer_id", each) for table in OF_PRODUCERS for each in own]
+        for producer, own in zip(producers, producer_ids, strict=True)
+        for number in (1, 2, 3)
+    ]
+
+
+def producer_ids_of(bench: Bench, producers: list[Producer]) -> list[list[int]]:
+    """Return the ids under which each has written."""
+
+    def writers(producer: Producer, connection: Connection) -> list[int]:
+        return sorted(rows.participants_of(connection, producer.transactional_id).writers)
+
+    store = bench.cluster.own(1)
+    return [[producer.identity.producer_id, *store.read(partial(writers, producer))] for producer in producers]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few", "as many"])
+def test_they_leave_the_rows_that_they_leave_one_by_one(bench: Bench, monkeypatch, many):
+    if many:
+        be_many(monkeypatch)
+    opened = [open_some(bench) for _ in range(2)]
+    ids = [producer_ids_of(bench, producers) for producers in opened]
+    bench.clock.advance(TIMEOUT_MS + 1)
+    store = bench.cluster.own(1)
+    names = [producer.transactional_id for producer in opened[0]]
+    locality = Locality.of(store, bench.cluster)
+    done = store.write(lambda connection: abort_together(names, locality, connection))
+    assert (list(done.aborted), done.busy, done.unusual) == (names, (), ())
+    assert list(done.undelivered) == names[1:]
+    assert [bench.row(name).state for name in names] == [S.COMPLETE_ABORT, *[S.PREPARE_ABORT] * 5]
+    completed = complete_together(store, bench.cluster, names)
+    assert (list(completed.completed), completed.put_off) == (names, {})
+    for producer in opened[1]:
+        assert abort_if_timed_out(store, producer.transactional_id, bench.cluster)
+    one, other = (left_of(bench, *of) for of in zip(opened, ids, strict=True))
+    assert one == other
+    for number in (1, 2, 3):
+        assert bench.read(bench.partition_at(number)) == []
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_each_producer_is_told_and_goes_on(bench: Bench):
+    producers = open_some(bench)
+    bench.clock.advance(TIMEOUT_MS + 1)
+    there = bench.partition_at(2)
+    assert abort_overdue_in(bench.cluster.own(2), [there], bench.cluster) is None
+    for producer in producers:
+        row = bench.row(producer.transactional_id)
+        assert (row.state, row.fence_reason) == (S.COMPLETE_ABORT, FenceReason.TIMEOUT)
+        with pytest.raises(TransactionAbortable, match="longer than its timeout of 60000 ms"):
+            producer.end(commit=True)
+        producer.end(commit=False)
+        producer.send(there, b"next")
+        producer.end(commit=True)
+    assert bench.read(there) == [b"next"] * len(producers)
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def open_alike(bench: Bench, count: int) -> list[Producer]:
+    producers = [bench.producer_at(1) for _ in range(count)]
+    for producer in producers:
+        for number in (1, 2):
+            producer.send(bench.partition_at(number), b"a")
+        producer.send_offsets("group of all", {1: 1})
+    return producers
+
+
+def commits_of(bench: Bench, work: Any) -> Counter[str]:
+    """Return how many database transactions of each member have changed something."""
+    found: Counter[str] = Counter()
+    wrote: set[int] = set()
+    stores = [bench.cluster.own(number) for number in (1, 2, 3)]
+
+    def note(connection, cursor, statement, *_: object) -> None:
+        if statement.lstrip().startswith(("INSERT", "UPDATE", "DELETE")):
+            wrote.add(id(connection))
+
+    def note_commit(connection) -> None:
+        label = next(str(store.label) for store in stores if store.engine is connection.engine)
+        found[label] += id(connection) in wrote
+        wrote.discard(id(connection))
+
+    for store in stores:
+        event.listen(store.engine, "before_cursor_execute", note)
+        event.listen(store.engine, "commit", note_commit)
+    try:
+        work()
+    finally:
+        for store in stores:
+            event.remove(store.engine, "before_cursor_execute", note)
+            event.remove(store.engine, "commit", note_commit)
+    return +found
+
+
+def test_many_cost_as_many_database_transactions_as_a_few(bench: Bench):
+    bench.cluster.parallel = False
+    counts = []
+    for count in (2, 20):
+        producers = open_alike(bench, count)
+        bench.clock.advance(TIMEOUT_MS + 1)
+        counts.append(commits_of(bench, lambda: abort_timed_out(bench.cluster.own(1), bench.cluster)))
+        assert {bench.row(producer.transactional_id).state for producer in producers} == {S.COMPLETE_ABORT}
+    # Decided and complete at the coordinator, and markers and offsets where they live.
+    assert counts[0] == counts[1]
+    assert counts[0].total() <= 2 + 2
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_many_that_are_decided_are_completed_together(bench: Bench, commit):
+    bench.cluster.parallel = False
+    producers = open_alike(bench, 6)
+    # Offsets of the same group are counted in as they were sent.
+    with bench.down(2):
+        for producer in producers:
+            with pytest.raises(OutcomeUnknown):
+                producer.end(commit=commit)
+    done: list[str] = []
+    counts = commits_of(bench, lambda: done.extend(complete_all_decided(bench.cluster.own(1), bench.cluster)))
+    assert set(done) == {producer.transactional_id for producer in producers}
+    assert counts.total() <= 2
+    for number in (1, 2):
+        assert bench.read(bench.partition_at(number)) == ([b"a"] * 6 if commit else [])
+    assert bench.committed("group of all") == ({1: 1} if commit else {})
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_one_that_is_damaged_elsewhere_keeps_no_other_one_open(bench: Bench):
+    damaged, *others = open_alike(bench, 3)
+    there = bench.partition_at(2)
+
+    def be_newer(connection: Connection, epoch: int) -> None:
+        key = (producer_states.c.partition_id == there) & (
+            producer_states.c.producer_id == damaged.identity.producer_id
+        )
+        connection.execute(update(producer_states).where(key).values(producer_epoch=epoch))
+
+    bench.cluster.own(2).write(lambda connection: be_newer(connection, 9))
+    bench.clock.advance(TIMEOUT_MS + 1)
+    names = {producer.transactional_id for producer in (damaged, *others)}
+    assert set(abort_timed_out(bench.cluster.own(1), bench.cluster)) == names
+    assert bench.row(damaged.transactional_id).state is S.PREPARE_ABORT
+    assert {bench.row(other.transactional_id).state for other in others} == {S.COMPLETE_ABORT}
+    with pytest.raises(InvalidProducerEpoch):
+        complete_all_decided(bench.cluster.own(1), bench.cluster)
+    bench.cluster.own(2).write(lambda connection: be_newer(connection, damaged.identity.epoch))
+    assert complete_all_decided(bench.cluster.own(1), bench.cluster) == (damaged.transactional_id,)
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_one_that_somebody_is_at_work_on_is_completed_by_itself(bench: Bench, monkeypatch):
+    producers = open_alike(bench, 3)
+    bench.clock.advance(TIMEOUT_MS + 1)
+    store = bench.cluster.own(1)
+    names = [producer.transactional_id for producer in producers]
+    locality = Locality.of(store, bench.cluster)
+    store.write(lambda connection: abort_together(names, locality, connection))
+    busy: list[str] = []
+
+    def complete_alone(store, transactional_id, cluster):
+        busy.append(transactional_id)
+        raise StoreUnavailable("it is for this test to say")
+
+    monkeypatch.setattr("txnstore.transactions.together.complete_decided", complete_alone)
+    if store.backend.name == "sqlite":
+        # Whoever writes to a SQLite database is alone with it.
+        assert complete_together(store, bench.cluster, names).put_off == {}
+        return
+
+    def work(connection: Connection) -> Any:
+        rows.lock_row(connection, names[1])
+        return complete_together(store, bench.cluster, names)
+
+    done = store.write(work)
+    assert busy == [names[1]] == list(done.put_off)
+    assert list(done.completed) == [names[0], names[2]]
+    monkeypatch.undo()
+    assert complete_all_decided(store, bench.cluster) == (names[1],)
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_what_another_one_has_struck_off_meanwhile_is_not_waited_for(bench: Bench, monkeypatch):
+    """Each of two helpers reached one of the databases only: what both have delivered is complete."""
+    producer = bench.producer_at(1)
+    for number in (2, 3):
+        producer.send(bench.partition_at(number), b"a")
+    with bench.down(2), bench.down(3), pytest.raises(OutcomeUnknown):
+        producer.end(commit=True)
+    store, name = bench.cluster.own(1), producer.transactional_id
+    original = store.write
+
+    def write_later(work, **options):
+        # The other one comes in between.
+        monkeypatch.undo()
+        with bench.site.open() as other, down(other, other.own(3)):
+            assert set(complete_together(other.own(1), other, [name]).put_off) == {name}
+        assert bench.queued(name) == {bench.partition_at(3)}
+        return original(work, **options)
+
+    with bench.down(2):
+        monkeypatch.setattr(store, "write", write_later)
+        complete_together(store, bench.cluster, [name])
+    assert bench.row(name).state is S.COMPLETE_COMMIT
+    for number in (2, 3):
+        assert bench.read(bench.partition_at(number)) == [b"a"]
+    assert_cluster_sound(bench.cluster, at_rest=True)

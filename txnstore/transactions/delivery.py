@@ -1,0 +1,167 @@
+"""What a decision has left to other databases, delivered there: markers, and the offsets of groups.
+
+As much as belongs to one database is one database transaction there, of however many transactions it is.  Nobody holds
+a lock of the coordinator meanwhile; delivered twice, a decision is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from sqlalchemy import Connection
+
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.errors import OutcomeUnknown, StoreUnavailable, TxnStoreError, UnknownTopicOrPartition
+from txnstore.groups.offsets import EndedElsewhere, finish_offsets_from_elsewhere
+from txnstore.log.append import Marker, write_markers
+from txnstore.transactions.protocol import TransactionMetadata, TransactionState
+
+#: How long one database is tried: the others, and whoever waits for the answer, are not to wait for it.
+DELIVERY_TIMEOUT_MS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDelivery:
+    """The rest of a decision."""
+
+    decided: TransactionMetadata
+    """The coordinator's row with the decision."""
+
+    markers: Sequence[Marker]
+    """Those that are missing from their partitions."""
+
+    group_ids: Sequence[str]
+    """The groups whose offsets are not finished."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether the transaction was decided to commit."""
+        return self.decided.state is TransactionState.PREPARE_COMMIT
+
+
+@dataclass(slots=True)
+class Delivered:
+    """What is durable in its own database, and may be struck off."""
+
+    partition_ids: set[int] = field(default_factory=set)
+    group_ids: set[str] = field(default_factory=set)
+    error: TxnStoreError | None = None
+    """Why the rest is not."""
+
+    @property
+    def is_news(self) -> bool:
+        """Whether anything may be struck off."""
+        return bool(self.partition_ids or self.group_ids)
+
+
+def deliver(cluster: Cluster, coordinator_id: int, lefts: Sequence[PendingDelivery]) -> list[Delivered]:
+    """Write markers and finish offsets wherever they live but in the coordinator's own database; say what was done.
+
+    What belongs to one database is one database transaction there, however many transactions it is of.  A partition
+    that the controller has deleted needs no marker any more.
+    """
+    delivered = [Delivered() for _ in lefts]
+    shares = _shares(cluster, lefts, delivered)
+    shares.pop(coordinator_id, None)
+    outcomes = cluster.each(
+        {database_id: partial(_deliver_shares, cluster, database_id, some) for database_id, some in shares.items()}
+    )
+    for database_id, outcome in outcomes.items():
+        some = shares[database_id]
+        errors = [outcome] * len(some) if isinstance(outcome, TxnStoreError) else outcome
+        for share, error in zip(some, errors, strict=True):
+            if error is not None:
+                share.delivered.error = share.delivered.error or error
+                continue
+            share.delivered.partition_ids.update(marker.partition_id for marker in share.markers)
+            share.delivered.group_ids.update(share.group_ids)
+    return delivered
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one database has to do for one transaction."""
+
+    left: PendingDelivery
+    delivered: Delivered
+    markers: list[Marker] = field(default_factory=list)
+    group_ids: list[str] = field(default_factory=list)
+
+
+def _shares(
+    cluster: Cluster, lefts: Sequence[PendingDelivery], delivered: Sequence[Delivered]
+) -> dict[int, list[_Share]]:
+    """Return what each database has to do, of the transactions in the order given."""
+    partition_ids = {marker.partition_id for left in lefts for marker in left.markers}
+    failed = None
+    try:
+        leaders = cluster.leaders_of(partition_ids)
+    except TxnStoreError as error:
+        failed = error
+        leaders = cluster.known_leaders(partition_ids)
+    shares: dict[int, list[_Share]] = {}
+    for left, done in zip(lefts, delivered, strict=True):
+        own: dict[int, _Share] = {}
+        for marker in left.markers:
+            if marker.partition_id in leaders:
+                leader_id = leaders[marker.partition_id]
+                own.setdefault(leader_id, _Share(left, done)).markers.append(marker)
+            elif failed is None:
+                # Asked and not known: the topic was deleted, and its records with it.
+                done.partition_ids.add(marker.partition_id)
+            else:
+                done.error = failed
+        for group_id in left.group_ids:
+            own.setdefault(cluster.coordinator_id_of(group_id), _Share(left, done)).group_ids.append(group_id)
+        for database_id, share in own.items():
+            shares.setdefault(database_id, []).append(share)
+    return shares
+
+
+def _deliver_shares(cluster: Cluster, database_id: int, shares: Sequence[_Share]) -> list[TxnStoreError | None]:
+    """Deliver what is one database's; return for each transaction why that was not possible, if it was not."""
+    try:
+        _deliver_at_once(cluster, database_id, shares)
+    except StoreUnavailable:
+        raise
+    except TxnStoreError as error:
+        if len(shares) == 1:
+            return [error]
+        # Of one of them something is damaged: that keeps nothing from the others.
+        return [error for share in shares for error in _deliver_shares(cluster, database_id, [share])]
+    return [None] * len(shares)
+
+
+def _deliver_at_once(cluster: Cluster, database_id: int, shares: Sequence[_Share]) -> None:
+    markers = [marker for share in shares for marker in share.markers]
+    ended = [
+        EndedElsewhere(share.left.decided.identity, share.group_ids, share.left.commits)
+        for share in shares
+        if share.group_ids
+    ]
+
+    def work(markers: Sequence[Marker], connection: Connection) -> None:
+        write_markers(connection, markers)
+        finish_offsets_from_elsewhere(connection, ended)
+
+    def write(markers: Sequence[Marker]) -> None:
+        cluster.write_at(database_id, partial(work, markers), wakes_readers=True, retry_timeout_ms=DELIVERY_TIMEOUT_MS)
+
+    try:
+        write(markers)
+    except OutcomeUnknown:
+        # What is there is recognised.
+        write(markers)
+    except UnknownTopicOrPartition:
+        # Its copies are behind, or the topic was deleted: the controller knows.
+        cluster.reconcile(database_id)
+        present = _still_there(cluster, {marker.partition_id for marker in markers})
+        write([marker for marker in markers if marker.partition_id in present])
+
+
+def _still_there(cluster: Cluster, partition_ids: Collection[int]) -> Collection[int]:
+    """Return those of the partitions that the controller has; what is remembered of them does not count."""
+    return cluster.controller.read(lambda connection: cluster.read_leaders(partition_ids, connection)).keys()
