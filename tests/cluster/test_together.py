@@ -128,7 +128,10 @@ def test_they_leave_the_rows_that_they_leave_one_by_one(bench: Bench, monkeypatc
     assert (list(done.aborted), done.busy, done.unusual) == (names, (), ())
     assert list(done.undelivered) == names[1:]
     assert [bench.row(name).state for name in names] == [S.COMPLETE_ABORT, *[S.PREPARE_ABORT] * 5]
-    completed = complete_together(store, bench.cluster, names)
+    with monkeypatch.context() as patched:
+        # None of them is left to be completed by itself.
+        patched.delattr("txnstore.transactions.together.complete_decided")
+        completed = complete_together(store, bench.cluster, names)
     assert (list(completed.completed), completed.put_off) == (names, {})
     for producer in opened[1]:
         assert abort_if_timed_out(store, producer.transactional_id, bench.cluster)
@@ -302,4 +305,33 @@ def test_what_another_one_has_struck_off_meanwhile_is_not_waited_for(bench: Benc
     assert bench.row(name).state is S.COMPLETE_COMMIT
     for number in (2, 3):
         assert bench.read(bench.partition_at(number)) == [b"a"]
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_helper_that_slept_strikes_nothing_off_the_next_transaction(bench: Bench, monkeypatch):
+    producer = bench.producer_at(1)
+    there = bench.partition_at(2)
+    producer.send(there, b"first")
+    twin = producer.twin()
+    with bench.down(2), pytest.raises(OutcomeUnknown):
+        producer.end(commit=True)
+    store, name = bench.cluster.own(1), producer.transactional_id
+    original = store.write
+
+    def write_later(work, **options):
+        # Meanwhile the first one is completed, and the next one decided, which the second database does not hear.
+        monkeypatch.undo()
+        twin.end(commit=True)
+        twin.send(there, b"second")
+        with bench.down(2), pytest.raises(OutcomeUnknown):
+            twin.end(commit=True)
+        return original(work, **options)
+
+    monkeypatch.setattr(store, "write", write_later)
+    complete_together(store, bench.cluster, [name])
+    assert bench.queued(name) == {there}
+    assert bench.row(name).state is S.PREPARE_COMMIT
+    assert bench.read(there) == [b"first"]
+    assert complete_all_decided(store, bench.cluster) == (name,)
+    assert bench.read(there) == [b"first", b"second"]
     assert_cluster_sound(bench.cluster, at_rest=True)
