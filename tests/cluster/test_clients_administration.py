@@ -141,6 +141,12 @@ def test_a_topic_that_an_open_transaction_elsewhere_has_written_to_is_not_delete
 
 def test_transactions_are_listed_described_and_aborted_wherever_they_are_coordinated(admin, topic, make):
     producers = open_transactions(make, admin, topic)
+    groups = leaders_of(admin, "group")
+    for group_id in groups.values():
+        metadata = make(Consumer, group_id=group_id).consumer_group_metadata()
+        for broker, producer in producers.values():
+            offsets = [TopicPartition(topic, broker + 3, broker + 1)]
+            producer.send_offsets_to_transaction(offsets, metadata, PATIENCE_SECONDS)
     listed = admin.list_transactions().result(PATIENCE_SECONDS)
     assert [each.transactional_id for each in listed] == sorted(producers)
     for name, future in admin.describe_transactions(list(producers)).items():
@@ -159,13 +165,27 @@ def test_transactions_are_listed_described_and_aborted_wherever_they_are_coordin
         assert each.coordinator_id == producers[each.transactional_id][0]
         assert (each.client_process_id, each.is_hanging) == (os.getpid(), False)
         assert each.freed_by == f"txnstore transactions abort {each.transactional_id}"
-    assert admin.list_pending_offsets().result(PATIENCE_SECONDS) == []
+    # Each holds offsets of a group in each database.
+    held = admin.list_pending_offsets().result(PATIENCE_SECONDS)
+    assert sorted((each.group_id, each.transactional_id) for each in held) == sorted(
+        itertools.product(groups.values(), producers)
+    )
+    for each in held:
+        broker = producers[each.transactional_id][0]
+        assert each.coordinator_id == broker
+        assert (each.topic_partition, each.topic_partition.offset) == (TopicPartition(topic, broker + 3), broker + 1)
+        assert (each.state.kafka_name, each.client_process_id) == ("Ongoing", os.getpid())
+        assert each.freed_by == f"txnstore transactions abort {each.transactional_id}"
+    here = admin.list_pending_offsets([TopicPartition(topic, 4)]).result(PATIENCE_SECONDS)
+    assert sorted(each.group_id for each in here) == sorted(groups.values())
+    assert {producers[each.transactional_id][0] for each in here} == {1}
     # Any of its partitions will do to abort the whole.
     states = admin.describe_producers([partitions[1]])[partitions[1]].result(PATIENCE_SECONDS).active_producers
     for state in states:
         spec = AbortTransactionSpec(partitions[1], state.producer_id, state.producer_epoch, 0)
         admin.abort_transaction(spec).result(PATIENCE_SECONDS)
     assert {each.state.kafka_name for each in admin.list_transactions().result(PATIENCE_SECONDS)} == {"CompleteAbort"}
+    assert admin.list_pending_offsets().result(PATIENCE_SECONDS) == []
     for _, producer in producers.values():
         with pytest.raises(KafkaException) as caught:
             producer.commit_transaction(PATIENCE_SECONDS)
