@@ -25,6 +25,8 @@ Header = tuple[str, bytes | None]
 #: Asks whether both databases store a text unchanged: one without NUL and without halves of surrogate pairs.
 is_storable_text: Final = re.compile("[^\0\ud800-\udfff]*").fullmatch
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
+#: How many bytes of UTF-8 a name has at most: PostgreSQL takes 2,704 for an entry of an index, which may hold two.
+NAME_BYTES_MAX: Final = 1_200
 
 
 class TimestampType(enum.IntEnum):

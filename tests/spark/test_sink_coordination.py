@@ -497,7 +497,7 @@ def test_arguments_that_mean_nothing_are_refused_before_anything_happens(query) 
         query.read(0, 5, 4)
     with pytest.raises(InvalidRequest, match="a run"):
         replace(query, run_id="").read(0, 0, 1)
-    for names in (("query", ""), ("query", "\0"), ("q" * 1001, "run")):
+    for names in (("query", ""), ("query", "\0"), ("q" * 1201, "run"), ("\u20ac" * 401, "run"), ("query", "r" * 201)):
         with pytest.raises(InvalidRequest):
             run_of_query(*names, "transactional")
     assert (query.last, query.count(sink_runs)) == (None, 0)

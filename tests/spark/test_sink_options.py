@@ -74,6 +74,7 @@ def test_options_may_have_the_prefix_that_sparks_kafka_sink_wants_and_any_case()
         ({"transaction__timeout__ms": "1"}, '"transaction.timeout.ms" value 1 is outside allowed range 1000'),
         ({"batch__size": "many"}, 'Invalid value for configuration property "batch.size"'),
         ({"allow__auto__create__topics": "maybe"}, 'Expected bool value for "allow.auto.create.topics"'),
+        ({"txnAppId": "\u20ac" * 367, "txnVersion": "1"}, "txnAppId has at most 1100 bytes of UTF-8, not 1101"),
         ({"transactional__id": "x" * 1001}, "transactional.id: a transactional id has at most 1000 characters"),
         ({"txnappid": "a"}, "give both, or neither"),
         ({"txnversion": "1"}, "give both, or neither"),

@@ -81,6 +81,7 @@ def test_who_may_not_write_is_told_why_and_nothing_is_written(
         pytest.param(None, id="null"),
         pytest.param("a\0b", id="with NUL"),
         pytest.param("x" * 1001, id="1001 characters"),
+        pytest.param("\U0001f600" * 301, id="1204 bytes"),
     ],
 )
 def test_what_is_no_transactional_id_is_refused(bench, offsets_of: Callable, transactional_id: str) -> None:

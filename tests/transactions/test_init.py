@@ -32,6 +32,7 @@ def test_without_a_transactional_id_every_producer_gets_an_id_of_its_own_with_ep
         pytest.param("a\0b", {}, InvalidRequest, id="id with NUL"),
         pytest.param("a\ud800", {}, InvalidRequest, id="id with half a surrogate pair"),
         pytest.param("x" * 1001, {}, InvalidRequest, id="id of 1001 characters"),
+        pytest.param("\U0001f600" * 301, {}, InvalidRequest, id="id of 1204 bytes"),
         pytest.param("pay", {"timeout_ms": 0}, InvalidTransactionTimeout, id="timeout of 0"),
         pytest.param("pay", {"timeout_ms": 900_001}, InvalidTransactionTimeout, id="timeout above the maximum"),
         pytest.param("pay", {"expected": ProducerIdentity(-1, 5)}, InvalidRequest, id="epoch without producer id"),
@@ -55,6 +56,7 @@ def test_a_wrong_request_is_refused_and_leaves_nothing_behind(
     [
         " ",
         "x" * 1000,
+        "\U0001f600" * 290,
         "ä",
         "a\u0308",
         "\u202eevil",

@@ -14,7 +14,13 @@ from txnstore.errors import (
     OffsetMetadataTooLarge,
     UnknownMember,
 )
-from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, is_storable_text
+from txnstore.model import (
+    NAME_BYTES_MAX,
+    NO_GENERATION,
+    GroupMembership,
+    OffsetAndMetadata,
+    is_storable_text,
+)
 
 #: Longer names fit no index of PostgreSQL, and no screen.
 GROUP_ID_LENGTH_MAX = 1000
@@ -53,6 +59,8 @@ def check_group_id(group_id: object) -> None:
         raise InvalidGroupId(f"a group's id can have at most {GROUP_ID_LENGTH_MAX} characters, not {len(group_id)}")
     if not is_storable_text(group_id):
         raise InvalidGroupId("a group's id holds a NUL or half of a surrogate pair, which no database stores")
+    if (size := len(group_id.encode())) > NAME_BYTES_MAX:
+        raise InvalidGroupId(f"a group's id can have at most {NAME_BYTES_MAX} bytes of UTF-8, not {size}")
 
 
 def check_commit(group: GroupView | None, committer: GroupMembership, *, is_transactional: bool) -> None:

@@ -40,6 +40,7 @@ from txnstore.db.store import Store, must_hit, server_now_ms
 from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.commit_rules import check_group_id
 from txnstore.model import (
+    NAME_BYTES_MAX,
     NO_PRODUCER,
     OFFSET_MAX,
     ClientProcess,
@@ -63,7 +64,8 @@ from txnstore.transactions.writers import enter_writer
 
 #: So many runs of a transactional id are remembered.
 RUNS_REMEMBERED: Final = 100
-NAME_LENGTH_MAX: Final = 1000
+#: A run's id stands in one entry of an index with a query's and a group's, each of up to NAME_BYTES_MAX.
+RUN_ID_BYTES_MAX: Final = 200
 #: What people find who ask which client a transaction belongs to.
 _CLIENT_ID: Final = "txnstore-spark"
 _SUPERSEDED: Final = "is superseded by a newer run"
@@ -175,15 +177,18 @@ class SinkRun:
         check_names(self.sink_id, self.run_id)
 
 
-def check_names(*names: object) -> None:
+def check_names(sink_or_query_id: object, run_id: object) -> None:
     """Refuse what is not the id of a query or a run.
 
     Raises:
         InvalidRequest: a name is not text, is empty or too long, or has characters that no database keeps.
     """
-    for name in names:
-        if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH_MAX or not is_storable_text(name):
-            raise InvalidRequest(f"the id of a query or a run is text of 1 to {NAME_LENGTH_MAX} characters")
+    for what, name, bytes_max in (
+        ("query", sink_or_query_id, NAME_BYTES_MAX),
+        ("run", run_id, RUN_ID_BYTES_MAX),
+    ):
+        if not isinstance(name, str) or not is_storable_text(name) or not 0 < len(name.encode()) <= bytes_max:
+            raise InvalidRequest(f"the id of a {what} is text of 1 to {bytes_max} bytes of UTF-8")
 
 
 def run_of_query(query_id: str, run_id: str, transactional_id: str | None = None) -> SinkRun:

@@ -34,6 +34,7 @@ from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import InvalidConfiguration, InvalidRequest, InvalidTopic, UnsupportedCompression
 from txnstore.log.columns import Codec, require_codec
 from txnstore.log.topics import check_topic_name
+from txnstore.model import NAME_BYTES_MAX
 from txnstore.spark.options import Side, read_options
 from txnstore.spark.sink_coordination import TIMEOUT_MS_DEFAULT
 from txnstore.spark.stores import StoreAddress, store_address
@@ -52,6 +53,7 @@ _PRODUCER_KEYS: Final = (
 )
 #: Room for what stands in front of it in a transactional id.
 _APP_ID_LENGTH_MAX: Final = TRANSACTIONAL_ID_LENGTH_MAX - 100
+_APP_ID_BYTES_MAX: Final = NAME_BYTES_MAX - 100
 _VERSION_MAX: Final = 2**63 - 1
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 #: The types that each column may have, by its name, and how the documentation spells them.
@@ -173,6 +175,8 @@ def _application(values: Mapping[str, str], *, is_stream: bool) -> tuple[str | N
     _check_name("txnAppId", app_id)
     if len(app_id) > _APP_ID_LENGTH_MAX:
         raise InvalidConfiguration(f"txnAppId has at most {_APP_ID_LENGTH_MAX} characters, not {len(app_id)}")
+    if (size := len(app_id.encode())) > _APP_ID_BYTES_MAX:
+        raise InvalidConfiguration(f"txnAppId has at most {_APP_ID_BYTES_MAX} bytes of UTF-8, not {size}")
     if not _WHOLE_NUMBER.fullmatch(version.strip()) or int(version) > _VERSION_MAX:
         raise InvalidConfiguration(f"txnVersion is a whole number from 0 to {_VERSION_MAX}, not {version[:80]!r}")
     return app_id, int(version)

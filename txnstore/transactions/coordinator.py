@@ -20,7 +20,7 @@ from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
 from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.partition_rows import allocate_producer_id
-from txnstore.model import ClientProcess, ProducerIdentity, is_storable_text
+from txnstore.model import NAME_BYTES_MAX, ClientProcess, ProducerIdentity, is_storable_text
 from txnstore.transactions import initialization, rows
 from txnstore.transactions.delivery import PendingDelivery
 from txnstore.transactions.distributed import RemoteTransaction
@@ -458,6 +458,8 @@ def check_transactional_id(transactional_id: object) -> None:
         )
     if not is_storable_text(transactional_id):
         raise InvalidRequest("a transactional id holds a NUL or half of a surrogate pair, which no database stores")
+    if (size := len(transactional_id.encode())) > NAME_BYTES_MAX:
+        raise InvalidRequest(f"a transactional id has at most {NAME_BYTES_MAX} bytes of UTF-8, not {size}")
 
 
 def _new_producer(connection: Connection) -> ProducerIdentity:

@@ -10,7 +10,7 @@ from txnstore import KafkaError, KafkaException
 PATIENCE_SECONDS = 30
 
 #: Text that is not a name of anything, with the form in which no database may see it.
-HOSTILE_TEXTS = ("", "a\0b", "\ud800", "x" * 1001)
+HOSTILE_TEXTS = ("", "a\0b", "\ud800", "x" * 1001, "\U0001f600" * 301)
 #: Text that is unusual, and a name nevertheless.
 UNUSUAL_TEXTS = (
     "'; DROP TABLE groups;--",

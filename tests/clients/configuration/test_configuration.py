@@ -274,6 +274,14 @@ def test_a_value_is_read_by_its_text_whatever_its_type(name, given, value):
             {"transactional.id": "x" * 1001},
             'Invalid value for configuration property "transactional.id": longer than 1000 characters',
         ),
+        (
+            {"transactional.id": "\U0001f600" * 301},
+            'Invalid value for configuration property "transactional.id": longer than 1200 bytes of UTF-8',
+        ),
+        (
+            {"transactional.id": "a", "txnstore.transaction.group": "\U0001f600" * 276},
+            'Invalid value for configuration property "txnstore.transaction.group": longer than 1100 bytes of UTF-8',
+        ),
         ({"dr_cb": print}, 'Configuration property "dr_cb" cannot be set from Python; use "on_delivery"'),
         ({"test.mock.num.brokers": 1}, 'Configuration property "test.mock.num.brokers" cannot be set from Python; '),
     ],

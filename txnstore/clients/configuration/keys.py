@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from txnstore.errors import InvalidRequest
 from txnstore.log.partitioners import PARTITIONERS
-from txnstore.model import is_storable_text
+from txnstore.model import NAME_BYTES_MAX, is_storable_text
 from txnstore.transactions.tokens import TransactionToken
 
 #: An error repeats at most this much of somebody else's text.
@@ -28,11 +28,11 @@ _SHOWN_CHARACTERS_MAX: Final = 80
 
 _INT32_MAX: Final = 2**31 - 1
 _FETCH_BYTES_MAX: Final = _INT32_MAX - 512
-#: Characters, as in `txnstore.groups` and `txnstore.transactions`: what fits into the index of every database, but for
-#: hundreds of characters that take four bytes each, which PostgreSQL refuses.
+#: Characters, as in `txnstore.groups` and `txnstore.transactions`, and no more than NAME_BYTES_MAX.
 _ID_LENGTH_MAX: Final = 1000
 #: With what the store puts before it, it is no longer than an id.
 _TRANSACTION_GROUP_LENGTH_MAX: Final = 900
+_TRANSACTION_GROUP_BYTES_MAX: Final = NAME_BYTES_MAX - 100
 
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]+(?:\.0*)?")
 _HEXADECIMAL: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
@@ -184,6 +184,9 @@ class Text:
     """Any text; nothing and empty text are the same: not set."""
 
     length_max: int | None = None
+    """How many characters of text that goes into the database; None: it does not."""
+
+    bytes_max: int = NAME_BYTES_MAX
 
     def parse(self, key: str, value: object) -> str | None:
         """Return the text, or None.
@@ -201,6 +204,10 @@ class Text:
             if not is_storable_text(text):
                 raise ConfigurationError(
                     f'Invalid value for configuration property "{key}": a NUL or half of a surrogate pair'
+                )
+            if len(text.encode()) > self.bytes_max:
+                raise ConfigurationError(
+                    f'Invalid value for configuration property "{key}": longer than {self.bytes_max} bytes of UTF-8'
                 )
         return text
 
@@ -369,7 +376,13 @@ _MEANINGFUL: Final = (
     Key("transaction.timeout.ms", Integer(1_000, _INT32_MAX), 60_000, _P),
     Key("transaction.two.phase.commit.enable", Boolean(), False, _P, only_user=True),
     Key("txnstore.transaction.token", Token(), None, _P, only_user=True),
-    Key("txnstore.transaction.group", Text(_TRANSACTION_GROUP_LENGTH_MAX), None, _P, only_user=True),
+    Key(
+        "txnstore.transaction.group",
+        Text(_TRANSACTION_GROUP_LENGTH_MAX, _TRANSACTION_GROUP_BYTES_MAX),
+        None,
+        _P,
+        only_user=True,
+    ),
     Key("enable.idempotence", Boolean(), None, _P),
     Key("enable.gapless.guarantee", Boolean(), False, _P),
     Key("acks", Integer(-1, 1_000, {"all": -1}), -1, _P, "request.required.acks"),
