@@ -42,6 +42,7 @@ from txnstore.transactions.recovery import (
     OpenInPartition,
     abort_by_administrator,
     abort_open_transaction,
+    abort_open_transactions,
     abort_overdue_in,
     abort_timed_out,
     expire_producers,
@@ -372,6 +373,35 @@ def test_what_nobody_coordinates_hangs_and_what_is_coordinated_elsewhere_does_no
     abort_open_transaction(
         bench.cluster.own(3), OpenInPartition(bench.partition_at(3), producer.identity), bench.cluster
     )
+
+
+def test_many_that_nobody_coordinates_are_ended_wherever_they_are_and_others_with_their_transactions(bench: Bench):
+    there = bench.partition_at(3)
+    owned = bench.producer_at(1)
+    for number in (2, 3):
+        owned.send(bench.partition_at(number), b"a")
+    # Of producer ids that two databases gave out, and that no transactional id has.
+    strangers = []
+    for number in (1, 2):
+        for _ in range(2):
+            stranger = bench.producer_at(number)
+            stranger.become(ProducerIdentity(stranger.identity.producer_id + 1_000, 0))
+            hanging = stranger.batch(there, b"x")
+            bench.cluster.own(3).write(
+                lambda connection, hanging=hanging: append(connection, [hanging], coordinated=True)
+            )
+            strangers.append(stranger)
+    targets = [OpenInPartition(there, producer.identity) for producer in (*strangers, owned)]
+    store = bench.cluster.own(3)
+    with bench.down(1), pytest.raises(StoreUnavailable):
+        # Nobody can tell whether it is somebody's.
+        abort_open_transactions(store, targets, bench.cluster)
+    assert bench.markers(there) == []
+    assert abort_open_transactions(store, targets, bench.cluster) == 5
+    assert len(bench.markers(there)) == 5
+    assert bench.markers(bench.partition_at(2)) == [(0, owned.identity.epoch + 1)]
+    assert bench.row(owned.transactional_id).state is S.COMPLETE_ABORT
+    assert abort_open_transactions(store, targets, bench.cluster) == 0
 
 
 def test_offsets_that_a_transaction_of_another_database_holds_are_named_with_their_owner(

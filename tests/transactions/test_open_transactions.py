@@ -10,7 +10,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from sqlalchemy import delete, insert, select, text
+from sqlalchemy import delete, event, insert, select, text
 
 from tests.tools.elsewhere import Elsewhere, decide
 from tests.transactions.bench import sent_offsets
@@ -27,7 +27,7 @@ from txnstore.db.schema import (
     transaction_partitions,
     transactions,
 )
-from txnstore.errors import ProducerFenced, TransactionAbortable
+from txnstore.errors import InvalidProducerEpoch, ProducerFenced, TransactionAbortable
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
@@ -41,7 +41,12 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import hanging_transactions
 from txnstore.transactions.open_transactions import each_held, each_open, each_open_in
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction, abort_overdue
+from txnstore.transactions.recovery import (
+    OpenInPartition,
+    abort_open_transaction,
+    abort_open_transactions,
+    abort_overdue,
+)
 from txnstore.transactions.writers import append_as_writer, join_transaction
 
 PATIENCE_SECONDS = 60.0
@@ -351,11 +356,12 @@ def check_found_in_pages(store, count, page_rows, clock):
         (one.partition, one.first_offset) for one in found if one.is_hanging
     }
     partition_ids = store.read(lambda connection: get_topic(connection, "planted")).partition_ids
-    for one in hanging:
-        target = OpenInPartition(
-            partition_ids[one.partition.partition], ProducerIdentity(one.producer_id, one.producer_epoch)
-        )
-        abort_open_transaction(store, target)
+    targets = [
+        OpenInPartition(partition_ids[one.partition.partition], ProducerIdentity(one.producer_id, one.producer_epoch))
+        for one in hanging
+    ]
+    assert abort_open_transactions(store, targets) == count
+    assert abort_open_transactions(store, targets) == 0
     while (left_ms := abort_overdue(store)) == 0:
         pass
     assert left_ms is None
@@ -374,6 +380,43 @@ def test_pages_leave_nothing_out(store, clock, monkeypatch):
 @pytest.mark.slow
 def test_thousands_are_found_in_pages_as_large_as_they_are_and_ended(store, clock):
     check_found_in_pages(store, 2 * listing.PAGE_ROWS + 500, listing.PAGE_ROWS, clock)
+
+
+def test_of_many_that_are_to_be_ended_those_that_are_known_or_over_go_by_themselves(store, partition_id):
+    hanging, over, newer = (hang(store, partition_id) for _ in range(3))
+    coordinator, known = begin(store, partition_id, "known")
+    joined = join_transaction(store, "known", known)
+    append_as_writer(store, joined, [Append(partition_id, batch_of(joined.identity))])
+    abort_open_transaction(store, OpenInPartition(partition_id, over))
+    alone = [hanging, over, known, joined.identity]
+    targets = [OpenInPartition(partition_id, producer) for producer in alone]
+    assert stable_offset(store, partition_id) == 0
+    # The writer's is over with its transaction.
+    assert abort_open_transactions(store, [*targets, targets[0]]) == 2
+    (left,) = each_open_in(store)
+    assert (left.producer_id, left.is_hanging) == (newer.producer_id, True)
+    with pytest.raises(TransactionAbortable, match="administrator"):
+        coordinator.end_transaction("known", known, commit=True)
+    with pytest.raises(InvalidProducerEpoch):
+        # As an old listing says.
+        abort_open_transactions(store, [OpenInPartition(partition_id, ProducerIdentity(newer.producer_id, 7))])
+    assert [one.producer_id for one in each_open_in(store)] == [newer.producer_id]
+    assert abort_open_transactions(store, [OpenInPartition(partition_id, newer)]) == 1
+    bounds = store.read(lambda connection: read_bounds(connection, [partition_id]))[partition_id]
+    assert bounds.last_stable_offset == bounds.high_watermark
+
+
+def test_many_that_hang_are_ended_by_as_many_database_transactions_as_a_few(store, partition_id):
+    counts = []
+    for count in (2, 20):
+        targets = [OpenInPartition(partition_id, hang(store, partition_id)) for _ in range(count)]
+        commits: list[object] = []
+        note = commits.append
+        event.listen(store.engine, "commit", note)
+        assert abort_open_transactions(store, targets) == count
+        event.remove(store.engine, "commit", note)
+        counts.append(len(commits))
+    assert counts[0] == counts[1]
 
 
 def test_a_producer_that_was_aborted_by_its_command_learns_of_it(url):

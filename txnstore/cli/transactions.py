@@ -37,10 +37,9 @@ from txnstore.cli.output import (
     time_text,
 )
 from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
-from txnstore.errors import InvalidTransactionState
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
@@ -58,7 +57,7 @@ from txnstore.transactions.listing import (
 )
 from txnstore.transactions.open_transactions import HeldOffsets, OpenTransaction, each_held, each_open
 from txnstore.transactions.protocol import STORED, TransactionState
-from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction
+from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction, abort_open_transactions
 
 app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
 
@@ -506,19 +505,21 @@ def _abort_at(store: Store, cluster: Cluster, transactional_id: str, *, yes: boo
 
 
 def _abort_hanging(cluster: Cluster, found: Iterable[HangingInPartition]) -> None:
-    count = 0
+    targets: list[OpenInPartition] = []
     for topic, those in itertools.groupby(found, key=lambda one: one.partition.topic):
         partition_ids = cluster.controller.read(partial(get_topic, name=topic)).partition_ids
-        for one in those:
-            producer = ProducerIdentity(one.producer_id, one.producer_epoch)
-            partition_id = partition_ids[one.partition.partition]
-            target = OpenInPartition(partition_id, producer, max(0, one.coordinator_epoch))
-            try:
-                cluster.at_partition(partition_id, partial(abort_open_transaction, target=target, cluster=cluster))
-            except InvalidTransactionState:
-                # Somebody else has ended it.
-                continue
-            count += 1
+        targets += (
+            OpenInPartition(
+                partition_ids[one.partition.partition],
+                ProducerIdentity(one.producer_id, one.producer_epoch),
+                max(0, one.coordinator_epoch),
+            )
+            for one in those
+        )
+    count = sum(
+        repaired(cluster, database_id, partial(abort_open_transactions, targets=some, cluster=cluster))
+        for database_id, some in cluster.by_leader(targets).items()
+    )
     hint(f"{count} {'transaction was' if count == 1 else 'transactions were'} aborted")
 
 

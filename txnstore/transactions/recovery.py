@@ -35,6 +35,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
+from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import Store, chunks, server_now_ms
 from txnstore.errors import (
     InvalidProducerEpoch,
@@ -45,7 +46,8 @@ from txnstore.errors import (
 )
 from txnstore.groups.offsets import forget_offset_producers
 from txnstore.log.append import Marker, write_markers
-from txnstore.log.partition_rows import forget_producers, lock_heads, read_producer_states
+from txnstore.log.partition_rows import ProducerKey, forget_producers, lock_heads, read_producer_states
+from txnstore.log.sequences import ProducerInPartition
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.protocol import (
@@ -112,6 +114,15 @@ _OWNER_OF_PRODUCER: Final = union_all(
     select(transaction_writers.c.transactional_id).where(
         transaction_writers.c.writer_producer_id == bindparam("of_producer_id")
     ),
+)
+_IS_PRODUCER: Final = is_listed("of_producer_ids", transactions.c.producer_id)
+_KNOWN_PRODUCERS: Final = HotStatement(
+    union_all(
+        select(transactions.c.producer_id).where(_IS_PRODUCER),
+        select(transaction_writers.c.writer_producer_id).where(
+            is_listed("of_producer_ids", transaction_writers.c.writer_producer_id)
+        ),
+    )
 )
 # As numbers in the statement's text: SQLite takes no partial index for parameters.
 _DECIDED_STATES: Final[BindParameter[Any]] = bindparam(
@@ -346,6 +357,64 @@ def abort_open_transaction(
         complete_if_possible(coordinator, cluster, owner)
 
 
+def abort_open_transactions(store: Store, targets: Sequence[OpenInPartition], cluster: Cluster | None = None) -> int:
+    """Abort many that are open in partitions of this database; return how many: those that are over are left out.
+
+    Those that no coordinator knows get their markers by a few database transactions.
+
+    Raises:
+        TxnStoreError: as `abort_open_transaction`, of one of them; those before it are aborted.
+    """
+    count = 0
+    for some in chunks(targets, ABORTED_FIRST):
+        unknown = _unknown_to_coordinators(store, some, cluster)
+        ended = store.write(partial(_end_in_partitions, unknown), wakes_readers=True) if unknown else ()
+        count += len(ended)
+        for target in some:
+            if target in ended:
+                continue
+            try:
+                abort_open_transaction(store, target, cluster)
+            except InvalidTransactionState:
+                # Somebody else has ended it.
+                continue
+            count += 1
+    return count
+
+
+def _unknown_to_coordinators(
+    store: Store, targets: Sequence[OpenInPartition], cluster: Cluster | None
+) -> list[OpenInPartition]:
+    """Return those whose producers no transactional id has or will ever have: a producer id is given out once."""
+    others = several(cluster)
+    by_coordinator: dict[int, list[OpenInPartition]] = {}
+    for target in targets:
+        number = store.database_id if others is None else coordinator_of_producer(target.producer.producer_id)
+        by_coordinator.setdefault(number, []).append(target)
+    unknown: list[OpenInPartition] = []
+    for number, some in by_coordinator.items():
+        coordinator = store if others is None else others.own(number)
+        these = _IS_PRODUCER.parameters({target.producer.producer_id for target in some})
+        known = set(coordinator.read(lambda connection, these=these: _KNOWN_PRODUCERS.values(connection, these)))  # type: ignore[misc]
+        unknown += (target for target in some if target.producer.producer_id not in known)
+    return unknown
+
+
+def _end_in_partitions(targets: Sequence[OpenInPartition], connection: Connection) -> set[OpenInPartition]:
+    """Write the markers that no coordinator will write; return for which: the others are looked at by themselves."""
+    lock_heads(connection, {target.partition_id for target in targets})
+    states = read_producer_states(connection, [_key_of(target) for target in targets])
+    ended: dict[ProducerKey, OpenInPartition] = {}
+    for target in targets:
+        try:
+            _check_state(states.get(_key_of(target)), target)
+        except TxnStoreError:
+            continue
+        ended[_key_of(target)] = target
+    write_markers(connection, [_marker_of(target) for target in ended.values()])
+    return set(ended.values())
+
+
 def _abort_elsewhere(
     store: Store,
     coordinator: Store,
@@ -417,14 +486,25 @@ def _end_in_partition(connection: Connection, target: OpenInPartition) -> None:
     """Write the marker that no coordinator will write."""
     lock_heads(connection, [target.partition_id])
     _check_open(connection, target)
+    write_markers(connection, [_marker_of(target)])
+
+
+def _marker_of(target: OpenInPartition) -> Marker:
     # Above the epoch of the records, as every marker.
-    marker = ProducerIdentity(target.producer.producer_id, target.producer.epoch + 1)
-    write_markers(connection, [Marker(target.partition_id, marker, ControlType.ABORT, target.coordinator_epoch)])
+    identity = ProducerIdentity(target.producer.producer_id, target.producer.epoch + 1)
+    return Marker(target.partition_id, identity, ControlType.ABORT, target.coordinator_epoch)
+
+
+def _key_of(target: OpenInPartition) -> ProducerKey:
+    return target.partition_id, target.producer.producer_id
 
 
 def _check_open(connection: Connection, target: OpenInPartition) -> None:
-    key = (target.partition_id, target.producer.producer_id)
-    state = read_producer_states(connection, [key]).get(key)
+    key = _key_of(target)
+    _check_state(read_producer_states(connection, [key]).get(key), target)
+
+
+def _check_state(state: ProducerInPartition | None, target: OpenInPartition) -> None:
     if state is None or state.transaction_first_offset is None:
         raise InvalidTransactionState(
             f"producer {target.producer.producer_id} has no open transaction in this partition; describe_producers"
