@@ -9,7 +9,11 @@ import pytest
 from tests.cluster.conftest import Bench, Site
 from txnstore.db.cluster.cluster import Locality
 from txnstore.errors import InvalidProducerEpoch, OutcomeUnknown, TxnStoreError
-from txnstore.groups.offsets import EndedElsewhere, add_offsets_from_elsewhere, finish_offsets_from_elsewhere
+from txnstore.groups.offsets_from_elsewhere import (
+    EndedElsewhere,
+    add_offsets_from_elsewhere,
+    finish_offsets_from_elsewhere,
+)
 from txnstore.log.cluster_topics import create_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.testing.invariants import assert_cluster_sound

@@ -23,7 +23,11 @@ from txnstore.errors import (
     TransactionAbortable,
     UnknownTopicOrPartition,
 )
-from txnstore.groups.offsets import EndedElsewhere, add_offsets_from_elsewhere, finish_offsets_from_elsewhere
+from txnstore.groups.offsets_from_elsewhere import (
+    EndedElsewhere,
+    add_offsets_from_elsewhere,
+    finish_offsets_from_elsewhere,
+)
 from txnstore.log import topics
 from txnstore.log.append import Append, append
 from txnstore.log.cluster_topics import change_store_settings, delete_topic

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.conftest import Bench, Producer
 from tests.transactions.bench import sent_offsets
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, StoreUnavailable
-from txnstore.groups.offsets import _forget_producers, announce_offset_producer
+from txnstore.groups.offsets_from_elsewhere import _forget_producers, announce_offset_producer
 from txnstore.log.append import announce
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.testing.invariants import assert_cluster_sound

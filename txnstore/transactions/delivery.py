@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import OutcomeUnknown, StoreUnavailable, TxnStoreError, UnknownTopicOrPartition
-from txnstore.groups.offsets import EndedElsewhere, finish_offsets_from_elsewhere
+from txnstore.groups.offsets_from_elsewhere import EndedElsewhere, finish_offsets_from_elsewhere
 from txnstore.log.append import Marker, write_markers
 from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 

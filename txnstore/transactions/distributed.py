@@ -23,7 +23,7 @@ from txnstore.errors import (
     TxnStoreError,
     UnknownTopicOrPartition,
 )
-from txnstore.groups.offsets import add_offsets_from_elsewhere, announce_offset_producer
+from txnstore.groups.offsets_from_elsewhere import add_offsets_from_elsewhere, announce_offset_producer
 from txnstore.log.append import Append, Appended, UnannouncedProducerError, announce, append, check_sizes, find_appended
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows

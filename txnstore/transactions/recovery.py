@@ -44,7 +44,7 @@ from txnstore.errors import (
     TransactionCoordinatorFenced,
     TxnStoreError,
 )
-from txnstore.groups.offsets import forget_offset_producers
+from txnstore.groups.offsets_from_elsewhere import forget_offset_producers
 from txnstore.log.append import Marker, write_markers
 from txnstore.log.partition_rows import ProducerKey, forget_producers, lock_heads, read_producer_states
 from txnstore.log.sequences import ProducerInPartition

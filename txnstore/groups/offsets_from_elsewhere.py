@@ -1,0 +1,174 @@
+"""The offsets of transactions whose coordinator is in another database than the group: sent, finished, and told late.
+
+No lock of the coordinator's row guards them.  As in Kafka, where markers are written to the partition that holds a
+group's offsets, the end of each transaction leaves a higher epoch of its producer behind: what comes later from an
+older one is refused, and an end that is told twice, however late, changes nothing of the next transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, delete, exists, select
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from txnstore.db.portions import Portions
+from txnstore.db.schema import MINUTE_MS, offset_producers, pending_group_offsets
+from txnstore.db.statements import HotStatement, is_listed
+from txnstore.db.store import Store, server_now_ms
+from txnstore.errors import InvalidProducerEpoch
+from txnstore.groups.offsets import add_pending_offsets, drop_pending_offsets, finish_pending_offsets
+from txnstore.groups.rows import ensure_group, lock_group
+from txnstore.log.append import UnannouncedProducerError
+from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
+
+_PRODUCER_EPOCH: Final = select(offset_producers.c.producer_epoch).where(
+    offset_producers.c.producer_id == bindparam("of_producer_id")
+)
+_IS_PRODUCER: Final = is_listed("of_producer_ids", offset_producers.c.producer_id)
+_PRODUCER_EPOCHS: Final = HotStatement(
+    select(offset_producers.c.producer_id, offset_producers.c.producer_epoch).where(_IS_PRODUCER)
+)
+_INSERT_PRODUCER: Final = upsert(offset_producers).values(last_update_ms=server_now_ms())
+_RAISE_EPOCH: Final = _INSERT_PRODUCER.on_conflict_do_update(
+    index_elements=[offset_producers.c.producer_id],
+    set_={name: _INSERT_PRODUCER.excluded[name] for name in ("producer_epoch", "last_update_ms")},
+    where=offset_producers.c.producer_epoch < _INSERT_PRODUCER.excluded.producer_epoch,
+)
+_ANNOUNCE: Final = _INSERT_PRODUCER.on_conflict_do_nothing(index_elements=[offset_producers.c.producer_id])
+# A producer whose transaction holds offsets is kept: its end still comes.
+_DUE_PRODUCERS: Final = (
+    select(offset_producers.c.producer_id)
+    .where(
+        offset_producers.c.last_update_minute <= bindparam("before_minute"),
+        offset_producers.c.last_update_ms <= bindparam("before_ms"),
+        ~exists().where(pending_group_offsets.c.producer_id == offset_producers.c.producer_id),
+    )
+    .order_by(offset_producers.c.last_update_minute)
+    .limit(bindparam("rows_max"))
+)
+# The lock of what is forgotten: whoever sends offsets takes it before he commits them. Whether there are some is asked
+# behind it, in a statement of its own.
+_LOCK_PRODUCERS: Final = (
+    select(offset_producers.c.producer_id)
+    .where(offset_producers.c.producer_id.in_(bindparam("producer_ids", expanding=True)))
+    .order_by(offset_producers.c.producer_id)
+    .with_for_update()
+)
+_HOLDING: Final = select(pending_group_offsets.c.producer_id).where(
+    pending_group_offsets.c.producer_id.in_(bindparam("producer_ids", expanding=True))
+)
+_FORGET_PRODUCERS: Final = delete(offset_producers).where(
+    offset_producers.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
+    offset_producers.c.last_update_ms <= bindparam("before_ms"),
+)
+
+
+def add_offsets_from_elsewhere(
+    connection: Connection,
+    committer: GroupMembership,
+    offsets: Mapping[int, OffsetAndMetadata],
+    producer: ProducerIdentity,
+) -> None:
+    """Let the open transaction of `producer` hold offsets; its coordinator must have the group in it already.
+
+    Raises:
+        InvalidProducerEpoch: the transaction is over; this comes too late.
+        UnannouncedProducerError: the producer is not known here; see `announce_offset_producer`.
+        TxnStoreError: see `add_pending_offsets`.
+    """
+    # It locks the group: whoever ends the transaction comes before or after all of this.
+    add_pending_offsets(connection, committer, offsets, producer)
+    of = {"of_producer_id": producer.producer_id}
+    # Locked: whoever forgets it waits, and finds the offsets.
+    newest = connection.execute(_PRODUCER_EPOCH.with_for_update(), of).scalar_one_or_none()
+    if newest is None:
+        raise UnannouncedProducerError
+    if producer.epoch < newest:
+        raise InvalidProducerEpoch(
+            f"offsets of producer {producer} came after the end of their transaction, which left epoch {newest};"
+            " nothing was changed"
+        )
+
+
+def announce_offset_producer(connection: Connection, producer: ProducerIdentity) -> None:
+    """Let it be known that the producer may send offsets, before its coordinator is asked whether it still may.
+
+    For the same reason as `log.append.announce`: offsets that were added to a transaction that is over, by a producer
+    that is forgotten, would stay pending for ever.
+    """
+    connection.execute(_ANNOUNCE, {"producer_id": producer.producer_id, "producer_epoch": producer.epoch})
+
+
+@dataclass(frozen=True, slots=True)
+class EndedElsewhere:
+    """A transaction that another database has decided, as the groups that live here are told."""
+
+    marker: ProducerIdentity
+    """Its producer, with the epoch after the decision."""
+
+    group_ids: Collection[str]
+    """All groups that it has here."""
+
+    commit: bool
+
+
+def finish_offsets_from_elsewhere(connection: Connection, ended: Sequence[EndedElsewhere]) -> None:
+    """Count in, or drop, what decided transactions hold in groups that live here, in the order given.
+
+    Nothing is left to do for one of which it was done before.
+    """
+    if not ended:
+        return
+    for group_id in sorted({group_id for each in ended for group_id in each.group_ids}):
+        # A group that offsets were announced for and never sent is made: what is late must find a lock to wait for.
+        ensure_group(connection, group_id)
+        lock_group(connection, group_id)
+    producer_ids = [each.marker.producer_id for each in ended]
+    newest = dict(map(tuple, _PRODUCER_EPOCHS.rows(connection, _IS_PRODUCER.parameters(producer_ids))))
+    fresh = [each for each in ended if newest.get(each.marker.producer_id, -1) < each.marker.epoch]
+    dropped: dict[str, list[int]] = {}
+    for each in fresh:
+        if each.commit:
+            finish_pending_offsets(connection, each.group_ids, each.marker.producer_id, commit=True)
+        for group_id in () if each.commit else each.group_ids:
+            dropped.setdefault(group_id, []).append(each.marker.producer_id)
+    drop_pending_offsets(connection, dropped)
+    raised = [{"producer_id": each.marker.producer_id, "producer_epoch": each.marker.epoch} for each in fresh]
+    if raised:
+        connection.execute(_RAISE_EPOCH, raised)
+
+
+def forget_offset_producers(store: Store, portions: Portions | None = None, *, before_ms: int, rows_max: int) -> int:
+    """Forget producers of other databases that have been silent since `before_ms`; return how many.
+
+    At least `rows_max`, or all that there are, or what there is time for, oldest first and by the minute.
+
+    Raises:
+        TxnStoreError: the database refused; what was forgotten before stays so.
+    """
+    portions = portions or Portions()
+    of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS, "rows_max": rows_max}
+    forgotten = 0
+    while forgotten < rows_max:
+        before = forgotten
+        found = store.read(lambda connection: connection.execute(_DUE_PRODUCERS, of).scalars().all())
+        left = found
+        while left:
+            some, left = left[: portions.rows], left[portions.rows :]
+            forgotten += portions.write_unless_busy(store, partial(_forget_producers, some, before_ms), 0)
+            if portions.is_over:
+                return forgotten
+        if len(found) < rows_max or forgotten == before:
+            break
+    return forgotten
+
+
+def _forget_producers(producer_ids: Sequence[int], before_ms: int, connection: Connection) -> int:
+    these = {"producer_ids": producer_ids}
+    connection.execute(_LOCK_PRODUCERS, these)
+    idle = sorted(set(producer_ids) - set(connection.execute(_HOLDING, these).scalars()))
+    return connection.execute(_FORGET_PRODUCERS, {"producer_ids": idle, "before_ms": before_ms}).rowcount
