@@ -493,6 +493,12 @@ def _make_transactions() -> None:
         _column("start_ms", Int64, "When the transaction became Ongoing; -1 if it has not."),
         _column("update_ms", Int64, "When the change was made."),
         _column("reason", String, "What made the change: a request, or a task such as recovery or expiry."),
+        _column(
+            "sent_offsets",
+            String,
+            "The consumed offsets that took effect with it, in JSON by group; NULL: none.",
+            null=True,
+        ),
         comment="The journal: every change of every transaction's state, in order; those made at once are one entry.",
         sqlite_autoincrement=True,
         postgresql_with=_PASSED_THROUGH,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from txnstore import Consumer, Producer, TopicPartition
 from txnstore.db.opening import open_store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
@@ -63,8 +64,21 @@ def test_index_producers_and_journal(done):
     assert second.startswith("| offset: 2 key: transaction_metadata::transactionalId=load payload: producerId=0,")
     assert "state=Ongoing" in second
     assert done("dump", "journal", "-t", "nobody") == ""
+    assert "sentOffsets" not in done("dump", "journal")
     for part in ("index", "producers"):
         assert all(json.loads(line) for line in done("dump", part, "orders", "--json").splitlines())
+
+
+def test_the_journal_tells_which_offsets_a_commit_made_take_effect(url, done):
+    done("topics", "create", "orders")
+    with Producer({"bootstrap.servers": url, "transactional.id": "load"}) as producer:
+        producer.init_transactions()
+        with Consumer({"bootstrap.servers": url, "group.id": "g"}) as consumer, producer.transaction():
+            producer.send_offsets_to_transaction([TopicPartition("orders", 0, 7)], consumer.consumer_group_metadata())
+    entries = [json.loads(line) for line in done("dump", "journal", "--json").splitlines()]
+    told = {entry["state"]: entry["sentOffsets"] for entry in entries if "sentOffsets" in entry}
+    assert told == {"CompleteCommit": {"g": [[1, 7]]}}
+    assert done("dump", "journal").splitlines()[-1].endswith(',reason=EndTxn,sentOffsets={"g": [[1, 7]]}')
 
 
 def test_a_long_log_is_printed_whole(url, done):

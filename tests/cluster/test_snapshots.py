@@ -157,3 +157,35 @@ def test_a_transaction_that_comes_whole_is_one_in_each_database(bench: Bench) ->
             assert len(transaction.messages) == bench.topic.leaders.count(leader)
             seen[leader].append(int(value or b""))
     assert all(numbers == list(range(4)) for numbers in seen.values())
+
+
+def test_a_transaction_tells_the_offsets_of_the_groups_that_its_own_database_coordinates(bench: Bench) -> None:
+    urls = ", ".join(bench.site.urls)
+    settings = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True, "auto.offset.reset": "earliest"}
+    group_ids = [bench.name_at(database_id, "group") for database_id in (1, 2)]
+    name = bench.topic.name
+    with (
+        PublicProducer({"bootstrap.servers": urls, "transactional.id": bench.name_at(2, "id")}) as producer,
+        Consumer({"bootstrap.servers": urls, "group.id": "readers", **settings}) as consumer,
+    ):
+        producer.init_transactions()
+        partitions = [bench.topic.partition_ids.index(bench.partition_at(database_id)) for database_id in (1, 2)]
+        for number, waits in enumerate((False, True)):
+            with producer.transaction():
+                for partition in partitions:
+                    producer.produce(name, b"both", partition=partition)
+                for group_id in group_ids:
+                    with Consumer({"bootstrap.servers": urls, "group.id": group_id}) as worker:
+                        metadata = worker.consumer_group_metadata()
+                    producer.send_offsets_to_transaction([TopicPartition(name, 0, number)], metadata)
+                if waits:
+                    producer.flush()
+        consumer.assign([TopicPartition(name, partition) for partition in partitions])
+        told: dict[int, list[dict[str, list[int]]]] = {}
+        for _ in range(4):
+            transaction = consumer.consume_transaction(PATIENCE_SECONDS)
+            assert transaction is not None
+            (leader,) = {bench.topic.leaders[message.partition() or 0] for message in transaction.messages}
+            offsets = {group_id: [one.offset for one in found] for group_id, found in transaction.offsets.items()}
+            told.setdefault(leader, []).append(offsets)
+    assert told == {1: [{}, {}], 2: [{group_ids[1]: [0]}, {group_ids[1]: [1]}]}

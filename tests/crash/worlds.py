@@ -9,6 +9,7 @@ the coordinator's tables whole.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -273,8 +274,10 @@ def _state_of(world: World, connection: Connection) -> Hashable:
     producer_ids = sorted(
         {row[name] for _, rows in found for row in rows for name in _PRODUCER_IDS & row.keys()} - {NO_PRODUCER_ID}
     )
+    indices = {number: index for index, number in enumerate(world.partition_ids)}
     names: dict[str, Mapping[Any, Any]] = {
-        "partition_id": {number: index for index, number in enumerate(world.partition_ids)},
+        "partition_id": indices,
+        "sent_offsets": {row["sent_offsets"]: _sent(row["sent_offsets"], indices) for row in dict(found)[_JOURNAL]},
         **{name: {number: index for index, number in enumerate(producer_ids)} for name in _PRODUCER_IDS},
     }
     return tuple(
@@ -289,6 +292,15 @@ def _state_of(world: World, connection: Connection) -> Hashable:
     )
 
 
+def _sent(text: str | None, indices: Mapping[int, int]) -> list[Any] | None:
+    """Return offsets as the journal keeps them, without their groups' own names."""
+    if text is None:
+        return None
+    groups: list[list[list[int]]] = list(json.loads(text).values())
+    return sorted([[indices.get(number, number), *rest] for number, *rest in sent] for sent in groups)
+
+
+_JOURNAL: Final = transaction_log.name
 _PRODUCER_IDS: Final = frozenset({"producer_id", "previous_producer_id", "next_producer_id", "writer_producer_id"})
 _OWN_NAMES: Final = frozenset({"transactional_id", "group_id", "sink_id"})
 #: What follows from the clock, from the other columns, or from how many worlds there were before.

@@ -203,6 +203,7 @@ def test_a_key_that_the_database_gives_out_is_given_in_the_order_of_the_rows(
         "start_ms": -1,
         "update_ms": 0,
         "reason": "",
+        "sent_offsets": None,
     }
     journal = HotStatement(insert(transaction_log))
     entries = [entry | {"transaction_number": number} for number in range(4)]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+import pytest
 from sqlalchemy import delete, select
 
+from tests.transactions.bench import sent_offsets
 from txnstore.db.schema import transaction_log
+from txnstore.groups.offsets import commit_offsets
+from txnstore.model import GroupMembership, OffsetAndMetadata
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED, TransactionMetadata, TransactionState
 
@@ -23,6 +28,46 @@ def test_what_is_begun_decided_and_complete_at_once_is_one_entry_of_the_journal(
         (S.PREPARE_COMMIT, 1),
         (S.COMPLETE_COMMIT, 1),
     ]
+
+
+@pytest.mark.parametrize("commits_whole", [True, False])
+def test_the_entry_of_a_commit_tells_which_offsets_have_taken_effect_with_it(bench, monkeypatch, commits_whole) -> None:
+    monkeypatch.setattr(bench.store, "commits_whole", commits_whole)
+    producer, (first, second) = bench.started(), bench.partition_ids
+    group, other = (f'{bench.prefix} "\N{SNOWMAN}\\\t{name}"' for name in "ab")
+
+    def told() -> list[object]:
+        of_id = transaction_log.c.transactional_id == producer.transactional_id
+        statement = select(transaction_log.c.sent_offsets).where(of_id).order_by(transaction_log.c.entry_id)
+        found: list[object] = bench.store.read(lambda connection: connection.execute(statement).scalars().all())
+        return found
+
+    def tells(offsets: dict[str, list[list[int]]] | None) -> None:
+        text = None if offsets is None else json.dumps(offsets, ensure_ascii=False, separators=(",", ":"))
+        assert told()[-1] == text
+
+    for number in range(2):
+        # The group is known the second time.
+        producer.commit(offsets=[sent_offsets(group, {second: number, first: 3})])
+        tells({group: [[first, 3], [second, number]]})
+    producer.commit(appends=[producer.batch(first, b"a")], offsets=[sent_offsets(group, {second: 4})])
+    tells({group: [[second, 4]]})
+    producer.commit(appends=[producer.batch(first, b"a")], offsets=[sent_offsets(group, {})])
+    tells(None)
+    # What is sent again takes the place of what was sent before, and a commit of others changes nothing of it.
+    producer.send_offsets(other, {first: 1})
+    producer.send_offsets(group, {second: 5, first: 1})
+    producer.send_offsets(group, {first: 2})
+    assert not any(told()[5:])
+    bench.store.write(
+        lambda connection: commit_offsets(connection, GroupMembership(other), {first: OffsetAndMetadata(9)})
+    )
+    producer.commit(offsets=[sent_offsets(group, {second: 6})])
+    tells({group: [[first, 2], [second, 6]], other: [[first, 1]]})
+    producer.send(first, b"a")
+    producer.send_offsets(group, {first: 7})
+    producer.abort()
+    tells(None)
 
 
 def test_the_journal_tells_of_each_change_whatever_they_are_written_with(bench) -> None:

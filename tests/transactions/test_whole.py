@@ -114,10 +114,16 @@ class World:
         return appends
 
     def offsets(self, committers: Sequence[tuple[int, Sequence[int], str | None]]) -> list[SentOffsets]:
+        """Return an offset in each place, with a text; in commit order with the text "within"."""
         return [
             SentOffsets(
                 COMMITTERS[number],
-                {self.topic.partition_ids[place]: OffsetAndMetadata(place + 5, metadata=text) for place in places},
+                {
+                    self.topic.partition_ids[place]: OffsetAndMetadata(place + 5, offset_in_transaction=1)
+                    if text == "within"
+                    else OffsetAndMetadata(place + 5, metadata=text)
+                    for place in places
+                },
             )
             for number, places, text in committers
         ]
@@ -132,16 +138,12 @@ class World:
         self.coordinator.send_offsets(name, producer, *self.offsets([committer]), has_begun=False)
 
     def commit_offsets(self, committer: tuple[int, Sequence[int], str | None]) -> None:
-        """Commit offsets by themselves, at once where that is usual; in commit order with the text "within"."""
+        """Commit offsets by themselves, at once where that is usual."""
         [sent] = self.offsets([committer])
-        offsets = {
-            number: replace(offset, metadata=None, offset_in_transaction=1) if committer[2] == "within" else offset
-            for number, offset in sent.offsets.items()
-        }
-        is_done = commit_offsets_at_once(self.store, sent.committer, offsets)
+        is_done = commit_offsets_at_once(self.store, sent.committer, sent.offsets)
         self.were_at_once.append(is_done)
         if not is_done:
-            self.store.write(lambda connection: commit_offsets(connection, sent.committer, offsets))
+            self.store.write(lambda connection: commit_offsets(connection, sent.committer, sent.offsets))
 
     def commit(
         self,
@@ -409,11 +411,14 @@ def test_what_is_usual_is_committed_at_once(worlds: Worlds, pair, cells, committ
     assert_same(pair)
 
 
+@pytest.mark.parametrize("text", [None, "within"], ids=["offset order", "commit order"])
 @pytest.mark.parametrize("cells", [[], [(0, 0, 1), (2, 0, 2)]], ids=["only offsets", "records"])
-def test_offsets_that_cannot_wait_begin_a_transaction_and_are_committed_with_it(worlds: Worlds, pair, cells) -> None:
+def test_offsets_that_cannot_wait_begin_a_transaction_and_are_committed_with_it(
+    worlds: Worlds, pair, cells, text
+) -> None:
     name = pair[0].names[0]
     for number in range(3):
-        happens(pair, "send", name, (0, [0, number], None))
+        happens(pair, "send", name, (0, [0, number], text))
         assert_same(pair)
         worlds.places.clear()
         worlds.clock.advance(60_000)

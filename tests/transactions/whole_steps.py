@@ -74,7 +74,7 @@ STEPS = st.sampled_from(
                 st.tuples(
                     st.sampled_from([0, 0, 0, *range(KNOWN_COUNT)]),
                     st.lists(st.integers(0, 2), min_size=0, max_size=3, unique=True),
-                    st.sampled_from([None, None, "text"]),
+                    st.sampled_from([None, None, "text", "within"]),
                 ),
                 st.sampled_from([0, 0, 0, 1]),
             )

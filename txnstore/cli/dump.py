@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final
 
@@ -211,6 +212,8 @@ def journal(
                 "transaction": entry.transaction_number,
                 "reason": entry.reason,
             }
+            if entry.sent_offsets is not None:
+                facts["sentOffsets"] = json.loads(entry.sent_offsets)
             if as_json:
                 _print_json({"transactionalId": entry.transactional_id, "entry": entry.entry_id} | facts)
                 continue

@@ -65,6 +65,7 @@ from txnstore.model import (
 )
 
 LEADER_EPOCH_MAX: Final = 2**31 - 1
+_as_journal_text: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 # The group's row lock, taken by counting one more commit: commits of one group follow each other, and a transaction's
 # offsets are counted in at one moment. It is taken after the heads of partitions, never before.
@@ -193,6 +194,17 @@ _COUNT_IN: Final = HotStatement(
     )
 )
 _DROP_PENDING: Final = HotStatement(delete(pending_group_offsets).where(_THESE_PENDING), may_be_listed=True)
+_TAKE_PENDING: Final = HotStatement(
+    delete(pending_group_offsets)
+    .where(_THESE_PENDING)
+    .returning(
+        pending_group_offsets.c.partition_id,
+        pending_group_offsets.c.pending_offset,
+        pending_group_offsets.c.leader_epoch,
+        pending_group_offsets.c.offset_metadata,
+        pending_group_offsets.c.offset_in_transaction,
+    )
+)
 _IN_PARTITIONS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
 _PARTITIONS: Final = HotStatement(
     select(partitions.c.partition_id).where(partitions.c.partition_id.in_(_IN_PARTITIONS))
@@ -314,18 +326,27 @@ def add_pending_offsets(
         _write(connection, _PEND, _rows(committer.group_id, offsets, lock, producer, "pending_offset"))
 
 
-def finish_pending_offsets(connection: Connection, group_ids: Iterable[str], producer_id: int, *, commit: bool) -> None:
+def finish_pending_offsets(
+    connection: Connection, group_ids: Iterable[str], producer_id: int, *, commit: bool
+) -> dict[str, dict[int, OffsetAndMetadata]]:
     """Commit, or drop, the offsets that a transaction holds; doing it again changes nothing.
+
+    Returns those that it has committed, by group and partition id.
 
     Raises:
         NotCoordinator: the group lives in another database, of which the caller does not know.
     """
+    committed: dict[str, dict[int, OffsetAndMetadata]] = {}
     for group_id in sorted(group_ids):
         these = {"of_group_id": group_id, "of_producer_id": producer_id}
         _lock_to_finish(connection, group_id)
         if commit:
             _COUNT_IN.run(connection, these)
-        _DROP_PENDING.run(connection, these)
+            taken = _TAKE_PENDING.rows(connection, these)
+            committed[group_id] = {row[0]: OffsetAndMetadata(*row[1:]) for row in taken}
+        else:
+            _DROP_PENDING.run(connection, these)
+    return committed
 
 
 def drop_pending_offsets(connection: Connection, producer_ids_of: Mapping[str, Iterable[int]]) -> None:
@@ -457,6 +478,35 @@ def numbers_of(offsets: Mapping[int, OffsetAndMetadata]) -> list[tuple[int, int,
         (partition_id, offset.offset, offset.leader_epoch, offset.metadata)
         for partition_id, offset in sorted(offsets.items())
     ]
+
+
+def journal_text(sent: Mapping[str, Mapping[int, OffsetAndMetadata]]) -> str | None:
+    """Return what the journal tells of the offsets that a transaction commits, by group; None: there are none.
+
+    Each is a partition id and an offset, and in commit order the offset in the transaction there.
+    """
+    told = {
+        group_id: [
+            [partition_id, one.offset]
+            if one.offset_in_transaction is None
+            else [partition_id, one.offset, one.offset_in_transaction]
+            for partition_id, one in sorted(offsets.items())
+        ]
+        for group_id, offsets in sorted(sent.items())
+        if offsets
+    }
+    return _as_journal_text(told) if told else None
+
+
+def from_journal_text(text: str) -> dict[str, dict[int, OffsetAndMetadata]]:
+    """Return the offsets by group and partition id."""
+    return {
+        group_id: {
+            partition_id: OffsetAndMetadata(offset, offset_in_transaction=within[0] if within else None)
+            for partition_id, offset, *within in offsets
+        }
+        for group_id, offsets in json.loads(text).items()
+    }
 
 
 def _check_request(

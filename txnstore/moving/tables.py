@@ -107,7 +107,7 @@ COPIED: Final = (
     CopiedTable(transaction_groups),
     # Empty: a store with branches in other databases is not moved. They are compared all the same.
     CopiedTable(transaction_branches),
-    CopiedTable(transaction_log),
+    CopiedTable(transaction_log, _length(transaction_log.c.sent_offsets)),
     CopiedTable(pending_markers),
     CopiedTable(groups),
     CopiedTable(group_members, _length(group_members.c.subscription, group_members.c.assignment)),

@@ -117,6 +117,7 @@ _COPIED: Final[Mapping[str, Any]] = {
     "start_ms": transactions.c.start_ms,
     "update_ms": transactions.c.last_update_ms,
     "reason": bindparam("of_reason", type_=String),
+    "sent_offsets": bindparam("of_sent_offsets", type_=String),
 }
 _JOURNAL_ROW: Final = HotStatement(
     insert(transaction_log).from_select(list(_COPIED), select(*_COPIED.values()).where(_THIS))
@@ -266,6 +267,7 @@ def save_row(
     reason: str,
     start: Start | None = None,
     entry_id: int | None = None,
+    sent_offsets: str | None = None,
 ) -> None:
     """Write the last of `steps` over `before`, and each step into the journal; with a `start`, also who starts.
 
@@ -278,7 +280,7 @@ def save_row(
         _UPDATE if start is None else _UPDATE_AT_START,
         _checked_values(before, steps) | {f"new_{name}": value for name, value in started.items()},
     )
-    journal(connection, steps, reason=reason, entry_id=entry_id)
+    journal(connection, steps, reason=reason, entry_id=entry_id, sent_offsets=sent_offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -596,8 +598,8 @@ HOLDS_DECISION: Final = and_(
     transaction_log.c.first_state.in_((int(_S.ONGOING), int(_S.PREPARE_COMMIT), int(_S.PREPARE_ABORT))),
     transaction_log.c.state.not_in((int(_S.EMPTY), int(_S.ONGOING), int(_S.DEAD))),
 )
-_IDS_OF_ENTRIES: Final = HotStatement(
-    select(transaction_log.c.entry_id, transaction_log.c.transactional_id).where(
+_COMMITS: Final = HotStatement(
+    select(transaction_log.c.entry_id, transaction_log.c.transactional_id, transaction_log.c.sent_offsets).where(
         transaction_log.c.entry_id.in_(bindparam("entry_ids", expanding=True))
     )
 )
@@ -623,14 +625,22 @@ class JournalEntry:
     start_ms: int
     update_ms: int
     reason: str
+    sent_offsets: str | None = None
+    """Of the last change of a row: see `groups.offsets.journal_text`."""
 
 
 def journal(
-    connection: Connection, steps: Iterable[TransactionMetadata], *, reason: str, entry_id: int | None = None
+    connection: Connection,
+    steps: Iterable[TransactionMetadata],
+    *,
+    reason: str,
+    entry_id: int | None = None,
+    sent_offsets: str | None = None,
 ) -> None:
     """Write the steps of one database transaction into the journal, in order; those of one id follow each other.
 
-    With an `entry_id` that is the number of the first entry; it has been drawn, and was not used yet.
+    With an `entry_id` that is the number of the first entry; it has been drawn, and was not used yet.  The first one
+    also tells which offsets the database transaction makes take effect.
     """
     entries: list[dict[str, Any]] = []
     before: TransactionMetadata | None = None
@@ -650,9 +660,12 @@ def journal(
                 "start_ms": step.start_ms,
                 "update_ms": step.last_update_ms,
                 "reason": reason,
+                "sent_offsets": None,
             }
         )
         before = step
+    if sent_offsets is not None:
+        entries[0]["sent_offsets"] = sent_offsets
     if entry_id is not None:
         _JOURNAL_AS.run(connection, {"entry_id": entry_id, **entries.pop(0)})
     if entries:
@@ -666,24 +679,30 @@ def journal_row(
     first_state: TransactionState,
     reason: str,
     entry_id: int | None = None,
+    sent_offsets: str | None = None,
 ) -> None:
     """Write that the transaction has gone from this state to that of its row, which says so already.
 
-    The `entry_id` is that of `journal`.
+    The last two are those of `journal`.
     """
-    values = {"of_transactional_id": transactional_id, "of_first_state": int(first_state), "of_reason": reason}
+    values = {
+        "of_transactional_id": transactional_id,
+        "of_first_state": int(first_state),
+        "of_reason": reason,
+        "of_sent_offsets": sent_offsets,
+    }
     if entry_id is None:
         must_hit(connection, _JOURNAL_ROW, values)
     else:
         must_hit(connection, _JOURNAL_ROW_AS, {**values, "entry_id": entry_id})
 
 
-def ids_of_commits(connection: Connection, commit_numbers: Collection[int]) -> dict[int, str]:
-    """Return by its number whose commit each was; those of which the journal here knows nothing are left out."""
-    rows = [
-        row for some in chunks(sorted(commit_numbers)) for row in _IDS_OF_ENTRIES.rows(connection, {"entry_ids": some})
-    ]
-    return {row.entry_id: row.transactional_id for row in rows}
+def commits_of(connection: Connection, commit_numbers: Collection[int]) -> list[Any]:
+    """Return of commits the number, the transactional id and the offsets; what the journal does not know is left out.
+
+    The columns have their names.
+    """
+    return [row for some in chunks(sorted(commit_numbers)) for row in _COMMITS.rows(connection, {"entry_ids": some})]
 
 
 def _is_told_by(before: TransactionMetadata, after: TransactionMetadata) -> bool:
@@ -717,4 +736,5 @@ def changes_of(row: Row[Any]) -> Iterator[JournalEntry]:
             start_ms=row.start_ms,
             update_ms=row.update_ms,
             reason=row.reason,
+            sent_offsets=row.sent_offsets if state is states[-1] else None,
         )

@@ -42,6 +42,7 @@ from txnstore.groups.offsets import (
     add_pending_offsets,
     commit_offsets,
     finish_pending_offsets,
+    journal_text,
 )
 from txnstore.log.append import (
     Append,
@@ -104,6 +105,8 @@ class LockedTransaction:
     _start: rows.Start | None = None
     #: The number of the commit that `save` writes, if there is one.
     _commit_number: int | None = None
+    #: The offsets that take effect with it, by group and partition id.
+    _committed_offsets: dict[str, dict[int, OffsetAndMetadata]] = field(default_factory=dict)
 
     @classmethod
     def lock(cls, connection: Connection, transactional_id: str, locality: Locality | None = None) -> Self:
@@ -343,11 +346,14 @@ class LockedTransaction:
                 continue
             commit = finishing.state is TransactionState.PREPARE_COMMIT
             if group_id in stored:
-                finish_pending_offsets(self.connection, [group_id], finishing.producer_id, commit=commit)
+                self._committed_offsets.update(
+                    finish_pending_offsets(self.connection, [group_id], finishing.producer_id, commit=commit)
+                )
             if commit:
                 # What is sent and committed at once is never pending.
                 for sent in sent_of[group_id]:
                     commit_offsets(self.connection, sent.committer, sent.offsets, producer=producer)
+                    self._committed_offsets.setdefault(group_id, {}).update(sent.offsets)
 
     def _save_row(self, appended: Sequence[Appended], reason: str) -> None:
         """Write the row, the journal, and who takes part in a transaction that stays open."""
@@ -374,6 +380,7 @@ class LockedTransaction:
                 reason=reason,
                 start=self._start,
                 entry_id=self._commit_number,
+                sent_offsets=journal_text(self._committed_offsets) if self._committed_offsets else None,
             )
 
     def _decide_branches(self, transactional_id: str) -> None:

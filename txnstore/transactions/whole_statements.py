@@ -11,7 +11,7 @@ transaction, and the commit behind them ends it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection, and_, bindparam, case, delete, exists, func, insert, literal, or_, select, update
@@ -30,11 +30,11 @@ from txnstore.db.schema import (
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import note_change
 from txnstore.errors import TxnStoreError
-from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets
+from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, journal_text
 from txnstore.log.append import insert_batches
 from txnstore.log.codec import control_columns
 from txnstore.log.partition_rows import Head, draw_commit_number, lock_heads, save_heads
-from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, ProducerIdentity
+from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.protocol import AT_REST, EPOCH_EXHAUSTED, TIMEOUT_NEVER_MS, TransactionState
 from txnstore.transactions.whole import WholeRequest
@@ -172,14 +172,19 @@ def write_whole(connection: Connection, request: WholeRequest) -> list[int]:
     _change_transaction(connection, request, now_ms)
     places: list[int] = []
     commit_number: int | None = None
+    # Of one group at most: see `WholeRequest.is_usual`.
+    committed: dict[str, Mapping[int, OffsetAndMetadata]] = {}
     try:
         if request.batches.appends:
             places, commit_number = _write_partitions(connection, request, following)
         if request.open_group_id is not None:
-            finish_pending_offsets(connection, [request.open_group_id], producer.producer_id, commit=True)
+            committed |= finish_pending_offsets(connection, [request.open_group_id], producer.producer_id, commit=True)
         for sent in request.offsets:
-            write_offsets = add_pending_offsets if request.stays_open else commit_offsets
-            write_offsets(connection, sent.committer, sent.offsets, producer=producer)
+            if request.stays_open:
+                add_pending_offsets(connection, sent.committer, sent.offsets, producer)
+            else:
+                commit_offsets(connection, sent.committer, sent.offsets, producer=producer)
+                committed[sent.committer.group_id] = sent.offsets
     except TxnStoreError as error:
         raise UnusualError from error
     rows.journal_row(
@@ -188,6 +193,7 @@ def write_whole(connection: Connection, request: WholeRequest) -> list[int]:
         first_state=TransactionState.ONGOING if request.open_group_id is None else TransactionState.PREPARE_COMMIT,
         reason="TxnOffsetCommit" if request.stays_open else "EndTxn",
         entry_id=commit_number,
+        sent_offsets=journal_text(committed) if committed else None,
     )
     return places
 

@@ -17,11 +17,14 @@ from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, event
 from tests.log.places import Model
 from tests.tools.campaigns import times
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from txnstore.clients.consumer import reader
 from txnstore.clients.consumer.whole_transactions import _Gathering
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transaction_log
 from txnstore.log import commit_order
 from txnstore.log.deleting import advance_log_start
+from txnstore.log.topics import delete_topic
+from txnstore.transactions import rows
 
 ATOMIC = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True, "enable.auto.commit": False}
 _numbers = itertools.count(1)
@@ -285,6 +288,64 @@ def test_a_transaction_tells_whose_it_is_for_as_long_as_the_journal_does(log, as
     again = assigned(0, 1).consume_transaction(PATIENCE_SECONDS)
     assert (values_of(again), again.transactional_id) == ([b"one"] * 2, None)
     assert again.producer_id == found[0].producer_id
+
+
+def test_a_transaction_tells_which_consumed_offsets_it_has_committed(
+    log, assigned, make_consumer, make_producer, monkeypatch
+) -> None:
+    log.topic(partition_count=2)
+    for name in ("in", "gone"):
+        log.topic(name, 2)
+    producer = make_producer({"transactional.id": "worker"})
+    producer.init_transactions()
+    plain = make_consumer({"group.id": "plain"}).consumer_group_metadata()
+    ordered = make_consumer({"group.id": "ordered", "txnstore.delivery.order": "commit"}).consumer_group_metadata()
+
+    def write(*sent: tuple[bytes, list[TopicPartition]], flushes: bool = False) -> None:
+        with producer.transaction():
+            for partition in (0, 1):
+                producer.produce("t", "both", partition=partition)
+            for metadata, offsets in sent:
+                producer.send_offsets_to_transaction(offsets, metadata)
+            if flushes:
+                producer.flush()
+
+    def told(transaction) -> dict[str, list[tuple[str, int, int, int | None]]]:
+        return {
+            group_id: [(one.topic, one.partition, one.offset, one.offset_in_transaction) for one in offsets]
+            for group_id, offsets in transaction.offsets.items()
+        }
+
+    # The same group later: of its own offsets it keeps the newest alone.
+    for number, flushes in ((5, False), (6, True)):
+        write((plain, [TopicPartition("in", 1, number), TopicPartition("in", 0, 3)]), flushes=flushes)
+    write()
+    within = TopicPartition("in", 0, 9, offset_in_transaction=4)
+    write((plain, [TopicPartition("gone", 0, 8)]), (ordered, [within, TopicPartition("gone", 1, 8)]))
+    write((plain, [TopicPartition("gone", 0, 9)]))
+    log.store.write(lambda connection: delete_topic(connection, "gone"))
+    numbers: list[int] = []
+
+    def noted(connection, commit_numbers):
+        numbers.extend(commit_numbers)
+        return rows.commits_of(connection, commit_numbers)
+
+    monkeypatch.setattr(reader, "commits_of", noted)
+    consumer = assigned(0, 1)
+    found = [consumer.consume_transaction(PATIENCE_SECONDS) for _ in range(5)]
+    assert [told(transaction) for transaction in found] == [
+        {"plain": [("in", 0, 3, None), ("in", 1, 5, None)]},
+        {"plain": [("in", 0, 3, None), ("in", 1, 6, None)]},
+        {},
+        {"ordered": [("in", 0, 9, 4)]},
+        {},
+    ]
+    assert all(transaction.transactional_id == "worker" for transaction in found)
+    # The journal is asked once about each.
+    assert len(numbers) == len(set(numbers)) == 5
+    log.store.write(lambda connection: connection.execute(delete(transaction_log)))
+    again = assigned(0, 1).consume_transaction(PATIENCE_SECONDS)
+    assert (again.transactional_id, again.offsets) == (None, {})
 
 
 def test_what_several_writers_wrote_is_one_transaction(log, assigned, make_producer):

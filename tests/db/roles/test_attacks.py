@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.db.roles.shop import PATIENCE_SECONDS
+from tests.db.roles.shop import PATIENCE_SECONDS, metadata_of_nobody_in
 from txnstore import KafkaError, KafkaException, TopicPartition
 from txnstore.db.roles.rights import BELONGING, Kind, rights_of
 from txnstore.db.schema import metadata
@@ -350,6 +350,29 @@ def error_of(call):
     with pytest.raises(KafkaException) as caught:
         call()
     return caught.value.args[0]
+
+
+def test_a_transaction_tells_its_offsets_to_whoever_may_read_the_journal(shop):
+    shop.create_topics("told")
+    with shop.producer("worker", transactional_id="told-id") as producer:
+        producer.init_transactions(PATIENCE_SECONDS)
+        for _ in range(2):
+            # The group is made by the first one, in the general way.
+            with producer.transaction():
+                producer.produce("told", "payload")
+                producer.send_offsets_to_transaction(
+                    [TopicPartition("told", 0, 1)], metadata_of_nobody_in("told-group")
+                )
+    whole = {"txnstore_delivery_order": "commit", "txnstore_delivery_atomic": True}
+    for role, told in (("worker", ("told-id", {"told-group": [("told", 0, 1)]})), ("reader", (None, {}))):
+        with shop.consumer(role, f"told-{role}", **whole) as consumer:
+            consumer.assign([TopicPartition("told", 0, 0)])
+            for _ in range(2):
+                found = consumer.consume_transaction(PATIENCE_SECONDS)
+                offsets = {
+                    name: [(p.topic, p.partition, p.offset) for p in sent] for name, sent in found.offsets.items()
+                }
+                assert (found.transactional_id, offsets) == told
 
 
 def test_a_tenants_clients_are_refused_what_is_others(shop, places):

@@ -8,7 +8,7 @@ A partition that cannot be read does not keep others from being read: what went 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -24,6 +24,7 @@ from txnstore.clients.consumer.subscription import (
     Committed,
     FetchPosition,
     PageRead,
+    ToldCommit,
     start_position,
 )
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
@@ -45,15 +46,15 @@ from txnstore.errors import (
     UnsupportedCompression,
 )
 from txnstore.groups.commit_rules import other_order
-from txnstore.groups.offsets import CommittedOffsets, read_offsets
+from txnstore.groups.offsets import CommittedOffsets, from_journal_text, read_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordBatch
 from txnstore.log.commit_order import CommitPage, as_begun, fetch_in_commit_order, last_commit_number
 from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, Room, fetch
 from txnstore.log.news import read_news, read_news_in_commit_order
-from txnstore.log.topics import Topic
-from txnstore.model import IsolationLevel, TimestampType
-from txnstore.transactions.rows import ids_of_commits
+from txnstore.log.topics import Topic, names_of_partitions
+from txnstore.model import INTERNAL_GROUP_PREFIX, IsolationLevel, TimestampType
+from txnstore.transactions.rows import commits_of
 
 Result = TypeVar("Result")
 #: A page in either order.
@@ -154,6 +155,8 @@ class PartitionReader:
         self._positions = options.positions
         self._snapshots = itertools.count(1)
         self._may_read_journal = True
+        #: What it has told of the commits of the last pages: those of a large transaction have the same one.
+        self._told: Mapping[int, ToldCommit] = {}
         self._is_held_back = False
         self._overdue = OverdueHelp(self.store, connection.cluster)
         #: An open transaction that holds back committed offsets is found in the database of the group.
@@ -272,11 +275,12 @@ class PartitionReader:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
         # One thread reads, so this reading is later than all before it.
         snapshot = next(self._snapshots)
-        names = self._transactional_ids(delivered) if self._options.is_atomic else {}
+        if self._options.is_atomic:
+            self._told = self._told_of(delivered)
         for partition_id, position in known.items():
             page = delivered[partition_id]
             self.outbox_waits = asks_outbox and page.bounds.outbox_waits
-            outcomes.append(self._delivered(position, page, snapshot, names))
+            outcomes.append(self._delivered(position, page, snapshot))
         return outcomes
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -444,8 +448,8 @@ class PartitionReader:
         known = self._committed(committed, partition_id)
         return StartResolved(position, start.position, partition_id, known)
 
-    def _transactional_ids(self, pages: Mapping[int, AnyPage]) -> Mapping[int, str]:
-        """Return whose the transactions are of which the pages hold records, by the numbers of their commits."""
+    def _told_of(self, pages: Mapping[int, AnyPage]) -> Mapping[int, ToldCommit]:
+        """Return what the journal tells of the transactions of which the pages hold records, by their commits."""
         numbers = {
             placed.commit_number
             for page in pages.values()
@@ -453,21 +457,21 @@ class PartitionReader:
             for placed in page.batches
             if placed.marker_offset is not None
         }
+        told = {number: known for number, known in self._told.items() if number in numbers}
+        numbers -= told.keys()
         if not numbers or not self._may_read_journal:
-            return {}
+            return told
         try:
-            return self._read(lambda connection: ids_of_commits(connection, numbers))
+            return told | self._read(partial(_told_by_journal, numbers))
         except PermissionDenied:
             # Such a role reads what is in the log, and no more.
             self._may_read_journal = False
-            return {}
+            return told
 
-    def _delivered(
-        self, position: FetchPosition, page: AnyPage, snapshot: int, names: Mapping[int, str]
-    ) -> ReadOutcome:
+    def _delivered(self, position: FetchPosition, page: AnyPage, snapshot: int) -> ReadOutcome:
         """Return the page as the subscription takes it."""
         if isinstance(page, CommitPage):
-            return PageDelivered(position, self._placed(position, page, snapshot, names))
+            return PageDelivered(position, self._placed(position, page, snapshot))
         end_offset = page.bounds.end(self._options.isolation)
         if end_offset < page.bounds.high_watermark and page.next_offset >= end_offset:
             self._is_held_back = True
@@ -480,7 +484,7 @@ class PartitionReader:
         ]
         return PageDelivered(position, PageRead(chunks, page.next_offset, page.bounds, end_offset))
 
-    def _placed(self, position: FetchPosition, page: CommitPage, snapshot: int, names: Mapping[int, str]) -> PageRead:
+    def _placed(self, position: FetchPosition, page: CommitPage, snapshot: int) -> PageRead:
         at = self._positions.at
         starts = [at(*placed.start) for placed in page.batches]
         next_position = at(*page.next_position)
@@ -504,7 +508,7 @@ class PartitionReader:
                         placed.commit_number,
                         snapshot,
                         placed.batch.producer if is_within else None,
-                        names.get(placed.commit_number),
+                        self._told.get(placed.commit_number),
                     )
                     if self._options.is_atomic
                     else None,
@@ -528,6 +532,26 @@ class PartitionReader:
 
     def _group_store(self) -> Store:
         return self._connection.cluster().coordinator_of(self._options.group_id)
+
+
+def _told_by_journal(commit_numbers: Collection[int], connection: Connection) -> dict[int, ToldCommit]:
+    found = commits_of(connection, commit_numbers)
+    sent = {row.entry_id: from_journal_text(row.sent_offsets) for row in found if row.sent_offsets is not None}
+    ids = {partition_id for by_group in sent.values() for offsets in by_group.values() for partition_id in offsets}
+    names = names_of_partitions(connection, ids) if ids else {}
+    return {
+        row.entry_id: ToldCommit(
+            row.transactional_id,
+            {
+                group_id: named
+                for group_id, offsets in sent.get(row.entry_id, {}).items()
+                # What txnstore itself has consumed is nobody's business.
+                if not group_id.startswith(INTERNAL_GROUP_PREFIX)
+                and (named := {names[number]: offset for number, offset in offsets.items() if number in names})
+            },
+        )
+        for row in found
+    }
 
 
 def _source(position: FetchPosition, batch: RecordBatch, marker_offset: int | None) -> RecordSource:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Final
@@ -20,7 +20,7 @@ from txnstore.clients.model.message import Message, RecordSource, RecordTuple, e
 from txnstore.clients.model.topic_partition import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
-from txnstore.model import ProducerIdentity
+from txnstore.model import OffsetAndMetadata, PartitionName, ProducerIdentity
 
 #: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
 OFFSET_TAIL_BASE: Final = -2000
@@ -85,7 +85,18 @@ def _reset(earliest: int, latest: int, reset: str, why: str, positions: Position
     return StartPosition(None if place is None else positions.at(place), why)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class ToldCommit:
+    """What the journal tells of the commit of a transaction."""
+
+    transactional_id: str
+    """Whose it is."""
+
+    offsets: Mapping[str, Mapping[PartitionName, OffsetAndMetadata]]
+    """The consumed offsets that it made take effect, by group."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Committed:
     """What was committed at once, as it was found in one partition: a transaction, or a batch that is in none."""
 
@@ -98,8 +109,8 @@ class Committed:
     producer: ProducerIdentity | None
     """Whose records these are, with the epoch that this transaction alone has; None outside transactions."""
 
-    transactional_id: str | None = None
-    """Whose it is, if the journal of this database still tells."""
+    told: ToldCommit | None = None
+    """None: the journal of this database knows nothing of it, or no more."""
 
 
 @dataclass(slots=True)

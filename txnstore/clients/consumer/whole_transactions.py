@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
+from txnstore.clients.consumer.subscription import ToldCommit
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
+from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.deadline import WAIT_SECONDS_MAX, Deadline
 
 if TYPE_CHECKING:
@@ -20,11 +23,7 @@ MESSAGES_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ConsumedTransaction:
-    """All records of one committed transaction in the assigned partitions of one database, or one outside of any.
-
-    It does not tell which consumed offsets the transaction has committed: of those a group keeps the newest alone, and
-    whose they are, so that of a transaction that was followed by another one nothing could be told any more.
-    """
+    """All records of one committed transaction in the assigned partitions of one database, or one outside of any."""
 
     messages: list[Message]
     """One partition after the other, in each of them in their order."""
@@ -38,6 +37,12 @@ class ConsumedTransaction:
     transactional_id: str | None = None
     """Whose transaction it is; None outside transactions, and where the journal does not tell: it has been trimmed
     since, another database coordinates, or the consumer's role may not read it."""
+
+    offsets: dict[str, list[TopicPartition]] = field(default_factory=dict)
+    """The consumed offsets that it has committed, by group, as they were sent.
+
+    Partitions whose topic is deleted are left out, and of several databases the groups that another one coordinates
+    than the transaction.  Empty if it has committed none, and where there is no transactional id."""
 
 
 #: Adds up to so many messages, serves events, and waits: `Consumer._gather`.
@@ -92,6 +97,18 @@ def _is_record(message: Message) -> bool:
     return error is None
 
 
+def _partitions_of(told: ToldCommit) -> dict[str, list[TopicPartition]]:
+    return {
+        group_id: [
+            TopicPartition(
+                name.topic, name.partition, offset.offset, offset_in_transaction=offset.offset_in_transaction
+            )
+            for name, offset in sorted(offsets.items(), key=itemgetter(0))
+        ]
+        for group_id, offsets in told.offsets.items()
+    }
+
+
 class _Gathering:
     """The records of the transaction that the first message belongs to."""
 
@@ -121,10 +138,14 @@ class _Gathering:
                     subscription.give_back(self._messages)
             if not is_complete:
                 return None
-            producer = transaction.producer
+            producer, told = transaction.producer, transaction.told
             assert producer is not None, "it is a transaction"
             return ConsumedTransaction(
-                self._messages, producer.producer_id, producer.epoch, transaction.transactional_id
+                self._messages,
+                producer.producer_id,
+                producer.epoch,
+                None if told is None else told.transactional_id,
+                {} if told is None else _partitions_of(told),
             )
 
     def _take(self) -> bool:

@@ -112,6 +112,7 @@ DECLARE
     recent bigint[];
     recent_text text;
     commit_number_now bigint;
+    sent text := '';
     places bigint[] := '{}';
 BEGIN
     -- A statement that waited for a row must see what the holder of its lock committed.
@@ -336,7 +337,13 @@ BEGIN
             producer_id = excluded.producer_id,
             producer_epoch = excluded.producer_epoch
         WHERE known.commit_number < excluded.commit_number;
-        DELETE FROM {schema}.pending_group_offsets WHERE group_id = open_group_id AND producer_id = of_producer_id;
+        WITH finished AS (
+            DELETE FROM {schema}.pending_group_offsets WHERE group_id = open_group_id AND producer_id = of_producer_id
+            RETURNING partition_id, pending_offset, offset_in_transaction
+        )
+        SELECT string_agg(concat(',[', concat_ws(',', partition_id, pending_offset, offset_in_transaction), ']'), ''
+            ORDER BY partition_id) INTO sent
+        FROM finished;
     END IF;
     IF of_group_id IS NOT NULL THEN
         UPDATE {schema}.groups
@@ -363,6 +370,7 @@ BEGIN
             RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
         END IF;
         FOR place IN 1 .. cardinality(offset_partition_ids) LOOP
+            sent := concat(sent, ',[', offset_partition_ids[place], ',', committed_offsets[place], ']');
             IF stays_open THEN
                 INSERT INTO {schema}.pending_group_offsets (
                     group_id, partition_id, pending_offset, leader_epoch, offset_metadata, commit_ms, commit_number,
@@ -423,14 +431,19 @@ BEGIN
     -- Begun, decided and complete: one entry of the journal stands for all that happens here.
     INSERT INTO {schema}.transaction_log (
         entry_id, transactional_id, transaction_number, producer_id, producer_epoch, state, first_state, timeout_ms,
-        start_ms, update_ms, reason
+        start_ms, update_ms, reason, sent_offsets
     ) VALUES (
         coalesce(commit_number_now, nextval('{numbers}')), of_transactional_id, began.transaction_number,
         of_producer_id,
         CASE WHEN stays_open THEN of_producer_epoch ELSE of_producer_epoch + 1 END,
         CASE WHEN stays_open THEN 1 ELSE 4 END,
         CASE WHEN open_group_id IS NULL THEN 1 ELSE 2 END,
-        began.timeout_ms, began.start_ms, now_ms, CASE WHEN stays_open THEN 'TxnOffsetCommit' ELSE 'EndTxn' END
+        began.timeout_ms, began.start_ms, now_ms, CASE WHEN stays_open THEN 'TxnOffsetCommit' ELSE 'EndTxn' END,
+        -- As `groups.offsets.journal_text` writes it.
+        CASE
+            WHEN NOT stays_open AND sent <> '' THEN
+                concat('{', to_json(coalesce(of_group_id, open_group_id)), ':[', substr(sent, 2), ']}')
+        END
     );
     RETURN places;
 END

@@ -134,6 +134,12 @@ transaction_log: Final = table(
     column("start_ms", Int64, "When the transaction became Ongoing; -1 if it has not."),
     column("update_ms", Int64, "When the change was made."),
     column("reason", String, "What made the change: a request, or a task such as recovery or expiry."),
+    column(
+        "sent_offsets",
+        String,
+        "The consumed offsets that took effect with it, in JSON by group; NULL: none.",
+        null=True,
+    ),
     Index(StoreName("transaction_log_producer"), "producer_id", "producer_epoch"),
     comment="The journal: every change of every transaction's state, in order; those made at once are one entry.",
     sqlite_autoincrement=True,
