@@ -207,7 +207,7 @@ def test_the_classes_are_their_own_before_and_after():
         Producer: ("__init__", "commit_transaction", "commit_transaction_async", "abort_transaction"),
         DeliveryReports: ("add",),
         TransactionProgress: ("fail",),
-        Consumer: ("__init__", "poll", "consume", "_transaction"),
+        Consumer: ("__init__", "poll", "consume", "consume_transaction"),
         ConsumerMember: ("_lose",),
     }
 

@@ -62,7 +62,7 @@ class ClientCollector(Collector):
             (Consumer, "__init__", self._around_making(self._consumers)),
             (Consumer, "poll", self._around_poll),
             (Consumer, "consume", self._around_consume),
-            (Consumer, "_transaction", self._around_transaction),
+            (Consumer, "consume_transaction", self._around_transaction),
             (ConsumerMember, "_lose", self._around_loss),
         ):
             self._onlooker.look_at(owner, name, around)

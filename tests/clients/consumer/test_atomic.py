@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from txnstore.db.schema import transaction_log
 from txnstore.log import commit_order
 from txnstore.log.deleting import advance_log_start
 from txnstore.log.topics import delete_topic
+from txnstore.model import INTERNAL_GROUP_PREFIX
 from txnstore.transactions import rows
 
 ATOMIC = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True, "enable.auto.commit": False}
@@ -78,7 +80,9 @@ def test_half_a_transaction_that_was_gathered_is_not_committed(log, assigned, mo
         both.write("t", partition, b"both")
     both.end(commit=True)
     is_there, takes = threading.Event(), _Gathering._take
-    monkeypatch.setattr(_Gathering, "_take", lambda self: is_there.is_set() and takes(self))
+    monkeypatch.setattr(
+        _Gathering, "_take", lambda self: (is_there.is_set() or not self._subscription.kept) and takes(self)
+    )
     consumer = assigned(0, 1, configuration={"enable.auto.commit": True, "auto.commit.interval.ms": 10})
     partitions = [TopicPartition("t", number) for number in (0, 1)]
     with ThreadPoolExecutor(1) as pool:
@@ -293,22 +297,26 @@ def test_a_transaction_tells_whose_it_is_for_as_long_as_the_journal_does(log, as
 def test_a_transaction_tells_which_consumed_offsets_it_has_committed(
     log, assigned, make_consumer, make_producer, monkeypatch
 ) -> None:
+    monkeypatch.setattr(commit_order, "PAGE_BATCHES_MAX", 2)
     log.topic(partition_count=2)
     for name in ("in", "gone"):
         log.topic(name, 2)
     producer = make_producer({"transactional.id": "worker"})
     producer.init_transactions()
     plain = make_consumer({"group.id": "plain"}).consumer_group_metadata()
+    internal = make_consumer({"group.id": f"{INTERNAL_GROUP_PREFIX}load"}).consumer_group_metadata()
     ordered = make_consumer({"group.id": "ordered", "txnstore.delivery.order": "commit"}).consumer_group_metadata()
 
     def write(*sent: tuple[bytes, list[TopicPartition]], flushes: bool = False) -> None:
         with producer.transaction():
-            for partition in (0, 1):
-                producer.produce("t", "both", partition=partition)
+            # Batches of several pages, if they are flushed.
+            for _ in range(3):
+                for partition in (0, 1):
+                    producer.produce("t", "both", partition=partition)
+                if flushes:
+                    producer.flush()
             for metadata, offsets in sent:
                 producer.send_offsets_to_transaction(offsets, metadata)
-            if flushes:
-                producer.flush()
 
     def told(transaction) -> dict[str, list[tuple[str, int, int, int | None]]]:
         return {
@@ -322,7 +330,7 @@ def test_a_transaction_tells_which_consumed_offsets_it_has_committed(
     write()
     within = TopicPartition("in", 0, 9, offset_in_transaction=4)
     write((plain, [TopicPartition("gone", 0, 8)]), (ordered, [within, TopicPartition("gone", 1, 8)]))
-    write((plain, [TopicPartition("gone", 0, 9)]))
+    write((plain, [TopicPartition("gone", 0, 9)]), (internal, [TopicPartition("in", 0, 9)]))
     log.store.write(lambda connection: delete_topic(connection, "gone"))
     numbers: list[int] = []
 
@@ -426,9 +434,9 @@ class History:
         assert [unit for unit, _ in itertools.groupby(seen, key=self.unit_of.__getitem__)] == self.committed, seen
 
 
-def consumer_of(url: str, history: History) -> Consumer:
+def consumer_of(url: str, history: History, configuration: Mapping[str, Any] = MappingProxyType({})) -> Consumer:
     group = {"bootstrap.servers": url, "group.id": history.name, "auto.offset.reset": "earliest"}
-    consumer = Consumer({**group, **ATOMIC})
+    consumer = Consumer({**group, **ATOMIC, **configuration})
     consumer.assign([TopicPartition(history.name, number) for number in range(PARTITIONS)])
     return consumer
 

@@ -182,12 +182,32 @@ class Reader:
         self.seen += [(message.partition(), message.offset()) for message in messages]
         return messages
 
+    def keep(self, count: int) -> None:
+        """Gather records of what comes next, as a call that has no time for all of them."""
+        subscription = self.subscription
+        for _ in range(count):
+            goes_on = subscription.handed_out is not None and subscription.handed_out is subscription.transaction
+            if subscription.kept and not goes_on:
+                self.seen += [(message.partition(), message.offset()) for message in subscription.let_go_kept()]
+            elif subscription.keep_next() is None:
+                break
+        subscription.let_go()
+
     def positions(self) -> dict[int, int]:
         """Where the next reader begins."""
+        kept = self.subscription.begins_of_kept()
+        positions = {partition: kept.get(partition, partition.position) for partition in self.subscription}
         return {
-            partition.number: partition.position if partition.position >= 0 else partition.assigned_position
-            for partition in self.subscription
+            partition.number: position if position >= 0 else partition.assigned_position
+            for partition, position in positions.items()
         }
+
+    def check_stored(self) -> None:
+        """Nothing is stored that has not been handed out for good."""
+        kept = self.subscription.begins_of_kept()
+        for partition in self.subscription:
+            position = kept.get(partition, partition.position)
+            assert partition.stored <= position or position < 0
 
     def finish(self) -> None:
         """Read and hand out all that there is, without being told of anything new."""
@@ -247,7 +267,7 @@ def test_transactions_are_whole_whatever_is_read_when_and_wherever_readers_stop(
             reader.resolve()
             reader.read(chance.randint(1, 4))
         elif step < 0.8:
-            reader.take(chance.randint(1, 3))
+            chance.choice([reader.take, reader.keep])(chance.randint(1, 3))
         elif step < 0.87:
             seen += reader.seen
             reader = Reader(log, reader.positions(), records_low=chance.choice([1, 4, 20]))
@@ -259,6 +279,7 @@ def test_transactions_are_whole_whatever_is_read_when_and_wherever_readers_stop(
             messages = reader.take(2)
             reader.subscription.give_back(messages)
             del reader.seen[len(reader.seen) - len(messages) :]
+        reader.check_stored()
     for partition in reader.subscription:
         reader.subscription.resume(partition)
         # As if something had been committed there.
@@ -266,6 +287,53 @@ def test_transactions_are_whole_whatever_is_read_when_and_wherever_readers_stop(
     reader.finish()
     check(log, seen + reader.seen, were_paused=were_paused)
     assert reader.subscription.transaction is None
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        AtomicSubscription.return_kept,
+        AtomicSubscription.next_message,
+        lambda subscription: subscription.take([], 5),
+        lambda subscription: subscription.add("t", 2, 0),
+        lambda subscription: subscription.remove("t", 1),
+        lambda subscription: subscription.seek(subscription.find("t", 1), 0),
+        lambda subscription: subscription.pause(subscription.find("t", 1)),
+        lambda subscription: subscription.resume(subscription.find("t", 1)),
+    ],
+    ids=["return", "next", "take", "add", "remove", "seek", "pause", "resume"],
+)
+def test_what_is_kept_is_not_stored_and_is_given_back_before_anything_else_is_done(does):
+    log = Log(2)
+    log.plain(0)
+    log.commit({0: [1, 1], 1: [1]})
+    reader = Reader(log, {0: 0, 1: 0})
+    subscription = reader.subscription
+    reader.resolve()
+    reader.read(10)
+    assert len(reader.take(1)) == 1
+    reader.keep(2)
+    kept = list(subscription.kept)
+    assert [(message.partition(), message.offset()) for message in kept] == [(1, 0), (0, 1)]
+    # An aborted transaction behind it is stepped over.
+    log.ends[1] += 3
+    reader.read(10)
+    first, second = subscription
+    begins = [POSITIONS.of_message(message) for message in kept]
+    for _ in range(2):
+        assert second.position == POSITIONS.at(log.ends[1])
+        assert reader.positions() == {1: begins[0], 0: begins[1]}
+        assert [second.stored, first.stored] == begins
+        subscription.let_go()
+    does(subscription)
+    assert subscription.kept == []
+    assert second.stored == begins[0]
+    reader.check_stored()
+    if does is AtomicSubscription.return_kept:
+        assert [second.position, first.position] == begins
+        reader.finish()
+        assert sorted(reader.seen) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+        assert second.stored == second.position == POSITIONS.at(log.ends[1])
 
 
 def test_a_partition_that_is_assigned_later_counts_from_then_on():

@@ -53,10 +53,6 @@ class _ReturningConsumer(Consumer):
         with self._core.arrived:
             self._core.subscription.give_back(messages)
 
-    def begun_transaction(self, deadline: Deadline, messages_max: int) -> ConsumedTransaction | None:
-        """Return the next transaction; None, too, if nothing of it has come within a moment."""
-        return self._transaction(deadline, messages_max, begins=deadline.at_most(_SLICE_SECONDS))
-
 
 class AIOConsumer:
     """A `Consumer` whose methods are coroutines; made while a loop runs, and used on that loop.
@@ -115,7 +111,7 @@ class AIOConsumer:
         deadline = Deadline(check_timeout(timeout))
         while True:
             left_seconds = deadline.left_seconds()
-            found = await self._call(self._read_transaction, deadline, messages_max)
+            found = await self._call(self._read_transaction, min(left_seconds, _SLICE_SECONDS), messages_max)
             self._take()
             if found is not None or left_seconds <= _SLICE_SECONDS:
                 self._consumer.let_go()
@@ -275,8 +271,8 @@ class AIOConsumer:
         with self._taking:
             self._taken += messages
 
-    def _read_transaction(self, deadline: Deadline, messages_max: int) -> ConsumedTransaction | None:
-        found = self._consumer.begun_transaction(deadline, messages_max)
+    def _read_transaction(self, timeout: float, messages_max: int) -> ConsumedTransaction | None:
+        found = self._consumer.consume_transaction(timeout, messages_max=messages_max)
         if found is not None:
             with self._taking:
                 self._taken += found.messages

@@ -16,7 +16,7 @@ beginning.  Each database has an order of its own; a transaction of several data
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from txnstore.clients.consumer.subscription import (
@@ -65,16 +65,25 @@ class AtomicSubscription(Subscription):
         """The last transaction of which everything was handed out in one go."""
         self.handed_out: Committed | None = None
         """What the last record belongs to; None: no transaction."""
+        self.kept: list[Message] = []
+        """The last records that were handed out, if a call has gathered them that goes on when it is made again.
+
+        They have not reached the application: before anything else is done here, they are given back."""
+        self._begins: dict[AssignedPartition, int] = {}
+        self._begins_known = 0
+        """Of how many of them the positions are among these."""
 
     # --- what changes what comes next --------------------------------------------------------------------------------
 
     def add(self, topic: str, number: int, position: int) -> None:
         """Assign a partition; until it is known what comes next there, nothing is handed out."""
+        self.return_kept()
         super().add(topic, number, position)
         self._expect(self._partitions[topic, number])
 
     def remove(self, topic: str, number: int) -> AssignedPartition | None:
         """Remove a partition; a transaction that is being handed out goes on in the others, and is not whole."""
+        self.return_kept()
         self._is_cut = True
         removed = super().remove(topic, number)
         if removed is not None:
@@ -85,14 +94,21 @@ class AtomicSubscription(Subscription):
 
     def seek(self, partition: AssignedPartition, position: int) -> None:
         """Continue from `position`; a transaction that is being handed out ends here, and begins anew."""
+        self.return_kept()
         super().seek(partition, position)
         self.transaction = None
         self._expect(partition)
 
     def pause(self, partition: AssignedPartition) -> None:
         """Stop handing out records of the partition, and with them all transactions from its next one on."""
+        self.return_kept()
         super().pause(partition)
         self._arrange()
+
+    def resume(self, partition: AssignedPartition) -> None:
+        """Hand out records of the partition again."""
+        self.return_kept()
+        super().resume(partition)
 
     def resolved(
         self, position: FetchPosition, start: int, partition_id: int | None = None, last_commit: int | None = None
@@ -173,6 +189,44 @@ class AtomicSubscription(Subscription):
         """Let the partition be read once more, although everything may have been read."""
         self._awaited.add(partition)
         partition.is_at_end = False
+
+    # --- what is kept ------------------------------------------------------------------------------------------------
+
+    def next_message(self) -> Message | None:
+        """Return the next message, a record or an event, and move the position behind it."""
+        if self.kept:
+            self.return_kept()
+        return super().next_message()
+
+    def take(self, messages: list[Message], count: int) -> None:
+        """Add what is at hand to `messages`, up to `count` of them: the fast way to many."""
+        self.return_kept()
+        super().take(messages, count)
+
+    def keep_next(self) -> Message | None:
+        """Return the next message; a record is kept with those before it, and not stored."""
+        self._stores_at_once = False
+        message = super().next_message()
+        if message is not None and message.error() is None:
+            self.kept.append(message)
+        return message
+
+    def return_kept(self) -> None:
+        """Give back what is kept: it comes again, and positions are those before it."""
+        if self.kept:
+            self.give_back(self.let_go_kept())
+            self.let_go()
+
+    def let_go_kept(self) -> list[Message]:
+        """Return what is kept, and keep nothing any more."""
+        kept, self.kept, self._begins, self._begins_known = self.kept, [], {}, 0
+        return kept
+
+    def begins_of_kept(self) -> Mapping[AssignedPartition, int]:
+        """Return where partitions go on once what is kept is given back."""
+        self._begins = self._begins_of(self.kept[self._begins_known :]) | self._begins
+        self._begins_known = len(self.kept)
+        return self._begins
 
     # --- what comes next ---------------------------------------------------------------------------------------------
 

@@ -172,18 +172,16 @@ class Consumer:
     ) -> ConsumedTransaction | None:
         """Return the next committed transaction with its records of all partitions, or None once the time is up.
 
-        A record outside transactions comes by itself.  What has not come whole by then is read anew by the next call.
-        It needs `txnstore.delivery.atomic=true`.
+        A record outside transactions comes by itself.  What has not come whole by then is kept, and the next such call
+        goes on with it; for all others it has not been handed out.  It needs `txnstore.delivery.atomic=true`.
 
         Raises:
             KafkaException: MSG_SIZE_TOO_LARGE: more than `messages_max`; _INVALID_ARG: not `txnstore.delivery.atomic`.
             Exception: as `poll()`, also if an error comes instead of a record.
         """
-        return self._transaction(Deadline(check_timeout(timeout)), messages_max)
-
-    def _transaction(self, deadline: Deadline, messages_max: int, **rest: Deadline) -> ConsumedTransaction | None:
         self._check()
-        return next_transaction(self._core, self._gather, deadline, check_count(messages_max), **rest)
+        deadline, count = Deadline(check_timeout(timeout)), check_count(messages_max)
+        return next_transaction(self._core, self._check, self._serve_one, deadline, count)
 
     def __iter__(self) -> Iterator[Message]:
         """Return an endless iterator over records, and over ends of partitions if `enable.partition.eof` is set.
@@ -450,9 +448,10 @@ class Consumer:
         self._check()
         answer = []
         with self._core.arrived:
+            kept = self._core.subscription.begins_of_kept()
             for partition in check_partitions(partitions):
                 assigned = self._core.find(partition)
-                position = OFFSET_INVALID if assigned is None else assigned.position
+                position = OFFSET_INVALID if assigned is None else kept.get(assigned, assigned.position)
                 answer.append(self._core.options.positions.partition(partition.topic, partition.partition, position))
         return answer
 

@@ -237,15 +237,20 @@ class ConsumerCore:
         self.subscription.wants_more = False
         self.fetcher.start()
 
-    def polled(self, *, withholds: bool) -> None:
-        """Note that a call begins; with `withholds` nothing of what it gathers is committed until `gathered`."""
+    def polled(self, *, withholds: bool = False, goes_on: bool = False) -> None:
+        """Note that a call begins; with `withholds` nothing of what it gathers is committed until `gathered`.
+
+        Unless it `goes_on` with what an earlier one has kept, that is given back.
+        """
         with self.arrived:
             self.group.polled()
+            if not goes_on:
+                self.subscription.return_kept()
             if withholds:
                 self.subscription.withhold()
 
     def gathered(self) -> None:
-        """Note that the call is over: it returns what it has gathered, or has given that back."""
+        """Note that the call is over: it returns what it has gathered, keeps it, or has given it back."""
         if not self.withholds_what_was_read:
             self.let_go()
 
@@ -355,9 +360,11 @@ class ConsumerCore:
         """Return librdkafka's statistics fields for topics and partitions."""
         with self.arrived:
             topics: dict[str, Any] = {}
+            kept = self.subscription.begins_of_kept()
             for partition in self.subscription:
                 topic = topics.setdefault(partition.topic, {"topic": partition.topic, "partitions": {}})
-                topic["partitions"][str(partition.number)] = _partition_facts(partition, self.options)
+                position = kept.get(partition, partition.position)
+                topic["partitions"][str(partition.number)] = _partition_facts(partition, position, self.options)
             return {
                 "msg_cnt": self.subscription.buffered_records,
                 "msg_size": self.subscription.buffered_bytes,
@@ -445,11 +452,11 @@ def _nothing() -> None:
     """Do nothing: the job behind all others."""
 
 
-def _partition_facts(partition: AssignedPartition, options: ConsumerOptions) -> dict[str, Any]:
+def _partition_facts(partition: AssignedPartition, position: int, options: ConsumerOptions) -> dict[str, Any]:
     bounds, place = partition.bounds, options.positions.place
     end_offset = -1 if bounds is None else options.end_offset(bounds)
     # As librdkafka: behind what is committed, or what was handed out if nothing is.
-    known_offset = place(partition.committed if partition.committed >= 0 else partition.position)
+    known_offset = place(partition.committed if partition.committed >= 0 else position)
     return {
         "partition": partition.number,
         "fetchq_cnt": partition.buffered_records,
@@ -457,7 +464,7 @@ def _partition_facts(partition: AssignedPartition, options: ConsumerOptions) -> 
         "lo_offset": -1 if bounds is None else bounds.log_start_offset,
         "hi_offset": -1 if bounds is None else bounds.high_watermark,
         "ls_offset": -1 if bounds is None else bounds.last_stable_offset,
-        "app_offset": place(partition.position),
+        "app_offset": place(position),
         "stored_offset": place(partition.stored),
         "committed_offset": place(partition.committed),
         "consumer_lag": max(0, end_offset - known_offset) if end_offset >= 0 and known_offset >= 0 else -1,

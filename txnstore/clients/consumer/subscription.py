@@ -406,25 +406,40 @@ class Subscription:
         self._stores_at_once = False
 
     def let_go(self) -> None:
-        """Store the offsets of what was handed out: it reaches the application now, or was given back."""
-        self._stores_at_once = self._stores_offsets
-        while self._withheld:
-            partition = self._withheld.pop()
-            if partition.position >= 0:
-                partition.stored = partition.position
+        """Store the offsets of what was handed out and is not kept: it reaches the application now, or was given back.
+
+        Until the rest is given back or let go, nothing that is handed out is stored.
+        """
+        kept = self.begins_of_kept()
+        self._stores_at_once = self._stores_offsets and not kept
+        for partition in self._withheld:
+            position = kept.get(partition, partition.position)
+            if position >= 0:
+                partition.stored = position
+        self._withheld.intersection_update(kept)
 
     def give_back(self, messages: Iterable[Message]) -> None:
         """Hand these messages out again, which were taken but never reached the application."""
+        for partition, position in self._begins_of(messages).items():
+            self.seek(partition, position)
+            self._move(partition, position)
+
+    def return_kept(self) -> None:
+        """Give back what a call has kept for the next one of its kind: here none does."""
+
+    def begins_of_kept(self) -> Mapping[AssignedPartition, int]:
+        """Return where partitions go on once what is kept is given back."""
+        return {}
+
+    def _begins_of(self, messages: Iterable[Message]) -> dict[AssignedPartition, int]:
+        """Return the positions of the first of these records in each partition that is assigned."""
         firsts: dict[tuple[str | None, int | None], int] = {}
         for message in messages:
-            offset = message.offset()
-            if message.error() is None and offset is not None:
-                firsts.setdefault((message.topic(), message.partition()), self._positions.of_message(message))
-        for (topic, number), position in firsts.items():
-            partition = self._partitions.get((str(topic), -1 if number is None else number))
-            if partition is not None:
-                self.seek(partition, position)
-                self._move(partition, position)
+            key = message.topic(), message.partition()
+            if key not in firsts and message.error() is None and message.offset() is not None:
+                firsts[key] = self._positions.of_message(message)
+        found = {self._partitions.get((str(topic), -1 if n is None else n)): at for (topic, n), at in firsts.items()}
+        return {partition: position for partition, position in found.items() if partition is not None}
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

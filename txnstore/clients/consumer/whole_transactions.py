@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
-from txnstore.clients.consumer.subscription import ToldCommit
+from txnstore.clients.consumer.subscription import Committed
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -45,16 +45,17 @@ class ConsumedTransaction:
     than the transaction.  Empty if it has committed none, and where there is no transactional id."""
 
 
-#: Adds up to so many messages, serves events, and waits: `Consumer._gather`.
-Gather = Callable[[list[Message], int, Deadline], None]
-
-
 def next_transaction(
-    core: ConsumerCore, gather: Gather, deadline: Deadline, messages_max: int, *, begins: Deadline | None = None
+    core: ConsumerCore,
+    check: Callable[[], None],
+    serve: Callable[[], Message | None],
+    deadline: Deadline,
+    messages_max: int,
 ) -> ConsumedTransaction | None:
-    """Return what comes next, or None once the time is up; what was gathered until then comes again.
+    """Return what comes next, or None once the time is up; what was gathered until then is kept for the next call.
 
-    With `begins` nothing is gathered unless something has come by then.
+    `check` raises an error if the consumer is closed, and `serve` serves one event: a callback that does something with
+    the consumer gives back what is kept.
 
     Raises:
         KafkaException: `_INVALID_ARG`: transactions are not handed out whole; MSG_SIZE_TOO_LARGE: it has more records
@@ -64,29 +65,25 @@ def next_transaction(
     if not isinstance(subscription, AtomicSubscription):
         text = "consume_transaction() needs txnstore.delivery.order=commit and txnstore.delivery.atomic=true"
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
-    core.polled(withholds=True)
+    gathering = _Gathering(core, subscription, check, messages_max)
+    core.look_for_database()
     try:
-        core.look_for_database()
         while True:
-            messages: list[Message] = []
-            try:
-                gather(messages, 1, begins or deadline)
-            except BaseException:
-                with core.arrived:
-                    subscription.give_back(messages)
-                raise
-            if not messages:
-                return None
-            if _is_record(messages[0]):
-                found = _Gathering(core, subscription, messages, messages_max).rest(deadline)
-                if found is not None or deadline.left_seconds() <= 0:
-                    return found
+            core.polled(goes_on=True)
+            if core.inbox.events:
+                message = serve()
+                if message is not None:
+                    _check_record(message)
+                continue
+            found = gathering.go_on(deadline)
+            if found is not None or deadline.left_seconds() <= 0:
+                return found
     finally:
         core.gathered()
 
 
-def _is_record(message: Message) -> bool:
-    """Return whether it is one; the end of a partition is nothing.
+def _check_record(message: Message) -> None:
+    """Return if it is a record; the end of a partition is as good as one.
 
     Raises:
         KafkaException: it is an error.
@@ -94,76 +91,80 @@ def _is_record(message: Message) -> bool:
     error = message.error()
     if error is not None and error.code() != KafkaError._PARTITION_EOF:
         raise KafkaException(error)
-    return error is None
 
 
-def _partitions_of(told: ToldCommit) -> dict[str, list[TopicPartition]]:
-    return {
+def _consumed(messages: list[Message], transaction: Committed | None) -> ConsumedTransaction:
+    if transaction is None:
+        return ConsumedTransaction(messages)
+    producer, told = transaction.producer, transaction.told
+    assert producer is not None, "it is a transaction"
+    if told is None:
+        return ConsumedTransaction(messages, producer.producer_id, producer.epoch)
+    offsets = {
         group_id: [
-            TopicPartition(
-                name.topic, name.partition, offset.offset, offset_in_transaction=offset.offset_in_transaction
-            )
-            for name, offset in sorted(offsets.items(), key=itemgetter(0))
+            TopicPartition(name.topic, name.partition, one.offset, offset_in_transaction=one.offset_in_transaction)
+            for name, one in sorted(sent.items(), key=itemgetter(0))
         ]
-        for group_id, offsets in told.offsets.items()
+        for group_id, sent in told.offsets.items()
     }
+    return ConsumedTransaction(messages, producer.producer_id, producer.epoch, told.transactional_id, offsets)
 
 
 class _Gathering:
-    """The records of the transaction that the first message belongs to."""
+    """The records of what comes next, from the first one on that is kept."""
 
     def __init__(
-        self, core: ConsumerCore, subscription: AtomicSubscription, messages: list[Message], messages_max: int
+        self, core: ConsumerCore, subscription: AtomicSubscription, check: Callable[[], None], messages_max: int
     ) -> None:
         self._core = core
         self._subscription = subscription
-        self._messages = messages
+        self._check = check
         self._messages_max = messages_max
 
-    def rest(self, deadline: Deadline) -> ConsumedTransaction | None:
+    def go_on(self, deadline: Deadline) -> ConsumedTransaction | None:
         """Return all of it; None if the time is up, or something else is to be done first."""
         subscription = self._subscription
         with self._core.arrived:
-            transaction = subscription.handed_out
-            if transaction is None:
-                return ConsumedTransaction(self._messages)
-            is_complete = False
             try:
-                while subscription.transaction is transaction:
+                self._check()
+                # While it waits, another thread may have given back what is kept, or have returned it.
+                while not self._is_over():
                     if not self._take() and not self._wait(deadline):
                         return None
-                is_complete = subscription.completed is transaction
-            finally:
-                if not is_complete:
-                    subscription.give_back(self._messages)
-            if not is_complete:
+            except BaseException:
+                subscription.return_kept()
+                raise
+            transaction = subscription.handed_out
+            if transaction is not None and subscription.completed is not transaction:
+                subscription.return_kept()
                 return None
-            producer, told = transaction.producer, transaction.told
-            assert producer is not None, "it is a transaction"
-            return ConsumedTransaction(
-                self._messages,
-                producer.producer_id,
-                producer.epoch,
-                None if told is None else told.transactional_id,
-                {} if told is None else _partitions_of(told),
-            )
+            self._core.read_on()
+            return _consumed(subscription.let_go_kept(), transaction)
 
-    def _take(self) -> bool:
-        """Add one record; return False if none is at hand."""
-        core = self._core
-        if core.inbox.events or not core.group.may_deliver:
-            return False
-        message = self._subscription.next_message()
-        if message is None:
-            return False
-        if _is_record(message):
-            self._messages.append(message)
-        if len(self._messages) > self._messages_max:
+    def _is_over(self) -> bool:
+        """Return whether nothing more of it comes, and what there is may be handed out."""
+        subscription = self._subscription
+        if len(subscription.kept) > self._messages_max:
             text = (
                 f"the transaction has more than {self._messages_max} records: give consume_transaction() a larger"
                 " messages_max, or read it with poll() or consume(), which hand it out piece by piece"
             )
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, text))
+        transaction = subscription.handed_out
+        if not subscription.kept or (transaction is not None and subscription.transaction is transaction):
+            return False
+        # The records are not the consumer's any more once the group may have given them to others.
+        return self._core.group.may_deliver
+
+    def _take(self) -> bool:
+        """Keep one more record; return False if none is at hand."""
+        core = self._core
+        if core.inbox.events or not core.group.may_deliver:
+            return False
+        message = self._subscription.keep_next()
+        if message is None:
+            return False
+        _check_record(message)
         return True
 
     def _wait(self, deadline: Deadline) -> bool:
@@ -179,4 +180,5 @@ class _Gathering:
         finally:
             core.group.waiting -= 1
             core.group.polled()
+        self._check()
         return True
