@@ -119,7 +119,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     Where slow tests have their time, files with nothing else come last.
     """
     for item in items:
-        if "[postgresql" in item.name and item.get_closest_marker("slow_on_postgresql") is not None:
+        # What only PostgreSQL has, a function that commits, everybody runs.
+        on_postgresql = item.name.partition("[")[2].startswith(("postgresql", "statements on postgresql"))
+        if on_postgresql and item.get_closest_marker("slow_on_postgresql") is not None:
             item.add_marker(pytest.mark.slow)
         if "spark" in getattr(item, "fixturenames", ()) and file_of(item.nodeid) not in FILES_WITH_SPARK:
             raise pytest.UsageError(f"FILES_WITH_SPARK in tests/conftest.py lacks {file_of(item.nodeid)}")

@@ -303,6 +303,7 @@ def test_clients_of_one_database_work_on_when_a_second_one_joins(site):
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_on_postgresql
 def test_the_commands_show_and_do_everything_over_all_databases(urls, admin, topic, make):
     def run(*arguments, **named):
         result = CliRunner().invoke(program_with(NAMES), ["--url", urls, *arguments], catch_exceptions=False, **named)

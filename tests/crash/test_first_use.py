@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection
 
 from tests.crash.children import use_first
@@ -78,6 +79,7 @@ def test_on_postgresql_nobody_sees_anything_of_a_first_use_before_its_commit(txn
     assert {found for _, found in others} == {(0, 0)}
 
 
+@pytest.mark.slow_on_postgresql
 def test_a_first_use_that_crashed_or_was_killed_around_its_commit_is_repeated_by_the_next_one(txnstore_empty_url: str):
     points = [point for point in steps_of(_use_elsewhere, txnstore_empty_url) if _is_at_an_end(point)]
     assert len(points) >= 4

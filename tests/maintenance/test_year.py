@@ -161,6 +161,7 @@ class Application:
         return self.store.read(count)
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize(
     "step_days",
     [pytest.param(28, id="by months"), pytest.param(7, id="by weeks", marks=pytest.mark.slow)],

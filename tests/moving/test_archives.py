@@ -276,6 +276,7 @@ class DyingProducer(Producer):
         self.left.append(super().close)
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("at", ["produce", "offsets", "before commit", "after commit"])
 def test_a_load_that_dies_anywhere_is_ended_by_the_next_one_and_nothing_is_there_twice(
     cluster, url, tmp_path, monkeypatch, at

@@ -87,6 +87,7 @@ GROUPS = st.lists(st.tuples(CELLS, COMMITS).filter(any), min_size=1, max_size=5)
 GROUP_STEPS = st.one_of(st.tuples(st.just("group"), PRODUCERS, GROUPS), STEPS)
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 @settings(max_examples=times(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(GROUP_STEPS, min_size=1, max_size=10))
@@ -201,6 +202,7 @@ RECORDS: list[tuple[Cells, Committers]] = [([(1, 0, 1)], []), ([(0, 0, 3), (1, 0
 ENDS = 3
 
 
+@pytest.mark.slow_on_postgresql
 def test_a_crash_at_any_step_leaves_all_or_none_and_each_can_be_asked_for_again(open_anew) -> None:
     def act(world: World) -> list[Ended] | None:
         name = world.names[0]
@@ -258,6 +260,7 @@ def test_a_newer_producer_comes_before_all_of_them_or_behind(open_anew) -> None:
     assert seen == {0, len(RECORDS)}
 
 
+@pytest.mark.slow_on_postgresql
 def test_two_producers_that_write_in_opposite_orders_do_not_block_each_other(open_anew) -> None:
     first, second, observer = (open_anew(pool_size=1) for _ in range(3))
 

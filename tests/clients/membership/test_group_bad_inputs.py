@@ -294,6 +294,7 @@ def bring(crew, state):
     return a, others or (way and way(crew, a, settings)) or []
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("state", WAYS)
 @pytest.mark.parametrize("kind", CALLS)
 def test_calls_in_each_state_answer_and_leave_the_group_usable(four, crew, state, kind):
