@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from txnstore.spark.local_spark import NoJavaError, local_environment, local_session
+from txnstore.spark.local_spark import NoJavaError, find_java, local_environment, local_session
 
 
 @pytest.fixture(scope="session")
@@ -23,11 +23,10 @@ def spark_environment(spark_folder):
     from tests.tools.spark_classes import use_archived_classes  # imports pyspark
 
     try:
-        environment = local_environment(spark_folder)
+        use_archived_classes(str(find_java(spark_folder)))
     except NoJavaError as error:
         pytest.skip(str(error))
-    use_archived_classes(environment["JAVA_HOME"])
-    return {**os.environ, **environment}
+    return {**os.environ, **local_environment(spark_folder)}
 
 
 @pytest.fixture(scope="session")

@@ -166,6 +166,11 @@ def test_a_server_that_is_killed_under_a_running_query_only_delays_it(spark, tmp
         check(url)
 
 
+def java_options(environment: dict[str, str]) -> str:
+    """Return those of each Java of a cluster: it finds the classes where drivers do."""
+    return f"{JAVA_OPTIONS} {environment.get('SPARK_SUBMIT_OPTS', '')}"
+
+
 @contextlib.contextmanager
 def standalone(environment: dict[str, str], folder: Path) -> Iterator[str]:
     """A cluster of a master and two workers, on hosts of their own as far as Spark can see: its URL."""
@@ -180,7 +185,7 @@ def standalone(environment: dict[str, str], folder: Path) -> Iterator[str]:
     program = Path(environment["SPARK_HOME"], "bin", "spark-class")
     daemons = {
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+        "SPARK_DAEMON_JAVA_OPTS": java_options(environment),
         "SPARK_LAUNCHER_OPTS": JAVA_OPTIONS,
         "SPARK_LOCAL_DIRS": str(folder),
     }
@@ -214,7 +219,7 @@ def test_on_a_cluster_a_slow_attempt_and_its_speculative_twin_write_each_record_
                 "spark.master": master,
                 "spark.executor.memory": "512m",
                 "spark.executor.cores": "1",
-                "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+                "spark.executor.extraJavaOptions": java_options(spark_environment),
                 "spark.speculation": "true",
                 "spark.speculation.interval": "100ms",
                 "spark.speculation.quantile": "0.5",

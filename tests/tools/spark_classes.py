@@ -1,7 +1,8 @@
 """The classes of Spark, archived once for every Java that the tests start: each loads them in half the time.
 
 Most of what a short life of Spark takes is the loading of 20,000 classes, and tests that kill drivers start many. Java
-maps what it finds in the archive, and loads the rest as ever; an archive that is not of its version it ignores.
+maps what it finds in the archive, and loads the rest as ever; an archive that is not of its version it ignores.  So it
+does with one whose libraries stood elsewhere (before Java 19), so that all have one SPARK_HOME, which stays.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pyspark
 
-from txnstore.spark.local_spark import LOCAL_SETTINGS
+from txnstore.spark.local_spark import LOCAL_SETTINGS, _spark_home
 
 _TIMEOUT_SECONDS = 300.0
 _OPTIONS = "spark.driver.extraJavaOptions"
@@ -34,14 +35,20 @@ def use_archived_classes(java_home: str) -> None:
     if _VARIABLE in os.environ:
         return
     release = Path(java_home, "release").resolve()
-    made_of = (str(release), release.read_text(), pyspark.__version__, LOCAL_SETTINGS[_OPTIONS])
+    libraries = Path(sys.prefix, f"spark-{pyspark.__version__}")
+    made_of = (str(release), release.read_text(), str(libraries), LOCAL_SETTINGS[_OPTIONS])
     archive = Path(sys.prefix, f"spark-classes-{sha256(repr(made_of).encode()).hexdigest()[:16]}.jsa")
     with contextlib.suppress(OSError), archive.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if "SPARK_HOME" not in os.environ:
+            home = libraries / "spark"
+            os.environ["SPARK_HOME"] = str(home if home.exists() else _spark_home(libraries, sys.executable))
         if not archive.exists():
             _make(archive, java_home)
         if archive.stat().st_size:
-            os.environ[_VARIABLE] = f"-XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:class+path=off"
+            # Where it cannot be taken nothing is said.
+            quiet = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+            os.environ[_VARIABLE] = f"-XX:SharedArchiveFile={archive} {quiet}"
 
 
 def _make(archive: Path, java_home: str) -> None:
