@@ -265,7 +265,8 @@ def test_row_level_security_cannot_be_turned_off_by_a_session(sessions):
 
 def test_the_view_of_records_shows_a_tenant_its_own(shop, sessions):
     statement = "SELECT DISTINCT topic FROM txnstore.records ORDER BY topic"
-    assert sessions["worker"].execute(statement).fetchall() == [("others",), ("tenant.orders",)]
+    # Other tests may have written to topics of their own.
+    assert {("others",), ("tenant.orders",)} <= set(sessions["worker"].execute(statement).fetchall())
     if shop.server.version < 150_000:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             sessions["tenant"].execute(statement)
