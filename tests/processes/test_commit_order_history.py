@@ -2,7 +2,8 @@
 
 Each transaction comes whole, in the order of the markers, once over all lives of a reader, and no aborted one; and what
 is read of several partitions in one snapshot is a cut: of each transaction all or nothing, and whatever had committed.
-Who gets transactions whole gets them in one strict order: behind all that they have read, or that had committed before.
+Who gets transactions whole gets all in one strict order: behind what they have read, or what had committed before, also
+outside transactions.
 """
 
 from __future__ import annotations
@@ -173,8 +174,10 @@ def test_offset_order_is_no_cut_while_others_are_open(store):
         (["b", "a"], [], r"b comes before a"),
         (["c", "a", "b"], [[0, "reads", "c", ["a"]]], r"c has read a"),
         (["a", "c", "a"], [], r"\('a', 2\)"),
+        (["a", "plain"], [[3, "asks", "plain", {}]], None),
+        (["plain", "a"], [[3, "asks", "plain", {}]], r"plain comes before a"),
     ],
-    ids=["as acknowledged", "the later one first", "read and not there", "in two pieces"],
+    ids=["as acknowledged", "the later one first", "read and not there", "in two pieces", "plain", "plain one first"],
 )
 def test_an_order_that_is_not_strict_is_found(order, written, wrong):
     """Of the three, b was asked for once a was acknowledged; c is beside both."""
