@@ -326,13 +326,8 @@ def test_a_portion_goes_on_where_the_last_one_stopped_and_others_may_be_at_work_
     log.assert_storage_is_true()
 
 
-def test_who_goes_on_with_a_pass_leaves_the_marker_of_a_record_that_was_left(log, clock, monkeypatch):
-    log.configure(delete_retention_ms=1_000)
-    log.commit((b"a", b"1"), (b"b", b"1"))
-    log.run()
-    clock.advance(1_000)
-    # All below it may go now, so of the marker nothing but its transaction's record says that it has to stay.
-    log.put((b"b", b"2"))
+def compact_until_something_changes(log, monkeypatch):
+    """Begin a pass, and let another one go on with it behind the first portion that changes something."""
     stopped = threading.Event()
     portions = Portions(seconds=60.0, stop=stopped)
     portions.rows = 1
@@ -344,9 +339,19 @@ def test_who_goes_on_with_a_pass_leaves_the_marker_of_a_record_that_was_left(log
 
     with monkeypatch.context() as patched:
         patched.setattr(compaction._Pass, "_apply", stop)
-        # One batch at a time, however fast the machine is.
-        patched.setattr(Portions, "_adapt", lambda *_: None)
         compact_portion(log.store, portions, batches_max=1_000)
+
+
+def test_who_goes_on_with_a_pass_leaves_the_marker_of_a_record_that_was_left(log, clock, monkeypatch):
+    log.configure(delete_retention_ms=1_000)
+    log.commit((b"a", b"1"), (b"b", b"1"))
+    log.run()
+    clock.advance(1_000)
+    # All below it may go now, so of the marker nothing but its transaction's record says that it has to stay.
+    log.put((b"b", b"2"))
+    # One batch at a time, however fast the machine is.
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
+    compact_until_something_changes(log, monkeypatch)
     (storage,) = log.rows(partition_storage)
     # Between the record and its marker.
     assert json.loads(storage.unfinished_pass)[2] == 2
@@ -364,18 +369,7 @@ def test_a_lag_that_is_made_longer_holds_for_who_goes_on_with_a_pass(log, clock,
             clock.advance(2 * DAY_MS)
         for key in keys:
             log.put((key, value))
-    stopped = threading.Event()
-    portions = Portions(seconds=60.0, stop=stopped)
-    portions.rows = 1
-    apply = compaction._Pass._apply
-
-    def stop(*arguments):
-        stopped.set()
-        return apply(*arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(compaction._Pass, "_apply", stop)
-        compact_portion(log.store, portions, batches_max=1_000)
+    compact_until_something_changes(log, monkeypatch)
     values = [value for _, _, value in log.read()]
     assert values.count(b"young") == 4
     assert len(values) < 16

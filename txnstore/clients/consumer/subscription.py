@@ -104,7 +104,7 @@ class Committed:
     """The place of its commit among those of its database: see `log.partition_rows`."""
 
     snapshot: int
-    """When it was seen: the number of the reading, which a later one of the same database has a higher one than."""
+    """The number of the reading that has seen it; that of a later reading of the same database is higher."""
 
     producer: ProducerIdentity | None
     """Whose records these are, with the epoch that this transaction alone has; None outside transactions."""
@@ -163,7 +163,7 @@ class PageRead:
     """The first position that this reader may not read yet."""
 
     snapshot: int = 0
-    """When it was read: the number of the reading, where that matters."""
+    """The number of the reading, where the consumer gets transactions from all partitions at once."""
 
 
 class AssignedPartition:
