@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, insert, not_, select, true, update
 
 from tests.crash.scenarios import FIRST, SECOND, SENT, all_of, decides, ends
-from tests.crash.worlds import Place, World
+from tests.crash.worlds import NEW_OFFSET, OLD_OFFSET, Place, World
 from txnstore.db.schema import (
     finished_transactions,
     group_offsets,
@@ -28,10 +28,11 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import Store
+from txnstore.groups.offsets import commit_offsets, journal_text
 from txnstore.log.append import append
 from txnstore.log.fetch import fetch
 from txnstore.log.partition_storage import BATCH_HEADER_BYTES
-from txnstore.model import IsolationLevel
+from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata
 from txnstore.testing.invariants import Invariant, assert_sound, find_violations, violations_on
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
@@ -182,6 +183,13 @@ def count_storage_and_begin_behind(connection: Connection, busy: Busy) -> None:
     connection.execute(update(partition_storage).values(first_stored_offset=2))
 
 
+def tell_of_one_partition_less(connection: Connection, busy: Busy) -> None:
+    sent = busy.over.offsets()
+    text = journal_text({sent.committer.group_id: {busy.over.partition_ids[1]: OffsetAndMetadata(NEW_OFFSET)}})
+    last = entry("over", TransactionState.COMPLETE_COMMIT, last=True)
+    change(transaction_log, last, sent_offsets=text)(connection, busy)
+
+
 DAMAGES: dict[str, tuple[Invariant, Damage]] = {
     "a batch is lost": (_I.OFFSETS_FOLLOW, remove(record_batches, in_partition(record_batches, "over"))),
     "the head is ahead of the log": (
@@ -299,6 +307,28 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
             .values(producer_epoch=busy.aborted.producer.epoch)
         ),
     ),
+    "an abort tells of consumed offsets": (
+        _I.OFFSETS_TOLD,
+        change(transaction_log, entry("aborted", TransactionState.COMPLETE_ABORT), sent_offsets='{"another":[[1,1]]}'),
+    ),
+    "a group's offset is not the one that its commit tells of": (
+        _I.OFFSETS_TOLD,
+        change(group_offsets, in_partition(group_offsets, "over"), committed_offset=NEW_OFFSET + 1),
+    ),
+    "a group's offset is of another order than its commit tells of": (
+        _I.OFFSETS_TOLD,
+        change(group_offsets, in_partition(group_offsets, "over"), offset_in_transaction=0),
+    ),
+    "a commit does not tell of a group's offset": (_I.OFFSETS_TOLD, tell_of_one_partition_less),
+    "what a group's last commit has done is undone": (
+        _I.OFFSETS_TOLD,
+        change(
+            group_offsets,
+            in_partition(group_offsets, "over"),
+            committed_offset=OLD_OFFSET,
+            producer_epoch=group_offsets.c.producer_epoch - 1,
+        ),
+    ),
     "a transaction counts in one partition only": (
         _I.ALL_OR_NOTHING,
         change(finished_transactions, in_partition(finished_transactions, "over"), outcome=0, commit_number=None),
@@ -341,6 +371,37 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
 }
 
 
+#: What nobody writes of consumed offsets into the journal.
+STRANGE_TEXTS = (
+    "nothing",
+    "[]",
+    "{}",
+    '{"group":[]}',
+    '{"group":[[1]]}',
+    '{"group":[[1,2,3,4]]}',
+    '{"group":[[1,true]]}',
+    '{"group":[[1,-1]]}',
+    '{"group":[[1,2.0]]}',
+    '{"group":[[0,1]]}',
+    '{"group":[["1",1]]}',
+    '{"group":[[[],1]]}',
+    '{"group": [[1,1]]}',
+    '{"group":[[1,1],[1,2]]}',
+    '{"group":[[2,1],[1,1]]}',
+    '{"group b":[[1,1]],"group a":[[1,1]]}',
+    '{"":[[1,1]]}',
+    '{"\\u0000":[[1,1]]}',
+)
+# Of the commit before the last: what the group has now does not depend on it.
+DAMAGES |= {
+    f"the journal tells of consumed offsets as {text}": (
+        _I.OFFSETS_TOLD,
+        change(transaction_log, entry("over", TransactionState.COMPLETE_COMMIT), sent_offsets=text),
+    )
+    for text in STRANGE_TEXTS
+}
+
+
 class Undone(Exception):
     """Rolls the damage back."""
 
@@ -380,6 +441,46 @@ AT_REST = {Invariant.NOTHING_OPEN, Invariant.NOTHING_QUEUED, Invariant.ALL_STABL
 def test_a_busy_store_is_sound_and_not_at_rest(busy: Busy):
     assert find_violations(busy.store) == []
     assert {violation.invariant for violation in find_violations(busy.store, at_rest=True)} == AT_REST
+
+
+def change_nothing(connection: Connection, busy: Busy) -> None:
+    """Leave it to the commits that there were."""
+
+
+def commit_plainly(connection: Connection, busy: Busy) -> None:
+    commit_offsets(
+        connection, GroupMembership(busy.over.group_id), {busy.over.partition_ids[0]: OffsetAndMetadata(OLD_OFFSET)}
+    )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(change_nothing, id="nothing"),
+        pytest.param(
+            lambda connection, busy: connection.execute(update(transaction_log).values(sent_offsets=None)),
+            id="stores of before tell of no offsets",
+        ),
+        pytest.param(
+            lambda connection, busy: connection.execute(delete(transaction_log)), id="the journal was shortened"
+        ),
+        pytest.param(commit_plainly, id="a later commit of nobody goes back"),
+        pytest.param(
+            remove(group_offsets, in_partition(group_offsets, "over")), id="an offset was deleted, or has expired"
+        ),
+    ],
+)
+def test_what_the_journal_tells_of_offsets_is_not_held_against_what_it_does_not_know(busy: Busy, damage: Damage):
+    found: list[str] = []
+
+    def work(connection: Connection) -> None:
+        damage(connection, busy)
+        found.extend(str(each) for each in violations_on(connection) if each.invariant is Invariant.OFFSETS_TOLD)
+        raise Undone
+
+    with pytest.raises(Undone):
+        busy.store.write(work)
+    assert found == []
 
 
 def test_a_reader_that_gets_aborted_records_is_noticed(busy: Busy, monkeypatch: pytest.MonkeyPatch):

@@ -74,6 +74,10 @@ class Invariant(enum.Enum):
         "markers and committed offsets of a transaction are those that the journal decided on",
         _RESTORE,
     )
+    OFFSETS_TOLD = (
+        "only commits tell of consumed offsets in the journal, and a group has those that its last commit tells of",
+        "the group may consume records again, or miss some: compare `txnstore dump journal` with what it has done",
+    )
     ALL_OR_NOTHING = ("a transaction has the same outcome in all of its partitions", _RESTORE)
     PARTICIPANTS_KNOWN = ("the partitions and groups of a transaction are those that hold something of it", _FREE)
     OUTBOX_RIGHT = ("markers are queued that a decided transaction still needs, and no others", _MAINTAIN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, Final
@@ -19,7 +19,9 @@ from txnstore.db.schema import (
     transaction_log,
     transactions,
 )
-from txnstore.model import NO_PRODUCER_ID, ControlType
+from txnstore.errors import TxnStoreError
+from txnstore.groups.offsets import check_form, from_journal_text, journal_text
+from txnstore.model import NO_PRODUCER_ID, ControlType, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.protocol import DECIDED, PREVIOUS_STATES, TransactionState
 from txnstore.transactions.rows import JournalEntry, changes_of
 from txnstore.verification.invariants import Invariant, Place, Violation
@@ -28,7 +30,12 @@ from txnstore.verification.reading import PAGE_ROWS, Snapshot
 #: A producer id and an epoch.
 Identity = tuple[int, int]
 
+#: Consumed offsets by group and partition id.
+_SentOffsets = Mapping[str, Mapping[int, OffsetAndMetadata]]
+
 _S = TransactionState
+#: What may tell of consumed offsets: those of a group in the coordinator's database take effect with either.
+_TELLING: Final = {_S.PREPARE_COMMIT, _S.COMPLETE_COMMIT}
 _state_of: Final = attrgetter("state", "producer_id", "producer_epoch", "transaction_number", "timeout_ms", "start_ms")
 _JOURNAL: Final = select(transaction_log)
 _OF_PRODUCERS: Final = (
@@ -57,7 +64,25 @@ _FINISHED: Final = select(
     finished_transactions.c.marker_offset,
 )
 _COMMITTED: Final = select(
-    group_offsets.c.group_id, group_offsets.c.partition_id, group_offsets.c.producer_id, group_offsets.c.producer_epoch
+    group_offsets.c.group_id,
+    group_offsets.c.partition_id,
+    group_offsets.c.committed_offset,
+    group_offsets.c.offset_in_transaction,
+    group_offsets.c.producer_id,
+    group_offsets.c.producer_epoch,
+)
+_TOLD: Final = (
+    select(
+        transaction_log.c.entry_id,
+        transaction_log.c.producer_id,
+        transaction_log.c.producer_epoch,
+        transaction_log.c.sent_offsets,
+    )
+    .where(
+        transaction_log.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
+        transaction_log.c.sent_offsets.is_not(None),
+    )
+    .execution_options(yield_per=PAGE_ROWS)
 )
 
 
@@ -75,6 +100,8 @@ def decision_violations(snapshot: Snapshot) -> Iterator[Violation]:
     while rows := list(islice(in_transactions, PAGE_ROWS)):
         begun = begun_by(snapshot, {identity_of(row) for row in rows})
         yield from _committed_violations(rows, begun)
+        yield from _told_violations(rows, begun)
+        yield from _overtaken_violations(snapshot, rows)
 
 
 # --- the journal and the rows -----------------------------------------------------------------------------------------
@@ -94,6 +121,13 @@ def _history_violations(snapshot: Snapshot) -> Iterator[Violation]:
                 move = f"{old.kafka_name} -> {new.kafka_name} in entries {before.entry_id}, {entry.entry_id}"
                 yield Violation(Invariant.MOVES_LEGAL, place, move)
         last[name] = entry
+        if entry.sent_offsets is not None:
+            if entry.state not in _TELLING:
+                seen = f"entry {entry.entry_id} tells of consumed offsets, and is {entry.state.kafka_name}"
+                yield Violation(Invariant.OFFSETS_TOLD, place, seen)
+            if _sent_offsets(entry.sent_offsets) is None:
+                seen = f"what entry {entry.entry_id} tells of consumed offsets cannot be read"
+                yield Violation(Invariant.OFFSETS_TOLD, place, seen)
         if entry.state is _S.ONGOING and (before is None or before.state is not _S.ONGOING):
             epoch = newest.get(entry.producer_id, -1)
             if entry.producer_epoch <= epoch:
@@ -142,6 +176,8 @@ class Begun:
     transactional_id: str
     transaction_number: int
     decision: ControlType | None = None
+    told: dict[str, Mapping[int, OffsetAndMetadata]] = field(default_factory=dict)
+    """The offsets that took effect with its end, of groups in its coordinator's database."""
 
 
 def begun_by(snapshot: Snapshot, identities: Collection[Identity]) -> dict[Identity, Begun]:
@@ -158,6 +194,10 @@ def begun_by(snapshot: Snapshot, identities: Collection[Identity]) -> dict[Ident
                 of = begun.get(identity)
                 if of is not None and of.decision is None and of.transaction_number == entry.transaction_number:
                     of.decision = outcome_of(entry.state)
+        if entry.sent_offsets is not None:
+            of = begun.get((number, epoch - 1), begun.get((number, epoch)))
+            if of is not None and of.transaction_number == entry.transaction_number:
+                of.told.update(_sent_offsets(entry.sent_offsets) or {})
     return begun
 
 
@@ -200,6 +240,67 @@ def _committed_violations(rows: Iterable[Row[Any]], begun: Mapping[Identity, Beg
             place = Place(row.partition_id, group_id=row.group_id, transactional_id=of.transactional_id)
             seen = f"the group has offsets of {text_of(identity_of(row))}, whose transaction did not commit"
             yield Violation(Invariant.DECISION_STANDS, place, seen)
+
+
+def _told_violations(rows: Iterable[Row[Any]], begun: Mapping[Identity, Begun]) -> Iterator[Violation]:
+    """Compare offsets with what the journal tells of the transactions that have committed them.
+
+    Of a group in another database it tells nothing, nor did it always.
+    """
+    for row in rows:
+        of = begun.get(identity_of(row))
+        told = None if of is None else of.told.get(row.group_id)
+        if of is None or told is None:
+            continue
+        one = told.get(row.partition_id)
+        if one is None or (one.offset, one.offset_in_transaction) != (row.committed_offset, row.offset_in_transaction):
+            place = Place(row.partition_id, group_id=row.group_id, transactional_id=of.transactional_id)
+            seen = (
+                f"the group has {_offset_text(row)}, and the journal tells of {'none' if one is None else one.offset}"
+            )
+            yield Violation(Invariant.OFFSETS_TOLD, place, seen)
+
+
+def _overtaken_violations(snapshot: Snapshot, rows: Iterable[Row[Any]]) -> Iterator[Violation]:
+    """Find offsets that a later transaction of the same producer has committed anew.
+
+    A producer has one transaction after the other.  What others commit takes the producer's name away, and of two
+    producers the journal does not know who came later.
+    """
+    by_place = {(row.group_id, row.partition_id): row for row in rows}
+    these = {"producer_ids": sorted({row.producer_id for row in by_place.values()})}
+    overtaken: dict[tuple[str, int], Row[Any]] = {}
+    for entry in snapshot.rows(_TOLD, these):
+        for group_id, offsets in (_sent_offsets(entry.sent_offsets) or {}).items():
+            for partition_id in offsets:
+                row = by_place.get((group_id, partition_id))
+                # The end of a transaction is told with the next epoch.
+                if (
+                    row is not None
+                    and row.producer_id == entry.producer_id
+                    and row.producer_epoch + 1 < entry.producer_epoch
+                ):
+                    overtaken[group_id, partition_id] = entry
+    for (group_id, partition_id), entry in overtaken.items():
+        seen = f"the group has {_offset_text(by_place[group_id, partition_id])}, and entry {entry.entry_id} tells of a"
+        place = Place(partition_id, group_id=group_id)
+        yield Violation(Invariant.OFFSETS_TOLD, place, f"{seen} later one of this producer")
+
+
+def _offset_text(row: Row[Any]) -> str:
+    return f"offset {row.committed_offset} of {text_of(identity_of(row))}"
+
+
+def _sent_offsets(text: str) -> _SentOffsets | None:
+    """Return the offsets that an entry of the journal tells of; None: nothing that txnstore writes reads like that."""
+    try:
+        sent = from_journal_text(text)
+        for group_id, offsets in sent.items():
+            check_form(GroupMembership(group_id), offsets)
+    except (TxnStoreError, ValueError, TypeError, AttributeError):
+        return None
+    is_sane = all(type(number) is int and number > 0 for offsets in sent.values() for number in offsets)
+    return sent if is_sane and journal_text(sent) == text else None
 
 
 def outcome_of(decided: TransactionState) -> ControlType:
