@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, bindparam, case, delete, event, func, insert, literal, select, tuple_, update
+from sqlalchemy import BigInteger, bindparam, case, delete, event, func, insert, literal, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
@@ -16,7 +16,7 @@ from txnstore.db.backend import Access
 from txnstore.db.ddl import Flag
 from txnstore.db.opening import open_store
 from txnstore.db.schema import databases, partition_heads, producer_states, transaction_groups, transaction_log
-from txnstore.db.statements import HotStatement, is_listed, run_on_driver
+from txnstore.db.statements import HotStatement, are_among, is_listed, run_on_driver
 from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import StatementFailed, TransactionPoisoned, WriteConflict
 from txnstore.testing.manual_clock import ManualClock
@@ -31,7 +31,7 @@ THESE = HotStatement(
 )
 PAIRS = HotStatement(
     select(partition_heads.c.partition_id).where(
-        tuple_(partition_heads.c.partition_id, partition_heads.c.next_offset).in_(bindparam("pairs", expanding=True))
+        are_among("pairs", partition_heads.c.partition_id, partition_heads.c.next_offset)
     )
 )
 MOVE = HotStatement(

@@ -140,6 +140,12 @@ def _first_append(big: BigStore) -> Callable[[], object]:
     return partial(_producer(big).send, big.transactions, b"a")
 
 
+def _append_to_several(big: BigStore) -> Callable[[], object]:
+    producer = _producer(big)
+    batches = [producer.batch(partition_id, b"a") for partition_id in (big.transactions, big.plain)]
+    return lambda: producer.coordinator.append(producer.transactional_id, producer.identity, batches)
+
+
 def _further_append(big: BigStore) -> Callable[[], object]:
     return partial(_begun(big).send, big.transactions, b"b")
 
@@ -347,6 +353,7 @@ STRETCH = {"rows": 5 * 2 * STRETCH_BATCHES, "instructions": 200 * STRETCH_BATCHE
 CALLS = [
     Call("append", _write(_append)),
     Call("first append of a transaction", _first_append),
+    Call("first append of a transaction to several partitions", _append_to_several),
     Call("further append of a transaction", _further_append),
     Call("send offsets to a transaction", _sent_offsets),
     Call("commit", lambda big: _begun(big).commit),

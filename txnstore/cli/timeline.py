@@ -14,13 +14,14 @@ from xml.sax.saxutils import escape
 import typer
 from rich.console import Console
 from rich.text import Text
-from sqlalchemy import BindParameter, Connection, bindparam, func, select, tuple_, union
+from sqlalchemy import Connection, bindparam, func, select, union
 
 from txnstore.cli.options import Json, Schema, Url, complete_topic, examples, opened
 from txnstore.cli.output import CommandFailed, printable, say, show_json
 from txnstore.clients.brokers import at_leader_of
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import finished_transactions, group_offsets, record_batches, transaction_log
+from txnstore.db.statements import are_among
 from txnstore.log.bounds import read_bounds
 from txnstore.log.fetch import IN_RANGE
 from txnstore.log.topics import get_topic
@@ -41,7 +42,6 @@ _BATCHES: Final = (
     .order_by(record_batches.c.last_offset)
 )
 _OF_PARTITION: Final = finished_transactions.c.partition_id == bindparam("of_partition_id")
-_KEYS: Final[BindParameter[Any]] = bindparam("producers", expanding=True)
 # Those that end in the stretch, and those that the batches belong to, wherever they end.
 _FINISHED: Final = union(
     select(finished_transactions).where(
@@ -49,7 +49,7 @@ _FINISHED: Final = union(
     ),
     select(finished_transactions).where(
         _OF_PARTITION,
-        tuple_(finished_transactions.c.producer_id, finished_transactions.c.producer_epoch).in_(_KEYS),
+        are_among("producers", finished_transactions.c.producer_id, finished_transactions.c.producer_epoch),
     ),
 )
 _GROUPS: Final = (

@@ -237,6 +237,36 @@ class Rendered:
         return text
 
 
+class are_among(FunctionElement[bool]):  # noqa: N801 - reads as the SQL it stands for
+    """Whether what stands in several columns is in a list of tuples.
+
+    SQLite looks for no row by its key in a list that stands there by itself: it reads the whole table.  So there it is
+    selected from.
+    """
+
+    type = Boolean()
+    inherit_cache = True
+
+    def __init__(self, name: str, *columns: ColumnElement[Any]) -> None:
+        """Look for it among the tuples of the parameter `name`."""
+        super().__init__(tuple_(*columns).in_(bindparam(name, expanding=True)))
+
+    def self_group(self, against: Any = None) -> Self:
+        """Return it as it is: it is a condition."""
+        del against
+        return self
+
+
+@compiles(are_among)
+def _compile_are_among(element: are_among, compiler: SQLCompiler, **options: Any) -> str:
+    (in_places,) = element.clauses
+    text: str = compiler.process(in_places, **options)
+    if compiler.dialect.name != "sqlite":
+        return text
+    columns, _, places = text.partition(" IN ")
+    return f"{columns} IN (SELECT * FROM {places})"  # noqa: S608 - all of it is the compiler's
+
+
 class is_listed(FunctionElement[bool]):  # noqa: N801 - reads as the SQL it stands for
     """Whether what stands in some columns is in a list, which may be long.
 
@@ -250,14 +280,14 @@ class is_listed(FunctionElement[bool]):  # noqa: N801 - reads as the SQL it stan
     def __init__(self, name: str, *columns: ColumnElement[Any]) -> None:
         """Look for it among values, or among tuples where there are several columns; see `parameters`."""
         self._name = name
-        places: BindParameter[Any] = bindparam(name, expanding=True)
         arrays = [_place_of_array(f"{name}_{place}", each.type) for place, each in enumerate(columns)]
         if len(columns) == 1:
+            places: BindParameter[Any] = bindparam(name, expanding=True)
             super().__init__(columns[0].in_(places), columns[0] == any_(arrays[0]))
         else:
             given = func.unnest(*arrays).table_valued(*(f"column_{place}" for place in range(len(arrays))))
             of_arrays = select(*given.render_derived(name="given").c)
-            super().__init__(tuple_(*columns).in_(places), tuple_(*columns).in_(of_arrays))
+            super().__init__(are_among(name, *columns), tuple_(*columns).in_(of_arrays))
         self._arrays = [f"{name}_{place}" for place in range(len(columns))]
 
     def parameters(self, values: Collection[Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, bindparam, column, delete, insert, select, table, tuple_, union_all, update
+from sqlalchemy import Connection, bindparam, column, delete, insert, select, table, union_all, update
 from sqlalchemy import Sequence as NumberSequence
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -31,7 +31,7 @@ from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX
 from txnstore.db.portions import Portions
 from txnstore.db.postgresql.commit_function import JOURNAL_NUMBERS
 from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores, transaction_log
-from txnstore.db.statements import HotStatement, is_listed
+from txnstore.db.statements import HotStatement, are_among, is_listed
 from txnstore.db.store import (
     LISTED_MAX,
     Store,
@@ -78,7 +78,7 @@ _MOVE_HEADS: Final = HotStatement(
 # snapshot, so this one sees what the last holder of the lock committed. Joined to the locking statement, the rows
 # would be those from before the wait.
 _KEY: Final = (producer_states.c.partition_id, producer_states.c.producer_id)
-_FEW_STATES: Final = select(producer_states).where(tuple_(*_KEY).in_(bindparam("keys", expanding=True)))
+_FEW_STATES: Final = select(producer_states).where(are_among("keys", *_KEY))
 _KEYS: Final = is_listed("keys", *_KEY)
 _MANY_STATES: Final = select(producer_states).where(_KEYS)
 #: Of how many partitions one statement reads what is open.

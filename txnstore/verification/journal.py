@@ -8,7 +8,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, Final
 
-from sqlalchemy import Row, bindparam, func, select, tuple_, union
+from sqlalchemy import Row, bindparam, func, select, union
 
 from txnstore.db.cluster.membership import PRODUCER_ID_BITS
 from txnstore.db.schema import (
@@ -19,6 +19,7 @@ from txnstore.db.schema import (
     transaction_log,
     transactions,
 )
+from txnstore.db.statements import are_among
 from txnstore.errors import TxnStoreError
 from txnstore.groups.offsets import check_form, from_journal_text, journal_text
 from txnstore.model import NO_PRODUCER_ID, ControlType, GroupMembership, OffsetAndMetadata
@@ -39,11 +40,7 @@ _TELLING: Final = {_S.PREPARE_COMMIT, _S.COMPLETE_COMMIT}
 _state_of: Final = attrgetter("state", "producer_id", "producer_epoch", "transaction_number", "timeout_ms", "start_ms")
 _JOURNAL: Final = select(transaction_log)
 _OF_PRODUCERS: Final = (
-    _JOURNAL.where(
-        tuple_(transaction_log.c.producer_id, transaction_log.c.producer_epoch).in_(
-            bindparam("identities", expanding=True)
-        )
-    )
+    _JOURNAL.where(are_among("identities", transaction_log.c.producer_id, transaction_log.c.producer_epoch))
     # One producer's are all in one database.
     .order_by(transaction_log.c.entry_id)
 )
