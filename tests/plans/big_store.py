@@ -31,13 +31,19 @@ from txnstore.db.schema import (
     group_members,
     group_offsets,
     groups,
+    offset_producers,
     outbox,
     partition_heads,
+    pending_group_offsets,
+    pending_markers,
     producer_states,
     record_batches,
     stores,
+    transaction_groups,
     transaction_log,
     transaction_partitions,
+    transaction_writer_partitions,
+    transaction_writers,
     transactions,
 )
 from txnstore.db.store import Store
@@ -61,6 +67,11 @@ COMPACTS = {"cleanup.policy": "compact", "min.compaction.lag.ms": "1000"}
 PRODUCERS = 100_000
 TRANSACTIONAL_IDS = 10_000
 GROUPS = 1_000
+#: Of transactions that are open or decided: how many rows each table of participants has.
+PARTICIPANTS = 10_000
+#: A group in which so many producers have offsets that are pending; the others have theirs in others.
+PENDING_GROUP = "group 9"
+PENDING_PRODUCERS = 1_000
 REFUSED_ROWS = 300_000
 JOURNAL_ENTRIES = 300_000
 #: Producers that began in the journal and are remembered nowhere else.
@@ -87,21 +98,23 @@ class BigStore:
     """One whose topic keeps nothing for so long, and has not been looked after yet."""
     compacted: int
     """One of a compacted topic that no pass has seen, with a transaction open near its beginning."""
+    ended: int
+    """One for transactions that end many at a time: those of the others stay as long as they are."""
     first_ms: int
     """The first timestamp in `plain`; that of batch n is later by n // 1000 seconds."""
 
 
 def fill(store: Store, url: str) -> BigStore:
     """Fill a new store, which others open at this URL."""
-    topic = store.write(lambda connection: create_topic(connection, "big", partition_count=4))
+    topic = store.write(lambda connection: create_topic(connection, "big", partition_count=5))
     keeps = {"retention.ms": "1000", "retention.bytes": "1000000000"}
     old = store.write(lambda connection: create_topic(connection, "old", config=keeps))
     first_ms = time.time_ns() // 1_000_000 - 3_600_000
-    with_transactions, plain, held_back, scratch = topic.partition_ids
+    with_transactions, plain, held_back, scratch, ended = topic.partition_ids
     (expired,) = old.partition_ids
     states = store.write(lambda connection: create_topic(connection, "states", config=COMPACTS))
     (compacted,) = states.partition_ids
-    big = BigStore(store, url, "big", with_transactions, plain, held_back, expired, compacted, first_ms)
+    big = BigStore(store, url, "big", with_transactions, plain, held_back, expired, compacted, ended, first_ms)
     with store.engine.connect() as connection:
         if store.backend.name == "postgresql":
             driver: Any = connection.connection.driver_connection
@@ -110,6 +123,7 @@ def fill(store: Store, url: str) -> BigStore:
         _fill_log(connection, big, scratch)
         _fill_producers(connection, big)
         _fill_coordinator(connection, big)
+        _fill_participants(connection, big)
         _fill_groups(connection, big)
         _multiply(
             connection, outbox, _numbers(REFUSED_ROWS), {"topic": literal("gone"), "refusal": literal("no such topic")}
@@ -230,7 +244,7 @@ def _fill_producers(connection: Connection, big: BigStore) -> None:
         "transaction_first_offset": OPEN_OFFSET,
     }
     connection.execute(insert(producer_states), [open_one, {**open_one, "partition_id": big.compacted}])
-    connection.execute(update(stores).values(next_producer_id=2 * NEXT_PRODUCER_ID))
+    connection.execute(update(stores).values(next_producer_id=3 * NEXT_PRODUCER_ID))
 
 
 def _fill_coordinator(connection: Connection, big: BigStore) -> None:
@@ -280,6 +294,60 @@ def _fill_coordinator(connection: Connection, big: BigStore) -> None:
             "start_ms": literal(big.first_ms, Int64),
             "update_ms": literal(big.first_ms, Int64) + entries.c.n,
             "reason": literal("EndTxn"),
+        },
+    )
+
+
+def _fill_participants(connection: Connection, big: BigStore) -> None:
+    """Let others take part in transactions, and have markers and offsets that wait.
+
+    Of those transactions there is nothing else here: nobody looks for them, ends them, or waits for them.
+    """
+    numbers = _numbers(PARTICIPANTS)
+    transactional_id = literal("other ", String) + cast(numbers.c.n, String)
+    partition: dict[str, Any] = {"transactional_id": transactional_id, "partition_id": literal(big.transactions, Int64)}
+    producer_id = numbers.c.n + 2 * NEXT_PRODUCER_ID
+    producer: dict[str, Any] = {"producer_id": producer_id, "producer_epoch": literal(1)}
+    of_writer = {"transactional_id": transactional_id, "writer_producer_id": producer_id}
+    _multiply(connection, transaction_partitions, numbers, partition)
+    _multiply(connection, pending_markers, numbers, {**partition, **producer, "outcome": literal(0)})
+    _multiply(
+        connection,
+        transaction_groups,
+        numbers,
+        {"transactional_id": transactional_id, "group_id": literal(PENDING_GROUP)},
+    )
+    _multiply(
+        connection,
+        transaction_writers,
+        numbers,
+        {**of_writer, "producer_epoch": literal(0), "reported": literal(True)},
+    )
+    _multiply(
+        connection,
+        transaction_writer_partitions,
+        numbers,
+        {**of_writer, "partition_id": literal(big.transactions, Int64)},
+    )
+    _multiply(
+        connection,
+        offset_producers,
+        numbers,
+        {**producer, "last_update_ms": literal(big.first_ms, Int64) + numbers.c.n},
+    )
+    _multiply(
+        connection,
+        pending_group_offsets,
+        numbers,
+        {
+            "group_id": case((numbers.c.n < PENDING_PRODUCERS, literal(PENDING_GROUP)), else_=transactional_id),
+            "partition_id": literal(big.plain, Int64),
+            "producer_id": producer_id,
+            "producer_epoch": literal(0),
+            "pending_offset": numbers.c.n,
+            "leader_epoch": literal(-1),
+            "commit_ms": literal(big.first_ms, Int64),
+            "commit_number": literal(1),
         },
     )
 

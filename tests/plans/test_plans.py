@@ -17,18 +17,28 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 
 from tests.clients.steps import PATIENCE_SECONDS
-from tests.plans.big_store import ABORTED, COPIES, FORMER_PRODUCER_ID, OPEN_OFFSET, OPEN_PRODUCER_ID, BigStore
+from tests.plans.big_store import (
+    ABORTED,
+    COPIES,
+    FORMER_PRODUCER_ID,
+    OPEN_OFFSET,
+    OPEN_PRODUCER_ID,
+    PENDING_GROUP,
+    BigStore,
+)
 from tests.plans.measuring import Touched, measured
+from tests.tools.elsewhere import Elsewhere
 from tests.transactions.bench import Producer as CoreProducer
 from tests.transactions.bench import sent_offsets
 from txnstore import Consumer, ConsumerGroupTopicPartitions, Producer, TopicCollection, TopicPartition
 from txnstore.admin import AdminClient, OffsetSpec
 from txnstore.db.backend import Subjects
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, Locality
 from txnstore.db.portions import Portions
+from txnstore.db.schema import transactions
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
@@ -64,6 +74,8 @@ from txnstore.transactions.recovery import (
     abort_timed_out,
     complete_all_decided,
 )
+from txnstore.transactions.together import abort_together, complete_together
+from txnstore.transactions.writers import append_as_writer, join_transaction, report_writer
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +83,8 @@ COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCO
 #: Gets ready, and returns what is measured.
 _Call = Callable[[BigStore], Callable[[], object]]
 _numbers = itertools.count(1)
+#: How many transactions end together.
+TOGETHER = 20
 
 
 @dataclass(frozen=True)
@@ -183,6 +197,50 @@ def _resolved(big: BigStore) -> Callable[[], object]:
 def _aborted_by_administrator(big: BigStore) -> Callable[[], object]:
     producer = _begun(big)
     return lambda: abort_open_transaction(big.store, OpenInPartition(big.transactions, producer.identity))
+
+
+def _open_some(big: BigStore) -> list[CoreProducer]:
+    """Open as many transactions as end together: each has a writer, and all have offsets of one group."""
+    producers = [_producer(big) for _ in range(TOGETHER)]
+    for producer in producers:
+        producer.send(big.ended, b"a")
+        producer.send_offsets(PENDING_GROUP, {big.plain: 1})
+        writer = join_transaction(big.store, producer.transactional_id, producer.identity)
+        batch = encode([Record(b"w")], producer=writer.identity, base_sequence=0, is_transactional=True)
+        append_as_writer(big.store, writer, [Append(big.ended, batch)])
+        report_writer(big.store, writer)
+    return producers
+
+
+def _aborted_together(big: BigStore, *, elsewhere: bool) -> Callable[[], object]:
+    """Abort them for their age; with `elsewhere` their markers are for other databases, and then delivered there."""
+    names = [producer.transactional_id for producer in _open_some(big)]
+    be_old = update(transactions).where(transactions.c.transactional_id.in_(names)).values(start_ms=1)
+    big.store.write(lambda connection: connection.execute(be_old))
+    cluster = Elsewhere(big.store, sends_here=True) if elsewhere else None
+    locality = Locality.of(big.store, cluster)
+
+    def run() -> None:
+        done = big.store.write(lambda connection: abort_together(names, locality, connection))
+        assert list(done.aborted) == names
+        assert list(done.undelivered) == (names if elsewhere else [])
+        if elsewhere:
+            assert list(complete_together(big.store, cluster, names).completed) == names
+
+    return run
+
+
+def _completed_together(big: BigStore, *, commit: bool) -> Callable[[], object]:
+    """Deliver to other databases what decided transactions have left to them, and complete them."""
+    producers = _open_some(big)
+    for producer in producers:
+        producer.decide(commit=commit)
+    names = [producer.transactional_id for producer in producers]
+
+    def run() -> None:
+        assert list(complete_together(big.store, Elsewhere(big.store), names).completed) == names
+
+    return run
 
 
 def _found_again(big: BigStore) -> Callable[[], object]:
@@ -448,6 +506,16 @@ CALLS += [
         Call(duty.name, partial(_duty, duty), rows=5_000, instructions=100_000)
         for duty in DUTIES
         if "database" not in duty.name
+    ),
+    *(
+        # Each has three rows of participants, and is found by its keys.
+        Call(name, run, rows=20 * TOGETHER, instructions=300 * TOGETHER)
+        for name, run in {
+            "abort of many for their age": partial(_aborted_together, elsewhere=False),
+            "abort of many over several databases": partial(_aborted_together, elsewhere=True),
+            "completion of many commits over several databases": partial(_completed_together, commit=True),
+            "completion of many aborts over several databases": partial(_completed_together, commit=False),
+        }.items()
     ),
     # With the limits there are; a scrape touches a partition, an open transaction or a position once.
     Call("figures for a scrape", _figures, rows=500, instructions=20_000),

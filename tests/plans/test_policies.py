@@ -31,8 +31,8 @@ OF_OTHERS = {
     "look into the outbox",
     "abort by an administrator",
 }
-#: Each statement asks besides, for each table that it names, which partitions the role may see: there are four.
-POLICY_ROWS = 100
+#: Each statement asks besides, for each table that it names, which partitions the role may see: there are five.
+POLICY_ROWS = 150
 
 
 @pytest.fixture(scope="module")
