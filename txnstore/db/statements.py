@@ -29,6 +29,7 @@ from sqlalchemy import (
     Dialect,
     Insert,
     LargeBinary,
+    and_,
     any_,
     bindparam,
     column,
@@ -265,6 +266,33 @@ def _compile_are_among(element: are_among, compiler: SQLCompiler, **options: Any
         return text
     columns, _, places = text.partition(" IN ")
     return f"{columns} IN (SELECT * FROM {places})"  # noqa: S608 - all of it is the compiler's
+
+
+class begins_with(FunctionElement[bool]):  # noqa: N801 - reads as the SQL it stands for
+    """Whether a text begins with another one, which stands in the statement.
+
+    SQLite finds a range of a key, whose order is that of bytes there, and for LIKE it reads all of the table.  On
+    PostgreSQL the order of texts is that of some language.
+    """
+
+    type = Boolean()
+    inherit_cache = True
+
+    def __init__(self, text: ColumnElement[str], beginning: str) -> None:
+        """Look for `beginning`, which ends with a character that has one behind it."""
+        after = beginning[:-1] + chr(ord(beginning[-1]) + 1)
+        super().__init__(text.startswith(beginning), and_(text >= beginning, text < after))
+
+    def self_group(self, against: Any = None) -> Self:
+        """Return it as it is: both forms are conditions."""
+        del against
+        return self
+
+
+@compiles(begins_with)
+def _compile_begins_with(element: begins_with, compiler: SQLCompiler, **options: Any) -> str:
+    is_like, is_in_range = element.clauses
+    return f"({compiler.process(is_in_range if compiler.dialect.name == 'sqlite' else is_like, **options)})"
 
 
 class is_listed(FunctionElement[bool]):  # noqa: N801 - reads as the SQL it stands for

@@ -20,7 +20,7 @@ deleted in portions as well, by whoever deleted the topic or by the maintenance.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -146,16 +146,17 @@ _DELETE_OFFSETS: Final = delete(group_offsets).where(
 )
 
 
-def _of_gone(table: Table) -> Delete:
-    """Return the deletion of some rows of deleted partitions, of a table that has few rows of each partition."""
+def _of_gone(table: Table) -> tuple[Select[Any], Delete]:
+    """Return what finds rows of deleted partitions, and the deletion of one, of a table that has few rows of each."""
     key = list(table.primary_key)
     gone = select(deleted_partitions.c.partition_id)
-    some = select(*key).where(table.c.partition_id.in_(gone)).limit(bindparam("rows_max"))
-    return delete(table).where(tuple_(*key).in_(some))
+    some = select(*(column.label(f"of_{column.name}") for column in key))
+    this = (column == bindparam(f"of_{column.name}") for column in key)
+    return some.where(table.c.partition_id.in_(gone)).limit(bindparam("rows_max")), delete(table).where(*this)
 
 
 #: What streaming queries have read of them.
-_DELETE_READ: Final = tuple(map(_of_gone, (sink_positions, sink_inputs)))
+_READ: Final = tuple(map(_of_gone, (sink_positions, sink_inputs)))
 _STRIKE_OFF: Final = delete(deleted_partitions).where(
     deleted_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
 )
@@ -287,8 +288,12 @@ def _purges(store: Store, portions: Portions) -> Iterator[Callable[[Connection],
         ):
             for partition_id in partition_ids:
                 yield partial(_purge_portion, rows, partition_id, portions)
-    for statement in _DELETE_READ:
-        yield partial(_purge_read, statement, portions)
+    for some, statement in _READ:
+        # No index finds them, and nothing comes to what is gone: no writer waits while they are looked for.
+        while keys := store.read(
+            lambda connection, some=some: connection.execute(some, {"rows_max": portions.rows}).mappings().all()  # type: ignore[misc]
+        ):
+            yield partial(_purge_read, statement, keys)
 
 
 def _purge_portion(rows: _Rows, partition_id: int, portions: Portions, connection: Connection) -> int:
@@ -300,8 +305,8 @@ def _purge_portion(rows: _Rows, partition_id: int, portions: Portions, connectio
     return connection.execute(rows.delete, {**of_partition, "through_key": through_key}).rowcount
 
 
-def _purge_read(statement: Delete, portions: Portions, connection: Connection) -> int:
-    return connection.execute(statement, {"rows_max": portions.rows}).rowcount
+def _purge_read(statement: Delete, keys: Sequence[Mapping[str, Any]], connection: Connection) -> int:
+    return connection.execute(statement, keys).rowcount
 
 
 def _purge_offsets(store: Store, portions: Portions) -> tuple[int, bool]:

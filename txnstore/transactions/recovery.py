@@ -35,7 +35,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.statements import HotStatement, is_listed
+from txnstore.db.statements import HotStatement, begins_with, is_listed
 from txnstore.db.store import Store, chunks, server_now_ms
 from txnstore.errors import (
     InvalidProducerEpoch,
@@ -155,10 +155,11 @@ _EXPIRED: Final = (
 # What a sink's jobs have left under an id that has expired goes with it, and maintenance has to do that in processes
 # without Spark too: so it is here and not with the sink. Queries may come back to what they left.
 _FORGET_JOB_RUNS: Final = delete(sink_runs).where(
-    sink_runs.c.transactional_id == bindparam("of_transactional_id"), sink_runs.c.sink_id.startswith(SINK_OF_JOB)
+    sink_runs.c.transactional_id == bindparam("of_transactional_id"), begins_with(sink_runs.c.sink_id, SINK_OF_JOB)
 )
 _FORGET_JOB_BATCHES: Final = delete(sink_batches).where(
-    sink_batches.c.transactional_id == bindparam("of_transactional_id"), sink_batches.c.sink_id.startswith(SINK_OF_JOB)
+    sink_batches.c.transactional_id == bindparam("of_transactional_id"),
+    begins_with(sink_batches.c.sink_id, SINK_OF_JOB),
 )
 _NOW: Final = select(server_now_ms())
 # In the order of their numbers, which is about that of their age. The journal of a transaction that is not complete is

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, func, select, tuple_, union, union_all
+from sqlalchemy import BindParameter, Connection, bindparam, delete, func, select, union, union_all
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.portions import FOUND_MAX, Portions
@@ -53,15 +53,16 @@ _FORGET: Final = [
     # A run that comes just now has noted what it reads before anything else.
     delete(sink_inputs).where(sink_inputs.c.sink_id == _OF_SINK, sink_inputs.c.noted_ms <= _BEFORE),
 ]
-_KEY: Final = tuple_(*sink_inputs.primary_key)
 _OLD_INPUTS: Final = (
     select(*sink_inputs.primary_key)
     .where(sink_inputs.c.noted_ms <= _BEFORE)
     .order_by(sink_inputs.c.noted_ms)
     .limit(bindparam("rows_max"))
 )
-_FORGET_INPUTS: Final = delete(sink_inputs).where(
-    _KEY.in_(bindparam("keys", expanding=True)), sink_inputs.c.noted_ms <= _BEFORE
+# One by one: SQLite finds tuples of so many columns by the first ones alone.
+_FORGET_INPUT: Final = delete(sink_inputs).where(
+    *(column == bindparam(f"of_{column.name}") for column in sink_inputs.primary_key),
+    sink_inputs.c.noted_ms <= _BEFORE,
 )
 
 
@@ -129,5 +130,6 @@ def _forget_sink(sink_id: str, before_ms: int, connection: Connection) -> bool:
 
 
 def _forget_inputs(keys: Sequence[Any], before_ms: int, connection: Connection) -> int:
-    of = {"keys": [tuple(key) for key in keys], "before_ms": before_ms}
-    return connection.execute(_FORGET_INPUTS, of).rowcount
+    names = [f"of_{column.name}" for column in sink_inputs.primary_key]
+    each = [{"before_ms": before_ms, **dict(zip(names, key, strict=True))} for key in keys]
+    return connection.execute(_FORGET_INPUT, each).rowcount

@@ -1,0 +1,316 @@
+"""How much one portion of maintenance does while it keeps other writers of SQLite waiting, however much is due."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import Connection, insert
+
+from txnstore.db.cluster.catalogue import change_store_settings
+from txnstore.db.portions import FOUND_MAX, Portions
+from txnstore.db.schema import (
+    group_members,
+    group_offsets,
+    groups,
+    offset_producers,
+    outbox,
+    producer_states,
+    sink_batches,
+    sink_inputs,
+    sink_positions,
+    transaction_groups,
+    transaction_log,
+    transaction_partitions,
+    transactions,
+)
+from txnstore.db.store import Store
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.log.deleting import HIGH_WATERMARK, advance_log_start
+from txnstore.log.topics import create_topic, delete_topic
+from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.turns import MaintenanceDuty, Portion
+from txnstore.model import Record
+from txnstore.testing.manual_clock import ManualClock
+
+DAY_MS = 86_400_000
+#: More than several portions.
+DUE = 1_000
+#: Of what has nothing to do with a portion: who passes it takes as many steps, and more.
+OTHERS = 10_000
+NO_TIMEOUT_MS = 2**31 - 1
+#: SQLite tells of its instructions in steps of so many.
+STEP = 10
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one database transaction may do: rows that it changes, and instructions of SQLite.
+
+    Measured on a machine of two cores, by the time of the thread between BEGIN IMMEDIATE and the end of COMMIT: a
+    portion of 200 rows of one table takes about 1 ms (2 at most) and 6,400 instructions; of 200 batches that are
+    deleted or rewritten 4 (7), and as many instructions; 200 transactions that are aborted together 18 (21), and
+    110,000.  So what is allowed here is not above 25 ms, half of what a writer is to wait for.
+    """
+
+    rows: int = 250
+    instructions: int = 15_000
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What is put into a store for a duty."""
+
+    fill: Callable[[Connection, int], object]
+    """With the present time."""
+
+    held: Held = Held()
+
+
+def state(partition_id: int, producer_id: int, last_ms: int, first_offset: int | None = None) -> dict[str, object]:
+    return {
+        "partition_id": partition_id,
+        "producer_id": producer_id,
+        "producer_epoch": 0,
+        "recent_batches": "[]",
+        "coordinator_epoch": -1,
+        "last_timestamp_ms": last_ms,
+        "transaction_first_offset": first_offset,
+    }
+
+
+def transaction(number: int, now_ms: int, *, is_open: bool) -> dict[str, object]:
+    return {
+        "transactional_id": f"id {number}",
+        "producer_id": number,
+        "previous_producer_id": -1,
+        "next_producer_id": -1,
+        "producer_epoch": 0,
+        "last_producer_epoch": -1,
+        "timeout_ms": 1,
+        "state": int(is_open),
+        "start_ms": now_ms if is_open else -1,
+        "last_update_ms": now_ms,
+        "deadline_ms": now_ms + 1 if is_open else None,
+        "transaction_number": int(is_open),
+        "begin_epoch": 0 if is_open else -1,
+    }
+
+
+def group(name: str, now_ms: int, generation: int) -> dict[str, object]:
+    return {"group_id": name, "generation": generation, "commit_number": 1, "last_update_ms": now_ms}
+
+
+def new_partition(connection: Connection, name: str, **config: str) -> int:
+    config = {key.replace("_", "."): value for key, value in config.items()}
+    return create_topic(connection, name, config=config).partition_ids[0]
+
+
+def write_batches(connection: Connection, partition_id: int, now_ms: int, count: int = DUE) -> None:
+    """Append batches of two records, whose keys come again and again."""
+    for first in range(0, count, 50):
+        batches = [
+            encode([Record(b"v", key=b"%d" % (key % 100), timestamp_ms=now_ms) for key in (number, 100 + number // 2)])
+            for number in range(first, first + 50)
+        ]
+        append(connection, [Append(partition_id, batch) for batch in batches])
+
+
+def open_late(connection: Connection, now_ms: int) -> None:
+    partition_id = new_partition(connection, "t")
+    write_batches(connection, partition_id, now_ms, count=50)
+    connection.execute(insert(transactions), [transaction(number, now_ms, is_open=True) for number in range(DUE)])
+    participants = [{"transactional_id": f"id {number}", "partition_id": partition_id} for number in range(DUE)]
+    connection.execute(insert(transaction_partitions), participants)
+    states = [state(partition_id, number, now_ms, 10) for number in range(DUE)]
+    states += [state(partition_id, DUE + number, now_ms) for number in range(OTHERS)]
+    connection.execute(insert(producer_states), states)
+    others = [{"transactional_id": f"other {number}", "group_id": "g"} for number in range(OTHERS)]
+    connection.execute(insert(transaction_groups), others)
+
+
+def leave_transactional_ids(connection: Connection, now_ms: int) -> None:
+    connection.execute(insert(transactions), [transaction(number, now_ms, is_open=False) for number in range(DUE)])
+    batches = [
+        {"sink_id": f"query:{number // 100}", "batch_id": number, "transactional_id": "id", "commit_ms": now_ms}
+        for number in range(OTHERS)
+    ]
+    connection.execute(insert(sink_batches), batches)
+
+
+def leave_producers(connection: Connection, now_ms: int) -> None:
+    connection.execute(insert(producer_states), [state(1, number, now_ms) for number in range(DUE)])
+    producers = [{"producer_id": number, "producer_epoch": 0, "last_update_ms": now_ms} for number in range(DUE)]
+    connection.execute(insert(offset_producers), producers)
+
+
+def leave_journal(connection: Connection, now_ms: int) -> None:
+    entry = {"transaction_number": 1, "producer_epoch": 0, "state": 4, "first_state": 1, "timeout_ms": 1, "start_ms": 1}
+    entries = [
+        {**entry, "transactional_id": f"id-{number % 7}", "producer_id": number, "update_ms": now_ms, "reason": "test"}
+        for number in range(DUE)
+    ]
+    connection.execute(insert(transaction_log), entries)
+
+
+def leave_refused(connection: Connection, now_ms: int) -> None:
+    rows = [{"topic": "gone", "value": b"v", "refusal": "no such topic", "refused_ms": now_ms}] * DUE
+    connection.execute(insert(outbox), rows)
+
+
+def inputs(now_ms: int, partition_id: int, count: int) -> list[dict[str, object]]:
+    note = {"run_id": "r", "group_id": "g", "partition_id": partition_id, "in_commit_order": False, "end_offset": DUE}
+    return [
+        {**note, "sink_id": f"going on {number % 7}", "batch_id": number, "start_offset": 0, "noted_ms": now_ms}
+        for number in range(count)
+    ]
+
+
+def leave_sinks(connection: Connection, now_ms: int) -> None:
+    batches = [
+        {"sink_id": f"query:{number}", "batch_id": 1, "transactional_id": f"t {number}", "commit_ms": now_ms}
+        for number in range(100)
+    ]
+    connection.execute(insert(sink_batches), batches)
+    connection.execute(insert(sink_inputs), inputs(now_ms, 1, DUE))
+    connection.execute(insert(sink_inputs), inputs(now_ms + 3_650 * DAY_MS, 2, OTHERS))
+
+
+def leave_deleted_topics(connection: Connection, now_ms: int) -> None:
+    partition_id = new_partition(connection, "gone")
+    write_batches(connection, partition_id, now_ms)
+    connection.execute(insert(producer_states), [state(partition_id, number, now_ms) for number in range(DUE)])
+    offsets = [offset(f"group {number}", partition_id, now_ms) for number in range(DUE)]
+    connection.execute(insert(group_offsets), offsets)
+    position = {"group_id": "g", "partition_id": partition_id + 1, "in_commit_order": False, "next_offset": 1}
+    connection.execute(insert(sink_positions), [{**position, "sink_id": f"query:{n}"} for n in range(OTHERS)])
+    connection.execute(insert(sink_inputs), inputs(now_ms, partition_id, DUE))
+    connection.execute(insert(sink_inputs), inputs(now_ms, partition_id + 1, OTHERS))
+    delete_topic(connection, "gone")
+
+
+def offset(group_id: str, partition_id: int, now_ms: int) -> dict[str, object]:
+    return {
+        "group_id": group_id,
+        "partition_id": partition_id,
+        "committed_offset": 1,
+        "leader_epoch": -1,
+        "commit_ms": now_ms,
+        "commit_number": 1,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+
+
+def leave_batches(connection: Connection, now_ms: int) -> None:
+    write_batches(connection, new_partition(connection, "by-age"), now_ms)
+    # All of it has to be counted first.
+    by_size = new_partition(connection, "by-size", retention_ms="-1", retention_bytes="1000")
+    write_batches(connection, by_size, now_ms, count=3 * DUE)
+    # Somebody began to delete it, and went away.
+    left = new_partition(connection, "left")
+    write_batches(connection, left, now_ms)
+    advance_log_start(connection, left, HIGH_WATERMARK)
+
+
+def leave_old_keys(connection: Connection, now_ms: int) -> None:
+    write_batches(connection, new_partition(connection, "t", cleanup_policy="compact"), now_ms)
+
+
+def leave_members(connection: Connection, now_ms: int) -> None:
+    names = [f"group {number}" for number in range(DUE)]
+    connection.execute(insert(groups), [group(name, now_ms, 1) for name in names])
+    subscription = {
+        "subscribed": ["t"],
+        "topics": ["t"],
+        "assignors": ["range"],
+        "owned": {},
+        "owned_ids": [],
+        "step": 0,
+    }
+    member = {"member_id": "m", "client_id": "c", "generation": 1, "session_timeout_ms": 1, "deadline_ms": now_ms}
+    texts = {"subscription": json.dumps(subscription), "assignment": "{}"}
+    connection.execute(insert(group_members), [{**member, **texts, "group_id": name} for name in names])
+
+
+def leave_offsets(connection: Connection, now_ms: int) -> None:
+    names = [f"group {number:04}" for number in range(DUE // 2)]
+    connection.execute(insert(groups), [group(name, now_ms, 1) for name in ["a wide one", *names]])
+    offsets = [offset(name, 1, now_ms) for name in names]
+    offsets += [offset("a wide one", number, now_ms) for number in range(1, 1 + DUE)]
+    connection.execute(insert(group_offsets), offsets)
+
+
+BACKLOGS = {
+    "timed out transactions aborted": Backlog(open_late, Held(rows=1_250, instructions=130_000)),
+    "expired transactional ids forgotten": Backlog(leave_transactional_ids),
+    "silent producers forgotten": Backlog(leave_producers),
+    "journal entries deleted": Backlog(leave_journal),
+    "refused rows of the outbox deleted": Backlog(leave_refused),
+    "silent sinks of Spark forgotten": Backlog(leave_sinks),
+    "rows of deleted topics deleted": Backlog(leave_deleted_topics),
+    "batches past their retention deleted": Backlog(leave_batches),
+    "batches read by the compaction": Backlog(leave_old_keys),
+    "silent members of groups removed": Backlog(leave_members),
+    "groups cleared of expired offsets": Backlog(leave_offsets),
+}
+#: SQLite does not say which rows of the outbox one caller has committed: all that wait become records together, and
+#: 1,000 of them take 20 ms.  The others have work only in clusters; decided transactions are completed one by one.
+OTHER_DUTIES = {
+    "rows of the outbox moved into topics",
+    "decided transactions completed",
+    "branches ended in the databases of the cluster",
+    "databases given the newest topics",
+}
+
+
+def test_every_duty_is_looked_at():
+    assert {duty.name for duty in DUTIES} == set(BACKLOGS) | OTHER_DUTIES
+
+
+@pytest.mark.parametrize("duty", [duty for duty in DUTIES if duty.name in BACKLOGS], ids=lambda duty: duty.name)
+def test_a_portion_does_so_much_while_others_wait(
+    txnstore_sqlite_store: Store, txnstore_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, duty: MaintenanceDuty
+):
+    store, backlog = txnstore_sqlite_store, BACKLOGS[duty.name]
+    store.write(lambda connection: backlog.fill(connection, txnstore_clock.now_ms()))
+    store.write(lambda connection: change_store_settings(connection, {"transaction.max.timeout.ms": "1000"}))
+    txnstore_clock.advance(3 * 365 * DAY_MS)
+    # However slow or fast the machine is: as large as portions become.
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
+    found: list[Held] = []
+    write = Store.write
+
+    def write_and_count(self: Store, work: Callable[[Connection], object], **options: object) -> object:
+        return write(self, lambda connection: counted(connection, work), **options)  # type: ignore[arg-type]
+
+    def counted(connection: Connection, work: Callable[[Connection], object]) -> object:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        steps, changed = 0, driver.total_changes
+
+        def step() -> None:
+            nonlocal steps
+            steps += STEP
+
+        driver.set_progress_handler(step, STEP)
+        try:
+            return work(connection)
+        finally:
+            driver.set_progress_handler(None, 0)
+            found.append(Held(driver.total_changes - changed, steps))
+
+    monkeypatch.setattr(Store, "write", write_and_count)
+    done, position = 0, None
+    for _ in range(20):
+        portion = Portion(store, None, Portions(), position)
+        count, position = duty.load()(portion), portion.position
+        done += count
+        if count < FOUND_MAX and position is None:
+            break
+    assert done >= 500
+    assert max(held.rows for held in found) <= backlog.held.rows
+    assert max(held.instructions for held in found) <= backlog.held.instructions
