@@ -140,6 +140,7 @@ def test_metrics_without_their_package_are_refused_with_its_extra(start, txnstor
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_what_takes_long_keeps_nobody_waiting(url, monkeypatch):
     stop, begun, done_meanwhile = threading.Event(), threading.Event(), threading.Event()
 

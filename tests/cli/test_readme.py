@@ -58,6 +58,7 @@ def without_times_and_trailing_spaces(text):
     return re.sub(r"\b1\d{12}\b|[ ]+$", "", text, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_session_prints_what_stands_there(terminal):
     folder, run = terminal
     (folder / "import.py").write_text(block_of(__file__, "A session").text)
@@ -67,6 +68,7 @@ def test_the_session_prints_what_stands_there(terminal):
     assert without_times_and_trailing_spaces(printed) == without_times_and_trailing_spaces(session)
 
 
+@pytest.mark.slow
 def test_the_operations_chapter_prints_what_stands_there(terminal):
     folder, run = terminal
     (folder / "import.py").write_text(block_of(__file__, "A session").text)
@@ -99,6 +101,7 @@ def test_the_view_of_the_operations_chapter_shows_what_the_command_does(url, ans
     assert printed.replace('"', "") == ",".join(wanted)
 
 
+@pytest.mark.slow
 def test_a_store_moves_as_it_stands_there(terminal):
     folder, run = terminal
     session = block_of(__file__, "A store moves", "console").text
@@ -108,6 +111,7 @@ def test_a_store_moves_as_it_stands_there(terminal):
     assert without_digests(printed) == without_digests(session)
 
 
+@pytest.mark.slow
 def test_a_topic_is_archived_and_loaded_as_it_stands_there(terminal):
     _, run = terminal
     session = block_of(__file__, "Archives", "console").text

@@ -171,6 +171,7 @@ plain.poll(-1)
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "hangs"),
     [("as it comes", False), ("as it comes", True), ("in a function", False), ("by an interrupt", True)],

@@ -183,6 +183,7 @@ def read(consumer, count, seconds=PATIENCE_SECONDS):
     return found
 
 
+@pytest.mark.slow
 def test_records_for_a_database_that_stays_away_expire_and_their_producer_goes_on(make, topic, place):
     producer, reports = produced_to_both(make, topic, message_timeout_ms=5_000)
     with Outage(place, producer):

@@ -25,6 +25,8 @@ from txnstore.db.cluster.cluster import open_cluster
 from txnstore.log.topics import get_topic
 from txnstore.transactions.outcome import Outcome
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 PATIENCE_SECONDS = 20.0
 PARTITIONS = 6
 TOPIC = "orders"

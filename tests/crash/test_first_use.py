@@ -39,6 +39,7 @@ def check_next_user(url: str) -> None:
         assert again.store_uuid == store.store_uuid
 
 
+@pytest.mark.slow
 def test_on_sqlite_a_crash_at_any_step_leaves_an_empty_file_or_a_whole_store(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'empty.db'}"
     progress = Progress()

@@ -303,6 +303,7 @@ def test_the_rules_alone():
     run(GroupHistory, times(150), 50)
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 def test_over_rows(store, clock):
     class OverRows(GroupHistory):

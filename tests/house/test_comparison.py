@@ -53,7 +53,7 @@ def side_of(url: str) -> Side:
     return Side(SQLITE if url.startswith("sqlite:") else POSTGRESQL, OURS, url)
 
 
-@pytest.mark.slow_on_postgresql
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_subject_has_its_figures_and_floors(url: str, subject: str) -> None:
     side = side_of(url)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from scripts import bench_growth, bench_open
 from scripts.comparison.figures import Figure, rows_of
 from scripts.comparison.plots import draw_rows
@@ -14,6 +16,7 @@ def side_of(url: str) -> Side:
     return Side(SQLITE if url.startswith("sqlite:") else POSTGRESQL, OURS, url)
 
 
+@pytest.mark.slow
 def test_each_thing_that_grows_has_all_figures_at_all_sizes(url: str, tmp_path: Path) -> None:
     tiny = "--records 50 100 --partitions 1 2 --open 1 2 --records-measured 20 --seconds 0.01"
     points = bench_growth.grow([side_of(url)], bench_growth.arguments().parse_args(tiny.split()))
@@ -36,6 +39,7 @@ def test_each_thing_that_grows_has_all_figures_at_all_sizes(url: str, tmp_path: 
     ]
 
 
+@pytest.mark.slow
 def test_records_beside_an_open_transaction_wait_for_it_in_offset_order(url: str, tmp_path: Path) -> None:
     found = bench_open.run([side_of(url)], bench_open.arguments().parse_args(["--seconds", "0.3"]))
     assert [(each.order, each.is_open) for each in found] == [

@@ -104,6 +104,7 @@ class Crew:
             self.start(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("txnstore_url", "rows_max"),
     # On SQLite everything that waits goes in one round.

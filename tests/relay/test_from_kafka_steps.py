@@ -72,6 +72,7 @@ def test_what_is_aborted_never_arrives_and_markers_are_skipped(store, stand_in):
     assert positions(store) == [9]
 
 
+@pytest.mark.slow
 def test_a_death_at_each_statement_loses_nothing_and_repeats_nothing(url, store, stand_in):
     numbers = itertools.count()
     cluster = stand_in.cluster()

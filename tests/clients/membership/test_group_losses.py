@@ -20,6 +20,8 @@ from txnstore import KafkaError, KafkaException
 from txnstore.clients.membership.member import ConsumerMember
 from txnstore.testing.manual_clock import ManualClock
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 RECORDS = 5
 SESSION_MS = RARE_HEARTBEATS["session.timeout.ms"]

@@ -28,6 +28,8 @@ from txnstore.db.opening import open_store
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 RECORDS = 1_000
 PARTITIONS = 4

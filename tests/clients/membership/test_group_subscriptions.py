@@ -23,6 +23,8 @@ from tests.clients.membership.steps import (
 from txnstore import Consumer, KafkaError
 from txnstore.admin import AdminClient
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 QUICK_REFRESH = {"topic.metadata.refresh.interval.ms": 50}
 

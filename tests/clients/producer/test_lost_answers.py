@@ -45,6 +45,7 @@ def proxy(txnstore_postgresql_url):
         yield proxy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize(
     "cut_in", ["init", "flush", "send_offsets", "commit", "flush in vain", "abort", "commit once more"]

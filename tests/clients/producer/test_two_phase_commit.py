@@ -370,6 +370,7 @@ def test_the_outcome_is_final_if_the_question_fences(url, start, records):
     assert seen(url) == list(records)
 
 
+@pytest.mark.slow
 def test_the_recipe_keeps_both_databases_together_whatever_dies(url, tmp_path):
     if url.startswith("postgresql"):
         pytest.skip("a killed client leaves the same on PostgreSQL as one whose connection is cut, and takes longer")
