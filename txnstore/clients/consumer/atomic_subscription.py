@@ -276,10 +276,10 @@ class AtomicSubscription(Subscription):
         """Return where the transaction goes on; it is over if that is nowhere and nothing is awaited."""
         is_over = True
         for partition in self._partners:
-            if self.find(partition.topic, partition.number) is not partition:
-                continue
             head = _head(partition)
-            if head is not None and not _is_of(head, transaction):
+            if head is not None and not _is_same(_commit_of(head), transaction):
+                continue
+            if self.find(partition.topic, partition.number) is not partition:
                 continue
             if head is None and self._has_ended(partition, transaction):
                 continue
@@ -311,34 +311,34 @@ class AtomicSubscription(Subscription):
 
     def _next_in_database(self, partitions: Sequence[AssignedPartition]) -> AssignedPartition | None:
         """Return what comes next of the partitions of one database."""
-        heads = {partition: head for partition in partitions if (head := _head(partition)) is not None}
+        commits = {partition: _commit_of(head) for partition in partitions if (head := _head(partition)) is not None}
         behind = {partition.last_commit for partition in partitions}
-        transactions = [commit for head in heads.values() if (commit := _transaction_of(head)) is not None]
-        half = min((one for one in transactions if one.number in behind), key=_number_of, default=None)
+        begun = [one for one in commits.values() if one.number in behind and one.producer is not None]
+        half = min(begun, key=_number_of, default=None)
         if half is not None:
             self._begin(half, partitions, is_begun=True)
             return self._next_of(half)
         for partition in partitions:
-            if partition.waiting and partition not in heads and not partition.is_paused:
+            if partition.waiting and partition not in commits and not partition.is_paused:
                 # No record.
                 return partition
         transactions_wait = False
-        for partition, head in sorted(heads.items(), key=lambda item: _commit_of(item[1]).number):
-            transaction = _transaction_of(head)
+        for partition in sorted(commits, key=lambda partition: commits[partition].number):
+            commit = commits[partition]
+            is_transaction = commit.producer is not None
             if partition.is_paused:
                 transactions_wait = True
-            elif transaction is None or not transactions_wait:
-                commit = _commit_of(head)
+            elif not (is_transaction and transactions_wait):
                 # In which something that comes before it may still be found.
-                unread = {one for one in partitions if one not in heads and not self._has_ended(one, commit)}
+                unread = {one for one in partitions if one not in commits and not self._has_ended(one, commit)}
                 if unread - self._in_trouble:
                     return None
-                if transaction is None:
+                if not is_transaction:
                     return partition
-                is_shared = any(one.is_paused and _is_of(other, transaction) for one, other in heads.items())
+                is_shared = any(one.is_paused and _is_same(other, commit) for one, other in commits.items())
                 if not unread and not is_shared:
-                    self._begin(transaction, partitions, is_begun=False)
-                    return self._next_of(transaction)
+                    self._begin(commit, partitions, is_begun=False)
+                    return self._next_of(commit)
                 transactions_wait = True
         return None
 
@@ -361,7 +361,10 @@ def _head(partition: AssignedPartition) -> Chunk | None:
     """Return the records that come next; events, and stretches that are stepped over, do not count."""
     if partition.chunk is not None:
         return partition.chunk
-    return next((item for item in partition.waiting if isinstance(item, Chunk) and item.source is not None), None)
+    for item in partition.waiting:
+        if isinstance(item, Chunk) and item.source is not None:
+            return item
+    return None
 
 
 def _transaction_of(chunk: Chunk) -> Committed | None:
@@ -370,9 +373,8 @@ def _transaction_of(chunk: Chunk) -> Committed | None:
     return None if commit.producer is None else commit
 
 
-def _is_of(chunk: Chunk, transaction: Committed) -> bool:
-    found = _transaction_of(chunk)
-    return found is not None and found.number == transaction.number
+def _is_same(commit: Committed, transaction: Committed) -> bool:
+    return commit.number == transaction.number and commit.producer is not None
 
 
 def _commit_of(chunk: Chunk) -> Committed:
