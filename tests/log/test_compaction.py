@@ -205,6 +205,22 @@ def test_records_younger_than_min_compaction_lag_ms_stay(log, clock):
     log.assert_storage_is_true()
 
 
+def test_a_young_marker_holds_back_what_is_behind_it_however_old_that_is_said_to_be(log, clock):
+    log.configure(min_compaction_lag_ms=1_000)
+    slow = log.begin()
+    slow.put((b"a", b"1"))
+    log.put((b"a", b"2"))
+    late = log.encoded((b"a", b"3"))
+    clock.advance(2_000)
+    slow.end(commit=True)
+    log.store.write(lambda c: append(c, [Append(log.partition, late)]))
+    assert log.run() == 1
+    assert [value for _, _, value in log.read()] == [b"2", b"3"]
+    clock.advance(1_000)
+    assert log.run() == 1
+    assert [value for _, _, value in log.read()] == [b"3"]
+
+
 def test_an_open_transaction_holds_back_what_is_old_enough_too(log, clock):
     log.configure(min_compaction_lag_ms=1_000)
     log.put((b"a", b"1"))

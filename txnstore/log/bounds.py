@@ -44,6 +44,7 @@ _REACHES: Final = HotStatement(
     select(record_batches.c.last_offset)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))
     .where(record_batches.c.running_max_timestamp_ms >= bindparam("at_ms"))
+    .where(record_batches.c.control_type.is_(None))
     .order_by(record_batches.c.running_max_timestamp_ms, record_batches.c.last_offset)
     .limit(1)
 )

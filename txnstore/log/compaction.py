@@ -104,10 +104,11 @@ _FIRST_YOUNG: Final = (
     .order_by(record_batches.c.last_offset)
     .limit(1)
 )
-_FIRST_RUNNING_YOUNG: Final = (
+_LAST_RUNNING_OLD: Final = (
     select(record_batches.c.last_offset)
-    .where(_OF_PARTITION, record_batches.c.running_max_timestamp_ms > bindparam("after_ms"))
-    .order_by(record_batches.c.running_max_timestamp_ms, record_batches.c.last_offset)
+    .where(_OF_PARTITION, record_batches.c.running_max_timestamp_ms <= bindparam("after_ms"))
+    .where(record_batches.c.control_type.is_(None))
+    .order_by(record_batches.c.running_max_timestamp_ms.desc(), record_batches.c.last_offset.desc())
     .limit(1)
 )
 _FIRST_MS: Final = (
@@ -393,11 +394,9 @@ def _end_offset(connection: Connection, bounds: Bounds, settings: Settings, now_
     if settings["min.compaction.lag.ms"] == 0:
         return bounds.last_stable_offset
     young = {"of_partition_id": bounds.partition_id, "after_ms": now_ms - settings["min.compaction.lag.ms"]}
-    # None is so young before the running maximum is, which an index finds: what is old is not passed.
-    from_offset = connection.execute(_FIRST_RUNNING_YOUNG, young).scalar()
-    if from_offset is None:
-        return bounds.last_stable_offset
-    young["from_offset"] = max(dirty_offset, from_offset)
+    # None is so young up to the last one whose running maximum is not, which an index finds: what is old is not passed.
+    last_old = connection.execute(_LAST_RUNNING_OLD, young).scalar()
+    young["from_offset"] = dirty_offset if last_old is None else max(dirty_offset, last_old + 1)
     first_young = connection.execute(_FIRST_YOUNG, young).scalar()
     return bounds.last_stable_offset if first_young is None else min(first_young, bounds.last_stable_offset)
 
