@@ -218,7 +218,6 @@ def _make_log() -> None:
         _column("partition_id", Int64, "The partition."),
         _column("last_offset", Int64, "The offset of the batch's last record."),
         _column("base_offset", Int64, "The offset of the batch's first record."),
-        _column("record_count", Int32, "How many records the batch holds."),
         _column("base_timestamp_ms", Int64, "The first record's timestamp, or the append's if timestamp_type is 1."),
         _column("max_timestamp_ms", Int64, "The largest timestamp in the batch."),
         _column(
@@ -232,23 +231,24 @@ def _make_log() -> None:
             "Outside transactions: its place among all commits of this database, see log/partition_rows.py; else NULL.",
             null=True,
         ),
-        _column("timestamp_type", Int16, "0: CreateTime, by the producer's clock; 1: LogAppendTime, by the store's."),
         _column("producer_id", Int64, "The producer that wrote it; -1 if the producer was not idempotent."),
+        _column("crc", Int64, "The CRC-32 of what the producer sent; checked at every read."),
+        _column("record_count", Int32, "How many records the batch holds."),
         _column("producer_epoch", Int32, "The producer's epoch; -1 without a producer id."),
         _column(
             "base_sequence", Int32, "The producer's sequence number of the first record; -1 without a producer id."
         ),
-        _column("is_transactional", Flag, "Whether the records count only once their transaction has been committed."),
+        _column("coordinator_epoch", Int32, "Of a marker: the epoch of the coordinator; else NULL.", null=True),
+        _column("size_bytes", Int32, "The size of all payload columns together, in bytes."),
+        _column("timestamp_type", Int16, "0: CreateTime, by the producer's clock; 1: LogAppendTime, by the store's."),
         _column(
             "control_type",
             Int16,
             "Of a marker, which ends a transaction: 0 ABORT, 1 COMMIT; else NULL.",
             null=True,
         ),
-        _column("coordinator_epoch", Int32, "Of a marker: the epoch of the coordinator; else NULL.", null=True),
         _column("codec", Int16, "The compression of key_data and value_data: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."),
-        _column("crc", Int64, "The CRC-32 of what the producer sent; checked at every read."),
-        _column("size_bytes", Int32, "The size of all payload columns together, in bytes."),
+        _column("is_transactional", Flag, "Whether the records count only once their transaction has been committed."),
         _column(
             "timestamp_deltas_ms",
             String,
@@ -334,9 +334,7 @@ def _make_log() -> None:
         _column("partition_id", Int64, "The partition."),
         _column("marker_offset", Int64, "The offset of the marker that ended the transaction here."),
         _column("producer_id", Int64, "The producer that wrote its records here."),
-        _column("producer_epoch", Int32, "The epoch of those records; the marker's own epoch is higher (KIP-890)."),
         _column("first_offset", Int64, "The offset of its first record here."),
-        _column("outcome", Int16, "0: aborted; 1: committed."),
         _column("last_stable_offset", Int64, "The partition's last stable offset once the marker had been written."),
         _column(
             "commit_number",
@@ -344,6 +342,8 @@ def _make_log() -> None:
             "The place of its commit among all commits of this database, see log/partition_rows.py; NULL: aborted.",
             null=True,
         ),
+        _column("producer_epoch", Int32, "The epoch of those records; the marker's own epoch is higher (KIP-890)."),
+        _column("outcome", Int16, "0: aborted; 1: committed."),
         PrimaryKeyConstraint("partition_id", "marker_offset", name="finished_transactions_pk"),
         UniqueConstraint("partition_id", "producer_id", "producer_epoch", name="finished_transactions_producer"),
         _check("finished_transactions_outcome", "outcome BETWEEN 0 AND 1"),
@@ -486,19 +486,19 @@ def _make_transactions() -> None:
     _table(
         "transaction_log",
         _identity("entry_id", "The order of the entries."),
-        _column("transactional_id", String, "The transactional id."),
         _column("transaction_number", Int64, "Which of the id's transactions it is."),
         _column("producer_id", Int64, "The producer id after the change."),
+        _column("start_ms", Int64, "When the transaction became Ongoing; -1 if it has not."),
+        _column("update_ms", Int64, "When the change was made."),
         _column("producer_epoch", Int32, "The epoch after the change."),
+        _column("timeout_ms", Int32, "The transaction's timeout."),
         _column(
             "state", Int16, "The state after the change, numbered as in transactions; 6 is Dead: the id has expired."
         ),
         _column(
             "first_state", Int16, "The state after the first of the changes that the entry stands for; one: state."
         ),
-        _column("timeout_ms", Int32, "The transaction's timeout."),
-        _column("start_ms", Int64, "When the transaction became Ongoing; -1 if it has not."),
-        _column("update_ms", Int64, "When the change was made."),
+        _column("transactional_id", String, "The transactional id."),
         _column("reason", String, "What made the change: a request, or a task such as recovery or expiry."),
         _column(
             "sent_offsets",
