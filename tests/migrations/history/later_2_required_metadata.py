@@ -63,14 +63,14 @@ def remake_offsets(*, nullable):
     columns: list[Column[Any]] = [
         Column("group_id", String, nullable=False),
         Column("partition_id", Int64, nullable=False, autoincrement=False),
+        Column("producer_id", Int64, nullable=False),
+        Column("leader_epoch", Int32, nullable=False),
+        Column("producer_epoch", Int32, nullable=False),
         Column("committed_offset", Int64, nullable=False),
         Column("offset_in_transaction", Int64, nullable=True),
-        Column("leader_epoch", Int32, nullable=False),
-        Column("offset_metadata", String, nullable=nullable),
         Column("commit_ms", Int64, nullable=False),
         Column("commit_number", Int64, nullable=False),
-        Column("producer_id", Int64, nullable=False),
-        Column("producer_epoch", Int32, nullable=False),
+        Column("offset_metadata", String, nullable=nullable),
     ]
     names = [each.name for each in columns]
     former = table(StoreName("former_offsets"), *map(column, names))

@@ -26,7 +26,9 @@ metadata: Final = MetaData(schema=CODE_SCHEMA)
 MINUTE_MS: Final = 60_000
 TEN_SECONDS_MS: Final = 10_000
 
-#: Rows that are updated all the time stay on their page (heap-only tuples) and leave no index entries behind.
+#: Rows that are updated all the time stay on their page (heap-only tuples) and leave no index entries behind. What
+#: changes each time stands together, a number whose high bytes stay last: from the first byte that changes to the last
+#: one all is written to the log.
 _HOT: Final = {"fillfactor": 50}
 #: As many rows go as come, from the old end on: autovacuum comes when a twentieth of the table is dead, not a fifth.
 _PASSED_THROUGH: Final = {
