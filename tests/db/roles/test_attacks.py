@@ -25,6 +25,10 @@ AS_PRODUCER = (
     "INSERT INTO txnstore.producer_states (partition_id, producer_id, producer_epoch, recent_batches,"
     " coordinator_epoch, last_timestamp_ms) VALUES ({partition}, 4711, 0, '[]', -1, 0)"
 )
+AN_END = (
+    "INSERT INTO txnstore.finished_transactions (partition_id, marker_offset, producer_id, producer_epoch,"
+    " first_offset, outcome, last_stable_offset) VALUES ({partition}, 900, 7, 0, 899, 0, 0)"
+)
 A_TRANSACTION = (
     "INSERT INTO txnstore.transactions (transactional_id, producer_id, previous_producer_id, next_producer_id,"
     " producer_epoch, last_producer_epoch, timeout_ms, state, start_ms, last_update_ms, transaction_number,"
@@ -111,7 +115,7 @@ REFUSED_BY_ROWS = [
     A_BATCH.format(partition="{others}", control="NULL"),
     A_BATCH.format(partition="{others}", control="1"),
     AS_PRODUCER.format(partition="{others}"),
-    "INSERT INTO txnstore.finished_transactions VALUES ({others}, 900, 7, 0, 899, 0, 0)",
+    AN_END.format(partition="{others}"),
     # Whether there is such an id or group must not show.
     A_TRANSACTION.format(id="others-id"),
     A_TRANSACTION.format(id="nobodys-id"),
