@@ -20,6 +20,7 @@ from scripts.demo import AUDIT, EMITTED, Demo, DemoError, Found, closing_table, 
 from scripts.demo_lines import COLUMNS
 from scripts.demo_produce import Input
 from scripts.demo_totals import Refunds, read_topic
+from tests.databases import on_sqlite_alone
 from txnstore import Producer
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.spark.local_spark import NoJavaError, find_java
@@ -87,8 +88,10 @@ def command_lines():
 
 
 @pytest.mark.slow
+@on_sqlite_alone
 @pytest.mark.usefixtures("_needs_spark")
 def test_every_refund_is_there_once_although_the_driver_was_killed(demo, url, tmp_path):
+    """The program and its query, which know no database: what a kill leaves in each, `tests/spark` shows on both."""
     done = demo("--rows", "600", "--seed", "5", "--url", url)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "600 settlements of" in done.stdout
