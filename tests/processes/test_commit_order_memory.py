@@ -22,12 +22,17 @@ MORE_MIB_MAX = 32
 PATIENCE_SECONDS = 60
 #: How many batches, of which values, and whether as much of another transaction lies among them.
 LARGE, MANY = (600, b"v" * 190, True), (times(2_500), b"v" * 20, False)
+#: What the database's part holds of a transaction is seen where it is large; of each record the consumer alone could
+#: keep something, whatever the database.
+CASES = {"sqlite-large": ("sqlite", *LARGE), "postgresql-large": ("postgresql", *LARGE), "millions": ("sqlite", *MANY)}
 
 
 @pytest.mark.slow
 @pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="the system has to tell of memory in /proc")
-@pytest.mark.parametrize(("batches", "value", "has_open"), [LARGE, MANY], ids=["large", "millions of records"])
+@pytest.mark.parametrize(
+    ("txnstore_url", "batches", "value", "has_open"), CASES.values(), ids=CASES, indirect=["txnstore_url"]
+)
 def test_a_transaction_of_any_size_is_delivered_with_a_bounded_memory(url, txnstore_open, batches, value, has_open):
     """More than 100 MiB in one transaction with as much of another one that stays open; and millions of records."""
     log = LogWriter(txnstore_open(url, clock=None))
