@@ -14,7 +14,7 @@ from typing import Final
 
 import txnstore
 from tests.spark.sink_pipeline import check, fill, make_topics
-from tests.spark.test_sink_kills import TRIES, Driver
+from tests.spark.test_sink_kills import Driver
 from txnstore.spark.local_spark import local_environment
 
 #: How long a driver goes on once it has begun a batch, and how long it has until then: on an idle machine ten seconds.
@@ -22,6 +22,8 @@ LIFE_SECONDS: Final = (0.0, 8.0)
 START_SECONDS: Final = 300.0
 #: How often, and when, it does not get that far.
 DIES_YOUNG, YOUNG_SECONDS = 0.2, (0.0, 15.0)
+#: How often it is run for what is left.
+TRIES: Final = 3
 QUERY: Final = "upkeep"
 RECORDS_A_ROUND, RECORDS_A_BATCH, RECORDS_AT_THE_END = 600, 100, 60
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.copies import copy_file
 from tests.spark.sink_pipeline import SECONDS, check, fill, finish, make_topics, read, start
 from tests.spark.sink_steps import SteppedDataSource, Steps
 from txnstore.db.opening import open_store
@@ -23,13 +24,13 @@ from txnstore.testing.private_cluster import NoServerProgramsError, PrivateClust
 
 pytestmark = pytest.mark.slow
 
-TRIES = 3
 CHECKOUT = Path(__file__).parents[2]
 #: As short a life as the session's, for each Java of a cluster.
 JAVA_OPTIONS = LOCAL_SETTINGS["spark.driver.extraJavaOptions"]
-#: In the order of a micro-batch: before its tasks write, and while they do; when they have, and when the driver has
-#: decided and Spark does not know yet.
-KILLS = (("before-write", "mid-write"), ("before-decision", "after-decision"))
+#: Where two queries on each database are killed, in their first batch and in their second one.  In the order of a
+#: micro-batch: before its tasks write, and while they do; when they have, and when the driver has decided and Spark
+#: does not know yet.
+KILLS = {"tasks": ("before-write", "mid-write"), "driver": ("before-decision", "after-decision")}
 
 
 class Driver:
@@ -39,7 +40,7 @@ class Driver:
         self.folder = folder
         self._environment = environment
         self._settings = settings
-        self.queries: list[dict[str, object]] = []
+        self.queries: list[dict[str, str | int]] = []
 
     def add(self, name: str, url: str, per_batch: int) -> Steps:
         steps = Steps(self.folder / f"steps-{name}")
@@ -84,57 +85,61 @@ class Driver:
                 driver.wait(SECONDS)
 
     def finish(self) -> None:
-        """Run it to its end; two queries of one JVM may trip over each other in Spark 4.3 (see `kill_at`)."""
-        for _ in range(TRIES):
-            with self.running() as driver:
-                if driver.wait(SECONDS) == 0:
-                    return
-        pytest.fail(self.log_tail())
+        """Run it to its end."""
+        with self.running() as driver:
+            assert driver.wait(SECONDS) == 0, self.log_tail()
 
-    def kill_at(self, key: str, steps: list[Steps]) -> None:
-        """Kill it when all its queries wait at this step.
+    def kill_at(self, waiting: list[tuple[Steps, str]]) -> None:
+        """Kill it when each of its queries waits at its step.
 
-        Spark 4.3 sometimes serializes a task of one query while another one changes what both share ("Illegal size
-        of collection"), and ends both: a crash like any other, after which it is started again.
+        They come there one after the other.  Spark 4.3 sometimes serializes a task of one query while another one
+        changes what both share ("Illegal size of collection"), and ends both.
         """
-        for _ in range(TRIES):
-            with self.running() as process:
-                while process.poll() is None and not all(key in each.taken() for each in steps):
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(0.05)
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                for each in steps:
-                    with contextlib.suppress(KeyError, ProcessLookupError):
-                        os.kill(each.taken()[key], signal.SIGKILL)
-            if all(key in each.taken() for each in steps):
-                return
-        pytest.fail(self.log_tail())
+        for query, (_, key) in zip(self.queries, waiting, strict=True):
+            query["waits_at"] = key
+        with self.running() as process:
+            while process.poll() is None and not all(key in steps.taken() for steps, key in waiting):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.05)
+            assert process.poll() is None, self.log_tail()
+            os.killpg(process.pid, signal.SIGKILL)
+            for steps, key in waiting:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(steps.taken()[key], signal.SIGKILL)
 
     def log_tail(self) -> str:
         return (self.folder / "driver.log").read_text(errors="replace")[-4000:]
 
 
-@pytest.mark.parametrize("places", KILLS, ids=["while-tasks-write", "when-they-have"])
 def test_a_driver_that_is_killed_at_every_step_of_a_batch_writes_each_record_once(
-    txnstore_sqlite_url, txnstore_postgresql_url, spark, spark_environment, tmp_path, places
+    txnstore_sqlite_url, txnstore_postgresql_url, lent_postgresql, spark, spark_environment, tmp_path
 ):
-    """One driver serves both databases, and the last one is this process: a Spark takes its time to start."""
-    urls = {"sqlite": txnstore_sqlite_url, "postgresql": txnstore_postgresql_url}
-    driver = Driver(tmp_path, spark_environment)
-    steps = []
-    for name, url in urls.items():
-        make_topics(url)
-        fill(url, 0, 200)
-        steps.append(driver.add(name, url, per_batch=100))
-    for batch_id, place in enumerate(places):
-        for each in steps:
-            each.at(place, batch_id, "wait")
-        driver.kill_at(f"{place}-{batch_id}", steps)
-    for name, url in urls.items():
-        finish(start(spark, url, driver.checkpoint(name)))
-        check(url)
-        assert wasted(url) > 0, "nothing was killed in the middle of its work"
+    """One driver serves all four, and the last one is this process: a Spark takes its time to start."""
+    other_sqlite_url = f"sqlite:///{tmp_path / 'other.db'}"
+    copy_file(txnstore_sqlite_url, other_sqlite_url)
+    # Tasks that wait hold a core each.
+    driver = Driver(tmp_path, spark_environment, **{"spark.master": "local[4,4]"})
+    with lent_postgresql() as other_postgresql_url:
+        urls = {
+            ("tasks", "sqlite"): txnstore_sqlite_url,
+            ("driver", "sqlite"): other_sqlite_url,
+            ("tasks", "postgresql"): txnstore_postgresql_url,
+            ("driver", "postgresql"): other_postgresql_url,
+        }
+        queries = []
+        for (of, database), url in urls.items():
+            make_topics(url)
+            fill(url, 0, 120)
+            name = f"{of}-{database}"
+            queries.append((KILLS[of], url, name, driver.add(name, url, per_batch=100)))
+        for batch_id in range(2):
+            for places, _, _, steps in queries:
+                steps.at(places[batch_id], batch_id, "wait")
+            driver.kill_at([(steps, f"{places[batch_id]}-{batch_id}") for places, _, _, steps in queries])
+        for _, url, name, _ in queries:
+            finish(start(spark, url, driver.checkpoint(name)))
+            check(url)
+            assert wasted(url) > 0, "nothing was killed in the middle of its work"
 
 
 def test_a_server_that_is_killed_under_a_running_query_only_delays_it(spark, tmp_path):
