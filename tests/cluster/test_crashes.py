@@ -113,6 +113,7 @@ def crashes(victims: Victims) -> Iterator[Crashed[World]]:
         if point.statement == "COMMIT":
             crash = crash_at(point.step, point.when, victims.run, victims.make())
             assert crash is not None, f"it does not come to {point} any more"
+            assert crash.point == point, "its first time took other steps"
             yield crash
 
 
@@ -159,6 +160,7 @@ def test_the_same_call_again_goes_on_where_the_crash_was(victims: Victims):
         world = make()
         crash = crash_at(point.step, point.when, end, world)
         assert crash is not None
+        assert crash.point == point, "its first time took other steps"
         crash.revive()
         again = Producer(victims.others, world.producer.transactional_id, world.producer.identity)
         before = again.identity
@@ -259,6 +261,7 @@ def test_a_helper_that_dies_while_it_aborts_many_together_leaves_none_that_the_n
             producers = many.make()
             crash = crash_at(point.step, point.when, abort, producers)
             assert crash is not None, f"it does not come to {point} any more"
+            assert crash.point == point, "its first time took other steps"
             crash.revive()
             with noting(crash):
                 states = many.states(others, producers)

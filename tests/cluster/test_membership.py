@@ -351,6 +351,8 @@ def test_a_crash_at_any_step_of_joining_is_followed_by_whoever_comes_next(sqlite
     for point in points:
         urls = make()
         crash = crash_at(point.step, point.when, join, urls)
+        assert crash is not None
+        assert crash.point == point, "its first time took other steps"
         with noting(crash), open_cluster(urls, clock=sqlite_site.clock) as cluster:
             assert ids(cluster) == [(1, True), (2, True)]
             cluster.own(2)

@@ -235,6 +235,7 @@ def every_second_crash(
             subject = make()
             first = crash_at(point.step, point.when, action, subject)
             assert first is not None, f"the action does not crash {point} any more"
+            assert first.point == point, "its first time took other steps"
             firsts.append(first)
             return subject
 
