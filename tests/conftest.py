@@ -11,12 +11,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 from sqlalchemy.engine import make_url
 
+from tests.tools.living_sessions import sessions_living_on
 from txnstore.clients.upkeep import Upkeep
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
@@ -168,6 +169,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return "plans" if file.startswith("tests/plans/") else file
 
     return SomeTogether(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Let sessions of PostgreSQL live on in tests of crashes, not while fixtures make and drop databases."""
+    with nullcontext() if item.get_closest_marker("crashes") is None else sessions_living_on():
+        yield
 
 
 @pytest.fixture(autouse=True)

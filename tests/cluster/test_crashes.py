@@ -17,7 +17,7 @@ from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import recover
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.crashes]
 
 S = TransactionState
 COMMITS = {S.PREPARE_COMMIT, S.COMPLETE_COMMIT}

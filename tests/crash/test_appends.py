@@ -16,6 +16,8 @@ from txnstore.model import NO_PRODUCER
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 
+pytestmark = pytest.mark.crashes
+
 
 def appends(flush: str, *, is_idempotent: bool) -> Callable[[World, Store], list[Appended]]:
     def step(world: World, store: Store) -> list[Appended]:

@@ -34,7 +34,7 @@ from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 from txnstore.transactions.recovery import abort_timed_out, expire_producers, expire_transactional_ids, trim_journal
 from txnstore.transactions.rows import read_row
 
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
 DAY_MS = 86_400_000
 

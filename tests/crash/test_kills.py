@@ -15,7 +15,7 @@ from tests.tools.elsewhere import assert_sound_elsewhere
 from tests.tools.killed_children import every_kill
 from txnstore.testing.invariants import assert_sound
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.crashes]
 
 
 def points_of(place: Place, scenario: Scenario) -> list[CrashPoint] | None:

@@ -18,7 +18,7 @@ from txnstore.groups.group import Group, GroupState
 from txnstore.groups.rebalance_rules import state_of
 from txnstore.model import PartitionName
 
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
 PARTITIONS = 4
 #: Of who dies: the others outlive it.

@@ -17,7 +17,7 @@ from txnstore.transactions.transaction import SentOffsets
 
 FORMER = OffsetAndMetadata(40, offset_in_transaction=17)
 NEXT = OffsetAndMetadata(50, offset_in_transaction=3)
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
 _numbers = itertools.count(1)
 

@@ -25,7 +25,7 @@ from txnstore.model import ControlType
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.recovery import recover
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.crashes]
 
 
 @dataclass

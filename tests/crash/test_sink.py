@@ -42,7 +42,7 @@ from txnstore.spark.sink_coordination import TIMEOUT_MS_DEFAULT
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.recovery import recover
 
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
 DONE = (written(OLD, FIRST), (NEW_OFFSET,) * PARTITIONS, (1, PARTITIONS))
 NOT_DONE = (written(OLD), (OLD_OFFSET,) * PARTITIONS, (0, 0))

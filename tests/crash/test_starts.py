@@ -26,7 +26,7 @@ from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.protocol import TransactionState
 
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
 _ABORT, _COMMIT = ControlType.ABORT, ControlType.COMMIT
 

@@ -13,7 +13,7 @@ from tests.crash.worlds import NEW_OFFSET, OLD, OLD_OFFSET, PARTITIONS, Place, V
 from txnstore.db.store import Store
 from txnstore.model import ControlType
 
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=str)

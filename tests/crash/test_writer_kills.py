@@ -17,7 +17,7 @@ from txnstore.db.store import Store
 from txnstore.model import ControlType
 from txnstore.testing.invariants import assert_sound
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.crashes]
 
 
 def writer_is_followed(name: str, world: World, store: Store) -> None:

@@ -17,7 +17,7 @@ from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import recover
 
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
 
 def goes_on(case: Together, place: Place, world: World, store: Store, left: View) -> ControlType:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, Table, bindparam, or_, select
+from sqlalchemy import Connection, Table, bindparam, select
 
 from tests.tools.crashes import CrashPoint, When, is_commit
 from txnstore.db.opening import open_store
@@ -39,6 +39,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.groups.offsets import read_offsets
 from txnstore.log.append import Append
@@ -270,14 +271,14 @@ def state_of(store: Store, world: World) -> Hashable:
 def _state_of(world: World, connection: Connection) -> Hashable:
     first, second = world.partition_ids
     whose = {"first": first, "second": second, "transactional_id": world.transactional_id}
-    found = [(name, connection.execute(statement, whose).mappings().all()) for name, statement in _OF_WORLD.items()]
+    found = {name: [row._asdict() for row in each.rows(connection, whose)] for name, each in _OF_WORLD.items()}
     producer_ids = sorted(
-        {row[name] for _, rows in found for row in rows for name in _PRODUCER_IDS & row.keys()} - {NO_PRODUCER_ID}
+        {row[name] for rows in found.values() for row in rows for name in _PRODUCER_IDS & row.keys()} - {NO_PRODUCER_ID}
     )
     indices = {number: index for index, number in enumerate(world.partition_ids)}
     names: dict[str, Mapping[Any, Any]] = {
         "partition_id": indices,
-        "sent_offsets": {row["sent_offsets"]: _sent(row["sent_offsets"], indices) for row in dict(found)[_JOURNAL]},
+        "sent_offsets": {row["sent_offsets"]: _sent(row["sent_offsets"], indices) for row in found[_JOURNAL]},
         **{name: {number: index for index, number in enumerate(producer_ids)} for name in _PRODUCER_IDS},
     }
     return tuple(
@@ -288,7 +289,7 @@ def _state_of(world: World, connection: Connection) -> Hashable:
                 for row in rows
             ),
         )
-        for table, rows in found
+        for table, rows in found.items()
     )
 
 
@@ -327,7 +328,7 @@ _TABLES_OF_WORLD: Final = (
 )
 
 
-def _of_world(table: Table) -> Select[Any]:
+def _of_world(table: Table) -> HotStatement:
     columns = [
         column
         for column in table.c
@@ -335,8 +336,8 @@ def _of_world(table: Table) -> Select[Any]:
     ]
     found = select(*columns)
     if "partition_id" in table.c:
-        return found.where(or_(*(table.c.partition_id == bindparam(name) for name in ("first", "second"))))
-    return found.where(table.c.transactional_id == bindparam("transactional_id"))
+        return HotStatement(found.where(table.c.partition_id.in_([bindparam("first"), bindparam("second")])))
+    return HotStatement(found.where(table.c.transactional_id == bindparam("transactional_id")))
 
 
 _OF_WORLD: Final = {table.name: _of_world(table) for table in _TABLES_OF_WORLD}

@@ -24,6 +24,8 @@ from txnstore.moving import pages as paging
 from txnstore.moving.move import Moved, move
 from txnstore.verification.verify import verify_store
 
+pytestmark = pytest.mark.crashes
+
 #: So many statements are between two deaths, which are on both sides of them by turns.
 STRIDE = 7
 #: More than it takes.

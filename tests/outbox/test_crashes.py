@@ -18,7 +18,7 @@ from txnstore.log.outbox.sequencer import drain_outbox, sequence_outbox
 from txnstore.log.partition_rows import draw_commit_number
 from txnstore.testing.invariants import assert_sound
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.crashes]
 
 numbers = itertools.count()
 

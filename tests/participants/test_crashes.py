@@ -10,7 +10,7 @@ import pytest
 
 from tests.participants.bank import Bank, Transfer
 from tests.participants.dying import die_at, places_of
-from tests.tools.crashes import noting
+from tests.tools.crashes import cut_at_times, noting
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
@@ -20,7 +20,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import abort_timed_out
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.crashes]
 
 
 class Left(NamedTuple):
@@ -121,9 +121,10 @@ ACTIONS = [commit, abort_after_the_vote]
 def deaths(bank: Bank, victims: Store, action: Callable[[Transfer], None]) -> Iterator[tuple[str, Transfer, Left]]:
     for number in itertools.count(1):
         transfer = bank.written(store=victims)
-        place = die_at(number, lambda transfer=transfer: action(transfer))
-        transfer.die()
-        victims.engine.dispose()
+        with cut_at_times(number):
+            place = die_at(number, lambda transfer=transfer: action(transfer))
+            transfer.die()
+            victims.engine.dispose()
         if place is None:
             bank.assert_whole(transfer.name, committed=action is commit)
             return
@@ -174,8 +175,9 @@ def test_a_second_death_in_the_recovery_leaves_what_the_next_one_makes_whole(sql
             left = look(bank, transfer.name)
             assert left.prepared == (1, 1)
             bank.clock.advance(60_001)
-            place = die_at(second, lambda: raise_failed(recover_branches(victims, bank.tables[0].url)))
-            victims.engine.dispose()
+            with cut_at_times(second):
+                place = die_at(second, lambda: raise_failed(recover_branches(victims, bank.tables[0].url)))
+                victims.engine.dispose()
             with noting(f"{place}, in the recovery"):
                 check(look(bank, transfer.name))
                 bank.recover()

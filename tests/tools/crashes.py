@@ -19,13 +19,19 @@ import itertools
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from sqlalchemy import Connection, Engine, event
 
+from tests.tools.living_sessions import sessions_cut
+
 _STATEMENT_LENGTH_MAX: Final = 120
+#: Where sessions of PostgreSQL live on after a crash, those of one step in so many are cut all the same, for the server
+#: to find out; it is a step that even the shortest actions have.
+CUT_STEPS: Final = 8
+CUT_STEP: Final = 2
 
 
 class When(enum.Enum):
@@ -264,6 +270,11 @@ def crash_at(step: int, when: When, action: Action[Subject], subject: Subject) -
     return None if crasher.point is None else Crashed(subject, crasher.point, crasher.graves)
 
 
+def cut_at_times(step: int) -> AbstractContextManager[None]:
+    """Cut the sessions of PostgreSQL that are closed meanwhile, if it is the turn of this step."""
+    return sessions_cut() if step % CUT_STEPS == CUT_STEP else nullcontext()
+
+
 @contextmanager
 def noting(place: object) -> Iterator[None]:
     """Let an error say after which crash it came up, for the checks in a loop over crashes."""
@@ -294,9 +305,10 @@ class _Crasher:
         if self.point is None and (point.step, point.when) == (self._step, self._when):
             self.point = point
         if self.point is not None:
-            while self._alive:
-                self.graves.append(_Grave(self._alive.pop(), self.point))
-            _cut(connection, self.point)
+            with cut_at_times(self._step):
+                while self._alive:
+                    self.graves.append(_Grave(self._alive.pop(), self.point))
+                _cut(connection, self.point)
 
 
 class _Grave:

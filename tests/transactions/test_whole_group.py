@@ -202,6 +202,7 @@ RECORDS: list[tuple[Cells, Committers]] = [([(1, 0, 1)], []), ([(0, 0, 3), (1, 0
 ENDS = 3
 
 
+@pytest.mark.crashes
 @pytest.mark.slow_on_postgresql
 def test_a_crash_at_any_step_leaves_all_or_none_and_each_can_be_asked_for_again(open_anew) -> None:
     def act(world: World) -> list[Ended] | None:
