@@ -10,12 +10,26 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final
 
-from sqlalchemy import Connection, Table, bindparam, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    null,
+    select,
+    union_all,
+)
 
 from tests.tools.crashes import CrashPoint, When, is_commit
 from txnstore.db.opening import open_store
@@ -271,25 +285,23 @@ def state_of(store: Store, world: World) -> Hashable:
 def _state_of(world: World, connection: Connection) -> Hashable:
     first, second = world.partition_ids
     whose = {"first": first, "second": second, "transactional_id": world.transactional_id}
-    found = {name: [row._asdict() for row in each.rows(connection, whose)] for name, each in _OF_WORLD.items()}
-    producer_ids = sorted(
-        {row[name] for rows in found.values() for row in rows for name in _PRODUCER_IDS & row.keys()} - {NO_PRODUCER_ID}
-    )
-    indices = {number: index for index, number in enumerate(world.partition_ids)}
-    names: dict[str, Mapping[Any, Any]] = {
-        "partition_id": indices,
-        "sent_offsets": {row["sent_offsets"]: _sent(row["sent_offsets"], indices) for row in found[_JOURNAL]},
-        **{name: {number: index for index, number in enumerate(producer_ids)} for name in _PRODUCER_IDS},
-    }
+    found = _OF_WORLD[connection.dialect.name].rows(connection, whose)
+    partitions = {number: index for index, number in enumerate(world.partition_ids)}
+    producer_ids = {number for row in found for number in row[_PRODUCERS]} - {None, NO_PRODUCER_ID}
+    producers = {number: index for index, number in enumerate(sorted(producer_ids))}
     return tuple(
-        (
-            table,
-            *sorted(
-                repr([names.get(name, {}).get(value, value) for name, value in row.items() if name not in _OWN_NAMES])
-                for row in rows
-            ),
+        sorted(
+            repr(
+                (
+                    row.of_table,
+                    partitions.get(row.partition_id, row.partition_id),
+                    [producers.get(number, number) for number in row[_PRODUCERS]],
+                    _sent(row.sent_offsets, partitions),
+                    row.others,
+                )
+            )
+            for row in found
         )
-        for table, rows in found.items()
     )
 
 
@@ -301,8 +313,15 @@ def _sent(text: str | None, indices: Mapping[int, int]) -> list[Any] | None:
     return sorted([[indices.get(number, number), *rest] for number, *rest in sent] for sent in groups)
 
 
-_JOURNAL: Final = transaction_log.name
-_PRODUCER_IDS: Final = frozenset({"producer_id", "previous_producer_id", "next_producer_id", "writer_producer_id"})
+_PRODUCER_IDS: Final = ("producer_id", "previous_producer_id", "next_producer_id", "writer_producer_id")
+#: What makes a world another one, and each row has its own column for.
+_OWN: Final[Mapping[str, Any]] = {
+    "partition_id": BigInteger,
+    **dict.fromkeys(_PRODUCER_IDS, BigInteger),
+    "sent_offsets": Text,
+}
+#: Where producers are in a row, behind the table and the partition.
+_PRODUCERS: Final = slice(2, 2 + len(_PRODUCER_IDS))
 _OWN_NAMES: Final = frozenset({"transactional_id", "group_id", "sink_id"})
 #: What follows from the clock, from the other columns, or from how many worlds there were before.
 _LEFT_OUT: Final = frozenset({"entry_id", "commit_number", "crc"})
@@ -328,19 +347,36 @@ _TABLES_OF_WORLD: Final = (
 )
 
 
-def _of_world(table: Table) -> HotStatement:
-    columns = [
-        column
+def _of_world(table: Table, in_words: Callable[[Sequence[ColumnElement[Any]]], ColumnElement[str]]) -> Select[Any]:
+    columns = {
+        column.name: column
         for column in table.c
-        if column.name not in _LEFT_OUT and not column.name.endswith("_ms") and column.computed is None
-    ]
-    found = select(*columns)
+        if column.name not in _LEFT_OUT | _OWN_NAMES and not column.name.endswith("_ms") and column.computed is None
+    }
+    found = select(
+        literal_column(f"'{table.name}'").label("of_table"),
+        *(columns.pop(name, cast(null(), kind)).label(name) for name, kind in _OWN.items()),
+        in_words(list(columns.values())).label("others"),
+    )
     if "partition_id" in table.c:
-        return HotStatement(found.where(table.c.partition_id.in_([bindparam("first"), bindparam("second")])))
-    return HotStatement(found.where(table.c.transactional_id == bindparam("transactional_id")))
+        return found.where(table.c.partition_id.in_([bindparam("first"), bindparam("second")]))
+    return found.where(table.c.transactional_id == bindparam("transactional_id"))
 
 
-_OF_WORLD: Final = {table.name: _of_world(table) for table in _TABLES_OF_WORLD}
+def _quoted(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
+    quoted = (func.quote(column, type_=Text) for column in columns)
+    return reduce(lambda left, right: left + "," + right, quoted, cast("", Text))
+
+
+def _in_a_row(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
+    return cast(func.row(*columns), Text)
+
+
+#: All of it in one statement, by the kind of the database.
+_OF_WORLD: Final = {
+    kind: HotStatement(union_all(*(_of_world(table, in_words) for table in _TABLES_OF_WORLD)))
+    for kind, in_words in (("sqlite", _quoted), ("postgresql", _in_a_row))
+}
 
 
 def written(*flushes: str) -> tuple[tuple[bytes, ...], ...]:
