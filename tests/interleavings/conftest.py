@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -72,6 +72,7 @@ class Setting:
         *,
         after_step: Callable[[], object] = lambda: None,
         at_end: Callable[[Mapping[str, Finished]], object] = lambda finished: None,
+        alike: Collection[str] = (),
     ) -> Scenario:
         """Return the scenario: at each step all that is committed is read, and in the end nothing was wrong."""
 
@@ -84,7 +85,7 @@ class Setting:
             self.look(final=True)
             self.check()
 
-        return Scenario(actors, self.recorder.let_go, look, conclude)
+        return Scenario(actors, self.recorder.let_go, look, conclude, alike)
 
     def look(self, *, final=False):
         name = f"observer#{next(_numbers)}"

@@ -78,7 +78,7 @@ def test_what_counts_stays_in_every_order_of_steps(world, by_lock, beside):
             "deletion": lambda: delete_records(world.second, partition_id, 4),
         }
         actors = {"first": lambda: compact(world.first, partition_id), beside: others[beside]}
-        return Scenario(actors, at_end=the_newest_are_there)
+        return Scenario(actors, at_end=the_newest_are_there, alike=actors if beside == "compaction" else ())
 
     explored = explore(
         make, stops=before_locks if by_lock else before_transactions, preemptions_max=1, store=world.observer

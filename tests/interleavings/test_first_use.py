@@ -42,9 +42,11 @@ def test_two_first_users_of_an_empty_database_get_one_store(url, store, tmp_path
         def one_store(finished):
             assert finished["first"].result() == finished["second"].result()
 
-        return Scenario({"first": use, "second": use}, at_end=one_store)
+        actors = {"first": use, "second": use}
+        return Scenario(actors, at_end=one_store, alike=actors)
 
-    explored = explore(make, stops=stops, preemptions_max=interruptions_max, store=store)
+    # A file that is made is another thing that they have in common.
+    explored = explore(make, stops=stops, preemptions_max=interruptions_max, store=store, all_orders=True)
     assert explored.deadlocks == 0
 
 
@@ -61,7 +63,8 @@ def test_two_who_write_to_a_topic_that_is_not_there_make_one_topic(world):
             (found,) = world.observer.read(lambda connection: find_topics(connection, [name]))
             assert found.partition_ids == first.partition_ids
 
-        return Scenario({"first": use(world.first), "second": use(world.second)}, at_end=one_topic)
+        actors = {"first": use(world.first), "second": use(world.second)}
+        return Scenario(actors, at_end=one_topic, alike=actors)
 
     explored = explore(make, stops=before_locks, preemptions_max=2, store=world.observer)
     assert explored.orders_with_waiting > 0
@@ -78,9 +81,8 @@ def test_two_first_users_of_a_transactional_id_are_one_after_the_other(world, in
             assert first.identity.producer_id == second.identity.producer_id
             assert sorted([first.identity.epoch, second.identity.epoch]) == [0, 1]
 
-        return setting.scenario(
-            {"first": in_turn(first.init), "second": in_turn(second.init)}, at_end=one_id_two_epochs
-        )
+        actors = {"first": in_turn(first.init), "second": in_turn(second.init)}
+        return setting.scenario(actors, at_end=one_id_two_epochs, alike=actors)
 
     explored = explore(make, stops=before_locks, preemptions_max=2, store=world.observer)
     assert explored.orders_with_waiting > 0

@@ -80,15 +80,16 @@ def test_what_is_due_is_done_once_in_every_order_of_steps(world, by_lock, lease_
             (row,) = world.observer.read(lambda connection: connection.execute(select(maintenance_duties)).all())
             assert (row.holder, row.held_until_ms, row.is_unfinished) == (None, None, False)
 
-        return setting.scenario(
-            {"first": lambda: turn(world.first), "second": lambda: turn(world.second)}, at_end=all_is_done_once
-        )
+        actors = {"first": lambda: turn(world.first), "second": lambda: turn(world.second)}
+        return setting.scenario(actors, at_end=all_is_done_once, alike=actors)
 
     explored = explore(
         make,
         stops=before_locks if by_lock else before_transactions,
         preemptions_max=1 if by_lock else 2,
         store=world.observer,
+        # The clock is another thing that they have in common.
+        all_orders=lease_runs_out,
     )
     assert explored.orders > 1
     assert (0, 1) in outcomes or (1, 1) in outcomes
