@@ -94,6 +94,7 @@ def _nobody_waits(backend: int, for_any_of: Sequence[int]) -> Waiting:
 Stops = Callable[[str], bool]
 
 _STEP_LENGTH: Final = 60
+_BEGIN_OF_SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
 _here: Final = threading.local()
 
 
@@ -141,11 +142,11 @@ class _Transaction(enum.Enum):
     """Each of them; before the first one nothing has happened."""
 
     @classmethod
-    def begun_by(cls, statement: str) -> _Transaction:
+    def begun_by(cls, statement: str, dialect_name: str) -> _Transaction:
         """Return what a BEGIN begins."""
-        if statement.startswith("BEGIN IMMEDIATE"):
-            return cls.ALONE
-        return cls.SNAPSHOT if statement == "BEGIN" or " READ ONLY;" in statement else cls.SHARED
+        if dialect_name == "sqlite":
+            return cls.ALONE if statement == "BEGIN IMMEDIATE" else cls.SNAPSHOT
+        return cls.SNAPSHOT if statement.startswith(_BEGIN_OF_SNAPSHOT) else cls.SHARED
 
 
 def current_actor() -> Actor | None:
@@ -286,7 +287,7 @@ class Actor:
                 raise ActorStuckError([self.name])
             self._state = _State.RUNNING
 
-    def passed(self, statement: str) -> None:
+    def passed(self, statement: str, connection: Any) -> None:
         """Note that the statement was executed."""
         self._executing = None
         self._has_just_begun = False
@@ -297,7 +298,7 @@ class Actor:
             self._transaction = _Transaction.NONE
         elif statement.startswith("BEGIN"):
             self._has_just_begun = True
-            self._transaction = _Transaction.begun_by(statement)
+            self._transaction = _Transaction.begun_by(statement, connection.dialect.name)
         elif self._transaction is _Transaction.NONE:
             self._has_changed = True
         elif self._transaction is _Transaction.SNAPSHOT and not statement.startswith(("SELECT", "WITH")):
@@ -661,4 +662,4 @@ def _before(connection: Any, cursor: Any, statement: str, *_: object) -> None:
 def _after(connection: Any, cursor: Any, statement: str, *_: object) -> None:
     actor = current_actor()
     if actor is not None:
-        actor.passed(statement)
+        actor.passed(statement, connection)
