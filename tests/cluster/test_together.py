@@ -334,3 +334,27 @@ def test_a_helper_that_slept_strikes_nothing_off_the_next_transaction(bench: Ben
     assert complete_all_decided(store, bench.cluster) == (name,)
     assert bench.read(there) == [b"first", b"second"]
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_helper_whose_markers_come_too_late_has_nothing_to_put_off(bench: Bench, monkeypatch):
+    producer = bench.producer_at(1)
+    there = bench.partition_at(2)
+    producer.send(there, b"first")
+    twin = producer.twin()
+    with bench.down(2), pytest.raises(OutcomeUnknown):
+        producer.end(commit=True)
+    store, name = bench.cluster.own(1), producer.transactional_id
+    original = bench.cluster.write_at
+
+    def write_later(*arguments, **options):
+        # Meanwhile it is completed, and its producer has begun the next one in that partition.
+        monkeypatch.undo()
+        twin.end(commit=True)
+        twin.send(there, b"second")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(bench.cluster, "write_at", write_later)
+    assert complete_together(store, bench.cluster, [name]).put_off == {}
+    twin.end(commit=True)
+    assert bench.read(there) == [b"first", b"second"]
+    assert_cluster_sound(bench.cluster, at_rest=True)

@@ -247,13 +247,16 @@ def complete_together(store: Store, cluster: Cluster | None, transactional_ids: 
         # What waits for a database that is away costs no write at each look.
         news = {name: each for name, each in delivered.items() if each.error is None or each.is_news}
         rest = _try_to_strike_off(store, left, news) if news else ()
-    put_off: dict[str, TxnStoreError] = {}
+    put_off = {name: each.error for name, each in delivered.items() if each.error is not None}
+    if put_off:
+        # Others may have completed it meanwhile, and it may have gone on: what came too late for that was refused.
+        decided = store.read(partial(_read_decided, put_off))
+        put_off = {name: error for name, error in put_off.items() if is_left(decided.get(name), left[name])}
     for name in transactional_ids:
-        error = delivered[name].error if name in delivered else None
-        if error is None and name in rest:
+        if name in rest and (name not in delivered or delivered[name].error is None):
             error = _complete_by_itself(store, cluster, name)
-        if error is not None:
-            put_off[name] = error
+            if error is not None:
+                put_off[name] = error
     return Completed([name for name in transactional_ids if name not in put_off], put_off)
 
 
@@ -281,13 +284,14 @@ def _complete_by_itself(store: Store, cluster: Cluster | None, transactional_id:
     return None
 
 
+def _read_decided(transactional_ids: Collection[str], connection: Connection) -> dict[str, TransactionMetadata]:
+    found = map(rows.metadata_from_row, _READ.rows(connection, _WANTED.parameters(transactional_ids)))
+    return {row.transactional_id: row for row in found if row.state in DECIDED}
+
+
 def _read_undelivered(transactional_ids: Collection[str], connection: Connection) -> dict[str, PendingDelivery]:
     these = _WANTED.parameters(transactional_ids)
-    decided = {
-        row.transactional_id: row
-        for row in map(rows.metadata_from_row, _READ.rows(connection, these))
-        if row.state in DECIDED
-    }
+    decided = _read_decided(transactional_ids, connection)
     markers: dict[str, list[Marker]] = {}
     for found in _QUEUED.rows(connection, these):
         markers.setdefault(found.transactional_id, []).append(rows.queued_marker(found))
