@@ -307,14 +307,20 @@ def test_what_another_one_has_struck_off_meanwhile_is_not_waited_for(bench: Benc
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
-def test_a_helper_that_slept_strikes_nothing_off_the_next_transaction(bench: Bench, monkeypatch):
+def decided_unheard(bench: Bench) -> tuple[Producer, int]:
+    """Commit a record in the second database, which does not hear of it; return who may go on, and the partition."""
     producer = bench.producer_at(1)
     there = bench.partition_at(2)
     producer.send(there, b"first")
     twin = producer.twin()
     with bench.down(2), pytest.raises(OutcomeUnknown):
         producer.end(commit=True)
-    store, name = bench.cluster.own(1), producer.transactional_id
+    return twin, there
+
+
+def test_a_helper_that_slept_strikes_nothing_off_the_next_transaction(bench: Bench, monkeypatch):
+    twin, there = decided_unheard(bench)
+    store, name = bench.cluster.own(1), twin.transactional_id
     original = store.write
 
     def write_later(work, **options):
@@ -337,13 +343,8 @@ def test_a_helper_that_slept_strikes_nothing_off_the_next_transaction(bench: Ben
 
 
 def test_a_helper_whose_markers_come_too_late_has_nothing_to_put_off(bench: Bench, monkeypatch):
-    producer = bench.producer_at(1)
-    there = bench.partition_at(2)
-    producer.send(there, b"first")
-    twin = producer.twin()
-    with bench.down(2), pytest.raises(OutcomeUnknown):
-        producer.end(commit=True)
-    store, name = bench.cluster.own(1), producer.transactional_id
+    twin, there = decided_unheard(bench)
+    store, name = bench.cluster.own(1), twin.transactional_id
     original = bench.cluster.write_at
 
     def write_later(*arguments, **options):

@@ -20,6 +20,7 @@ from txnstore.db.schema import (
     partitions,
     producer_states,
     record_batches,
+    sink_positions,
     transaction_log,
     transactions,
 )
@@ -119,6 +120,8 @@ def test_no_portion_is_larger_than_what_others_wait_for(store, clock, partition_
         store.write(lambda connection: append(connection, [large] * 2))
     small = Append(partition_ids[1], encode([Record(b"x")]))
     store.write(lambda connection: append(connection, [small] * 450))
+    read = {"group_id": "g", "partition_id": partition_ids[0], "in_commit_order": False, "next_offset": 1}
+    fill(store, sink_positions, ({**read, "sink_id": f"query:{n}"} for n in range(250)))
     clock.advance(8 * DAY_MS)
     deleted, write = [], type(store).write
 
@@ -144,10 +147,10 @@ def test_no_portion_is_larger_than_what_others_wait_for(store, clock, partition_
     deleted.clear()
     store.write(lambda connection: delete_topic(connection, "orders"))
     deleted.clear()
-    # Batches, two looks that find no more of them, and the two partitions.
-    assert purge_deleted_partitions(store, rows_max=10_000) == 454
-    assert deleted == [3, 1, 0, 200, 200, 50, 0, None]
-    assert [count(store, table) for table in (record_batches, deleted_partitions)] == [0, 0]
+    # Batches, two looks that find no more of them, what queries have read, and the two partitions.
+    assert purge_deleted_partitions(store, rows_max=10_000) == 704
+    assert deleted == [3, 1, 0, 200, 200, 50, 0, 200, 50, None]
+    assert [count(store, table) for table in (record_batches, sink_positions, deleted_partitions)] == [0, 0, 0]
 
 
 def test_whoever_deletes_a_topic_waits_a_moment_only_for_its_records_to_go(store, monkeypatch):

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Table,
     case,
     cast,
+    delete,
     insert,
     literal,
     not_,
@@ -106,11 +107,11 @@ class BigStore:
 
 def fill(store: Store, url: str) -> BigStore:
     """Fill a new store, which others open at this URL."""
-    topic = store.write(lambda connection: create_topic(connection, "big", partition_count=5))
+    topic = store.write(lambda connection: create_topic(connection, "big", partition_count=4))
     keeps = {"retention.ms": "1000", "retention.bytes": "1000000000"}
     old = store.write(lambda connection: create_topic(connection, "old", config=keeps))
     first_ms = time.time_ns() // 1_000_000 - 3_600_000
-    with_transactions, plain, held_back, scratch, ended = topic.partition_ids
+    with_transactions, plain, held_back, ended = topic.partition_ids
     (expired,) = old.partition_ids
     states = store.write(lambda connection: create_topic(connection, "states", config=COMPACTS))
     (compacted,) = states.partition_ids
@@ -120,7 +121,7 @@ def fill(store: Store, url: str) -> BigStore:
             driver: Any = connection.connection.driver_connection
             driver.expect_answers_within(Limits(statement_timeout_ms=0))
         connection.exec_driver_sql("BEGIN")
-        _fill_log(connection, big, scratch)
+        _fill_log(connection, big)
         _fill_producers(connection, big)
         _fill_coordinator(connection, big)
         _fill_participants(connection, big)
@@ -148,7 +149,7 @@ def _multiply(
     connection.execute(insert(table).from_select(list(values), rows, include_defaults=False))
 
 
-def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
+def _fill_log(connection: Connection, big: BigStore) -> None:
     encoded = [
         encode(
             [Record(b"value", timestamp_ms=big.first_ms)],
@@ -166,7 +167,7 @@ def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
     rows = [
         {
             **batch.columns(),
-            "partition_id": scratch,
+            "partition_id": big.ended,
             "base_offset": number,
             "last_offset": number,
             "running_max_timestamp_ms": batch.max_timestamp_ms,
@@ -191,7 +192,7 @@ def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
             select(*values.values())
             .select_from(record_batches.join(copies, true()))
             .where(
-                record_batches.c.partition_id == scratch,
+                record_batches.c.partition_id == big.ended,
                 record_batches.c.last_offset >= first,
                 record_batches.c.last_offset < first + count,
             )
@@ -202,6 +203,8 @@ def _fill_log(connection: Connection, big: BigStore, scratch: int) -> None:
             .where(partition_heads.c.partition_id == partition_id)
             .values(next_offset=count * COPIES, running_max_timestamp_ms=big.first_ms + (count - 1) * 1_000)
         )
+    # They were there to be copied.
+    connection.execute(delete(record_batches).where(record_batches.c.partition_id == big.ended))
     # The last offset of each thousand ends the transaction that is read; the others only fill the index.
     numbers = _numbers(TRANSACTIONS * COPIES)
     which, rest = numbers.c.n.op("/")(COPIES), numbers.c.n % COPIES

@@ -271,6 +271,10 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
             purged += portion
             if purged >= rows_max or portions.is_over:
                 return purged
+    purged_read, is_complete = _purge_read(store, portions, rows_max=rows_max - purged)
+    purged += purged_read
+    if not is_complete:
+        return purged
     purged_offsets, is_complete = _purge_offsets(store, portions)
     if not is_complete:
         return purged + purged_offsets
@@ -288,12 +292,6 @@ def _purges(store: Store, portions: Portions) -> Iterator[Callable[[Connection],
         ):
             for partition_id in partition_ids:
                 yield partial(_purge_portion, rows, partition_id, portions)
-    for some, statement in _READ:
-        # No index finds them, and nothing comes to what is gone: no writer waits while they are looked for.
-        while keys := store.read(
-            lambda connection, some=some: connection.execute(some, {"rows_max": portions.rows}).mappings().all()  # type: ignore[misc]
-        ):
-            yield partial(_purge_read, statement, keys)
 
 
 def _purge_portion(rows: _Rows, partition_id: int, portions: Portions, connection: Connection) -> int:
@@ -305,8 +303,20 @@ def _purge_portion(rows: _Rows, partition_id: int, portions: Portions, connectio
     return connection.execute(rows.delete, {**of_partition, "through_key": through_key}).rowcount
 
 
-def _purge_read(statement: Delete, keys: Sequence[Mapping[str, Any]], connection: Connection) -> int:
-    return connection.execute(statement, keys).rowcount
+def _purge_read(store: Store, portions: Portions, *, rows_max: int) -> tuple[int, bool]:
+    """Delete what queries have read of deleted partitions; return how many rows, and whether that was all.
+
+    No index finds it, and nothing comes to what is gone: no writer waits while it is looked for.
+    """
+    purged = 0
+    for some, statement in _READ:
+        while keys := store.read(
+            lambda connection, some=some: connection.execute(some, {"rows_max": portions.rows}).mappings().all()  # type: ignore[misc]
+        ):
+            purged += portions.write(store, partial(_delete_each, statement, keys))
+            if purged >= rows_max or portions.is_over:
+                return purged, False
+    return purged, True
 
 
 def _purge_offsets(store: Store, portions: Portions) -> tuple[int, bool]:
@@ -322,7 +332,7 @@ def _purge_offsets(store: Store, portions: Portions) -> tuple[int, bool]:
         left = [{"of_group_id": row.group_id, "of_partition_id": row.partition_id} for row in found if row.is_left]
         while left:
             some, left = left[: portions.rows], left[portions.rows :]
-            purged += portions.write(store, partial(_delete_offsets, some))
+            purged += portions.write(store, partial(_delete_each, _DELETE_OFFSETS, some))
             if left and portions.is_over:
                 return purged, False
         if len(found) < LISTED_MAX:
@@ -330,8 +340,8 @@ def _purge_offsets(store: Store, portions: Portions) -> tuple[int, bool]:
         after = (found[-1].group_id, found[-1].partition_id)
 
 
-def _delete_offsets(left: Sequence[dict[str, Any]], connection: Connection) -> int:
-    return connection.execute(_DELETE_OFFSETS, left).rowcount
+def _delete_each(statement: Delete, keys: Sequence[Mapping[str, Any]], connection: Connection) -> int:
+    return connection.execute(statement, keys).rowcount
 
 
 def _strike_off(partition_ids: Sequence[int], connection: Connection) -> None:

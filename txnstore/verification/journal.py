@@ -242,7 +242,7 @@ def _committed_violations(rows: Iterable[Row[Any]], begun: Mapping[Identity, Beg
 def _told_violations(rows: Iterable[Row[Any]], begun: Mapping[Identity, Begun]) -> Iterator[Violation]:
     """Compare offsets with what the journal tells of the transactions that have committed them.
 
-    Of a group in another database it tells nothing, nor did it always.
+    Of groups in other databases it tells nothing.
     """
     for row in rows:
         of = begun.get(identity_of(row))
