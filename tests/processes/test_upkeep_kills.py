@@ -28,9 +28,10 @@ KILLS = times(40)
 NAMES = ("client-0", "client-1", "client-2")
 KEYS = 7
 STATES = len(NAMES) * KEYS
-PATIENCE_SECONDS = 60
-#: Somewhere in the lives of a few clients.
+PATIENCE_SECONDS = 120
+#: Somewhere in the lives of a few clients; after all kills a little later each time, for clients of a slow machine.
 LATER_SECONDS_MAX = 0.3
+SLOWER = 1.1
 #: Everything is due all the time, and old as soon as it is written.
 INTERVALS = {duty.interval_setting: "1" for duty in DUTIES}
 AGES = {"producer.id.expiration.ms": "300", "txnstore.transaction.log.retention.ms": "300"}
@@ -100,7 +101,7 @@ def test_clients_that_are_killed_in_their_turns_lose_nothing_and_leave_nothing_u
                     running[name] = processes.start_with_pipe(come_and_go, Job(url, tmp_path, name, kill, {}))
             for _, pipe in running.values():
                 assert pipe.poll(PATIENCE_SECONDS), f"seed {seed}"
-            time.sleep(chance.uniform(0.0, LATER_SECONDS_MAX))
+            time.sleep(chance.uniform(0.0, LATER_SECONDS_MAX * SLOWER ** max(0, kill - KILLS)))
             name = chance.choice(sorted(running))
             process, pipe = running.pop(name)
             processes.kill(process)

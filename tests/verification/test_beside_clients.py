@@ -24,7 +24,8 @@ LOOKS = times(16)
 #: What everybody does at the least meanwhile, and how long that may take.
 STEPS = 12
 PATIENCE_SECONDS = 120.0
-#: How far each of them may get ahead of whoever looks, so that there is no more to look at on a slow machine.
+#: How far each of them may get ahead of whoever looks and whoever maintains: with more in the log both take longer, and
+#: on a slow machine they would never come to an end.
 STEPS_OF_A_LOOK = 40
 ORDERS = {"retention.bytes": "4000"}
 STATES = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "50"}
@@ -45,13 +46,16 @@ class AtWork:
         try:
             for _ in work(random.Random(self.seed)):
                 self.steps[work] += 1
-                while self.steps[work] >= STEPS_OF_A_LOOK * (self.looks + 1) and not self.stop.wait(0.01):
+                while self.is_ahead(work) and not self.stop.wait(0.01):
                     pass
                 if self.stop.is_set():
                     break
         except BaseException as error:
             self.failures.append(error)
             raise
+
+    def is_ahead(self, work):
+        return self.steps[work] >= STEPS_OF_A_LOOK * (min(self.looks, self.steps[self.maintain]) + 1)
 
     def client(self, **more):
         return {"bootstrap.servers": self.url, **more}
