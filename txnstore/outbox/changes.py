@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import event, inspect
 from sqlalchemy.exc import NoInspectionAvailable
@@ -15,9 +15,12 @@ from txnstore.errors import InvalidTopic
 from txnstore.log.topics import check_topic_name
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
+    from sqlalchemy.orm import Session, UOWTransaction
 
 _EVENT = "after_flush"
+#: What a flush says of an object: whether it is to be deleted, and whether the flush does nothing by itself for it.
+_WRITTEN: Final = (False, False)
+_DELETED: Final = (True, False)
 
 
 class ChangeKind(enum.StrEnum):
@@ -86,9 +89,9 @@ class Watch:
             self._is_stopped = True
             event.remove(self._sessions, _EVENT, self._after_flush)
 
-    def _after_flush(self, session: Session, _: object) -> None:
+    def _after_flush(self, session: Session, flush: UOWTransaction) -> None:
         connections: dict[Any, list[dict[str, Any]]] = {}
-        for found, change in self._changes(session):
+        for found, change in self._changes(session, flush):
             if self._when is None or self._when(found, change):
                 # Several engines may serve one session: the record goes where the object's row went.
                 connection = session.connection(bind_arguments={"mapper": inspect(found).mapper})
@@ -96,18 +99,28 @@ class Watch:
         for connection, records in connections.items():
             self._produce_all(connection, records)
 
-    def _changes(self, session: Session) -> Iterator[tuple[Any, Change]]:
-        """Yield what the flush has done: inserts in the order of `session.add`, then updates, then deletions."""
-        for found in sorted(self._of_model(session.new), key=_insert_order):
+    def _changes(self, session: Session, flush: UOWTransaction) -> Iterator[tuple[Any, Change]]:
+        """Yield what the flush has done: inserts in the order of `session.add`, then updates, then deletions.
+
+        The session says what was to be done, the flush what was: it may have been one of a few objects, it deletes
+        orphans too, and the row of a deleted object stays where another one has been added in its place.
+        """
+        for found in sorted(self._written(session.new, flush), key=_insert_order):
             yield found, Change(ChangeKind.INSERT, _changed(found))
-        for found in self._of_model(session.dirty):
+        for found in self._written(session.dirty, flush):
             if session.is_modified(found):
                 yield found, Change(ChangeKind.UPDATE, _changed(found))
-        for found in self._of_model(session.deleted):
-            yield found, Change(ChangeKind.DELETE, frozenset())
+        # As far as somebody has asked for them, in that order.
+        for state in dict.fromkeys([*map(inspect, session.deleted), *flush.states]):
+            if flush.states.get(state) == _DELETED and isinstance(found := state.obj(), self._model):
+                yield found, Change(ChangeKind.DELETE, frozenset())
 
-    def _of_model(self, objects: Any) -> list[Any]:
-        return [found for found in objects if isinstance(found, self._model)]
+    def _written(self, objects: Any, flush: UOWTransaction) -> list[Any]:
+        return [
+            found
+            for found in objects
+            if isinstance(found, self._model) and flush.states.get(inspect(found)) == _WRITTEN
+        ]
 
     def _record(self, found: Any, change: Change) -> dict[str, Any]:
         return {
