@@ -20,6 +20,7 @@ from txnstore.db.schema import groups
 from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.groups.administration import find_group, list_groups
 from txnstore.log import retention
+from txnstore.log.bounds import read_bounds
 from txnstore.log.fetch import fetch
 from txnstore.model import INTERNAL_GROUP_PREFIX
 from txnstore.moving import archiving, loading
@@ -144,6 +145,31 @@ def test_two_archives_that_meet_in_time_have_each_record_once(cluster, tmp_path)
         return [(row["partition"], row["offset"]) for row in rows(path)]
 
     assert sorted(places(paths[0]) + places(paths[1])) == places(whole)
+
+
+def test_who_commits_meanwhile_is_in_no_partition_of_the_archive(url, tmp_path, monkeypatch) -> None:
+    AdminClient({"bootstrap.servers": url}).create_topics([NewTopic("transfers", 3)])["transfers"].result()
+    with Producer({"bootstrap.servers": url, "transactional.id": "bank"}) as producer:
+        producer.init_transactions()
+
+        def transfer(value):
+            producer.begin_transaction()
+            for partition in range(3):
+                producer.produce("transfers", value, partition=partition)
+            producer.commit_transaction()
+
+        def then_transfer(connection, partition_ids):
+            found = read_bounds(connection, partition_ids)
+            transfer("late")
+            return found
+
+        transfer("early")
+        monkeypatch.setattr(archiving, "read_bounds", then_transfer)
+        path = tmp_path / "transfers.parquet"
+        with open_cluster(url, create=False) as cluster:
+            done = export(cluster, "transfers", path)
+    assert {row["value"] for row in rows(path)} == {b"early"}
+    assert done.contents.ranges == dict.fromkeys(range(3), (0, 2))
 
 
 def test_what_fails_leaves_no_file_and_the_one_that_was_there(cluster, tmp_path, monkeypatch) -> None:

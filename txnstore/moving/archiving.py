@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,8 +76,7 @@ def export(
     """
     wanted = selection or Selection()
     topic = cluster.controller.read(lambda connection: get_topic(connection, topic_name))
-    numbers = sorted(set(wanted.partitions)) or range(len(topic.partition_ids))
-    ranges = {number: _on_leader(cluster, topic, number, partial(_range, wanted=wanted)) for number in numbers}
+    ranges = _ranges(cluster, topic, wanted)
     contents = Contents(new_archive_id(), topic.name, len(topic.partition_ids), topic.config, ranges)
     total, done, record_count = sum(end - start for start, end in ranges.values()), 0, 0
     with writing(path, contents, compression=compression) as writer:
@@ -94,6 +92,25 @@ def export(
     return Exported(record_count, contents)
 
 
+def _ranges(cluster: Cluster, topic: Topic, wanted: Selection) -> dict[int, tuple[int, int]]:
+    """Return the first offset of each partition that is wanted, and the one behind the last.
+
+    Of all partitions of one database at one moment: who commits in several of them meanwhile is in none.
+    """
+    by_leader: dict[int, dict[int, int]] = {}
+    for number in sorted(set(wanted.partitions)) or range(len(topic.partition_ids)):
+        partition_id = topic.partition_id(number)
+        by_leader.setdefault(topic.leaders[number], {})[number] = partition_id
+    ranges: dict[int, tuple[int, int]] = {}
+    for leader, ids in by_leader.items():
+
+        def read(connection: Connection, ids: dict[int, int] = ids) -> dict[int, tuple[int, int]]:
+            return {number: _range(connection, partition_id, wanted) for number, partition_id in ids.items()}
+
+        ranges |= repaired(cluster, leader, lambda store, read=read: store.read(read))  # type: ignore[misc]
+    return dict(sorted(ranges.items()))
+
+
 def _on_leader(cluster: Cluster, topic: Topic, number: int, work: Callable[[Connection, int], Any]) -> Any:
     """Read something of a partition, where it lives."""
     partition_id = topic.partition_id(number)
@@ -104,8 +121,7 @@ def _on_leader(cluster: Cluster, topic: Topic, number: int, work: Callable[[Conn
     return repaired(cluster, topic.leaders[number], call)
 
 
-def _range(connection: Connection, partition_id: int, *, wanted: Selection) -> tuple[int, int]:
-    """Return the first offset that is wanted, and the one behind the last; of one snapshot."""
+def _range(connection: Connection, partition_id: int, wanted: Selection) -> tuple[int, int]:
     bounds = read_bounds(connection, [partition_id])[partition_id]
     start, end = max(bounds.log_start_offset, wanted.from_offset), bounds.end(_COMMITTED)
     if wanted.until_offset is not None:
