@@ -338,6 +338,19 @@ def test_old_records_in_a_topic_that_deletes_them_are_told_of(cluster, url, tmp_
     assert load(cluster, empty, {"bootstrap.servers": url}, "short").retention_ms is None
 
 
+def test_records_are_loaded_that_are_as_large_as_their_topic_allows(url, tmp_path) -> None:
+    path, value = tmp_path / "large.parquet", b"x" * 1_500_000
+    config = {"max.message.bytes": "2000000", "retention.ms": "-1"}
+    AdminClient({"bootstrap.servers": url}).create_topics([NewTopic("large", 1, config=config)])["large"].result()
+    with Producer({"bootstrap.servers": url, "message.max.bytes": 2_000_000}) as producer:
+        producer.produce("large", value)
+    with open_cluster(url, create=False) as cluster:
+        export(cluster, "large", path)
+        assert load(cluster, path, {"bootstrap.servers": url}, "again").record_count == 1
+    ((_, _, _, _, found, _),) = messages(url, "again")
+    assert found == value
+
+
 def test_what_is_no_archive_or_was_cut_off_is_refused(cluster, url, tmp_path) -> None:
     path = tmp_path / "orders.parquet"
     export(cluster, "orders", path)

@@ -129,7 +129,8 @@ class _Loading:
         # Of the group's offsets, the one of partition 0 counts row groups.
         self._place = TopicPartition(topic, 0)
         self._consumer = Consumer({**settings, "group.id": name, "enable.auto.commit": False})
-        self._producer = Producer({**settings, "transactional.id": name})
+        # The topic says what is too large.
+        self._producer = Producer({**settings, "transactional.id": name, "message.max.bytes": 1_000_000_000})
 
     def __enter__(self) -> Self:
         """Take over from whoever has loaded it before."""
