@@ -351,6 +351,20 @@ def test_records_are_loaded_that_are_as_large_as_their_topic_allows(url, tmp_pat
     assert found == value
 
 
+def test_times_that_no_calendar_has_are_loaded_too(url, tmp_path) -> None:
+    path, at_ms = tmp_path / "later.parquet", 2**60
+    config = {"message.timestamp.after.max.ms": str(2**62)}
+    AdminClient({"bootstrap.servers": url}).create_topics([NewTopic("later", 1, config=config)])["later"].result()
+    with Producer({"bootstrap.servers": url}) as producer:
+        producer.produce("later", "v", timestamp=at_ms)
+    with open_cluster(url, create=False) as cluster:
+        export(cluster, "later", path)
+        done = load(cluster, path, {"bootstrap.servers": url}, "again")
+    assert (done.record_count, done.retention_ms) == (1, None)
+    ((_, _, stamp, _, _, _),) = messages(url, "again")
+    assert stamp[1] == at_ms
+
+
 def test_what_is_no_archive_or_was_cut_off_is_refused(cluster, url, tmp_path) -> None:
     path = tmp_path / "orders.parquet"
     export(cluster, "orders", path)

@@ -102,8 +102,9 @@ def _retention_ms(topic: Topic, file: pq.ParquetFile) -> int | None:
         return None
     column = file.schema_arrow.get_field_index("timestamp")
     groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
-    oldest = min(group.column(column).statistics.min for group in groups)
-    return kept_ms if oldest.timestamp() * 1000 < time.time() * 1000 - kept_ms else None
+    # As they are stored: no calendar has all of them.
+    oldest_ms = min(group.column(column).statistics.min_raw for group in groups)
+    return kept_ms if oldest_ms < time.time() * 1000 - kept_ms else None
 
 
 def _topic(cluster: Cluster, name: str, contents: Contents) -> tuple[Topic, bool]:
