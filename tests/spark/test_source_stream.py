@@ -227,18 +227,49 @@ def test_a_topic_that_was_deleted_is_lost(log):
     assert query.batch() is None
 
 
-def test_a_topic_that_was_made_anew_is_no_continuation(log):
+@pytest.mark.parametrize("new", [[b"c"], [b"c", b"d", b"e"]], ids=["shorter", "longer"])
+@pytest.mark.parametrize("order", ["offset", "commit"])
+def test_a_topic_that_was_made_anew_is_no_continuation(log, order, new):
     log.plain(0, b"a", b"b")
-    query = Query(log, startingOffsets="earliest")
+    query = Query(log, startingOffsets="earliest", txnstore__delivery__order=order)
     query.batch()
     log.store.write(lambda connection: delete_topic(connection, log.name))
     again = SourceLog(log.store, log.name)
-    again.plain(0, b"new")
-    with pytest.raises(OffsetOutOfRange, match="settlements-0 was to be read from offset 2 on, but its log ends at 1"):
+    again.plain(0, *new)
+    with pytest.raises(OffsetOutOfRange, match="has read settlements, which it cannot any more: it was deleted"):
         query.write_down()
     query.options["failOnDataLoss"] = "false"
     query.restart()
-    assert query.batch() == [b"new"]
+    assert query.batch() == new
+    assert query.batch() is None
+    again.plain(1, b"later")
+    assert query.batch() == [b"later"]
+
+
+def test_a_batch_of_a_topic_that_was_made_anew_before_it_ran_is_lost(log):
+    log.plain(0, b"a", b"b")
+    query = Query(log, startingOffsets="earliest")
+    query.write_down()
+    log.store.write(lambda connection: delete_topic(connection, log.name))
+    again = SourceLog(log.store, log.name)
+    again.plain(0, b"c", b"d", b"e")
+    with pytest.raises(OffsetOutOfRange, match="settlements-0 is gone, with the records from offset 0 on"):
+        query.run()
+    query.options["failOnDataLoss"] = "false"
+    query.restart()
+    assert query.run() == []
+    query.committed += 1
+    assert query.batch() == [b"c", b"d", b"e"]
+
+
+def test_what_an_older_version_has_written_down_names_no_topics(log):
+    log.plain(0, b"a", b"b")
+    query = Query(log, startingOffsets="earliest")
+    query.batch()
+    query.written[-1] = json.dumps({"settlements": {"0": 2, "1": 0}})
+    assert query.batch() is None
+    log.plain(0, b"c")
+    assert query.batch() == [b"c"]
 
 
 def commit(log, group, offsets):

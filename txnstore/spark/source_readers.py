@@ -13,6 +13,9 @@ offset again after a restart and forgets the answer; what it does keep, before a
 beginning travels there, and a batch that is run again begins where it began the first time, whatever has happened to
 the log meanwhile.
 
+The offsets have "$topics" too, the identities of the topics: an offset says nothing of a topic that was made anew under
+the name of a deleted one.
+
 In commit order ends are places below the high watermark, where nothing changes either, and the offsets have beside the
 topics "$commit_order": from where on transactions are to come whole in each partition (`source_ranges.whole_from`).
 That it is there tells a checkpoint of the one order from one of the other.  A batch ends between transactions; only the
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,7 +49,7 @@ from txnstore.log.topics import find_topics
 from txnstore.model import PartitionName
 from txnstore.spark.sink_coordination import SinkInput, note_inputs
 from txnstore.spark.source_filters import FilterPush, SourceFilters
-from txnstore.spark.source_options import COMMIT_ORDER, AtOffsets, SourceOptions
+from txnstore.spark.source_options import COMMIT_ORDER, TOPICS, AtOffsets, SourceOptions
 from txnstore.spark.source_ranges import (
     DataLoss,
     OffsetRange,
@@ -74,11 +77,16 @@ StreamOffset = dict[str, Any]
 INITIAL: Final[StreamOffset] = {}
 
 
-def stream_offset(ends: Offsets, begins: Positions | None = None, whole_from: Offsets | None = None) -> StreamOffset:
+def stream_offset(
+    ends: Offsets,
+    begins: Positions | None = None,
+    whole_from: Offsets | None = None,
+    topic_uuids: Mapping[str, str] | None = None,
+) -> StreamOffset:
     """Return the end of a batch: offsets by partition, and where it begins in those of `begins`.
 
-    In commit order `whole_from` says from where on transactions are to come whole; else it is None.  Always the same
-    text for the same offsets, whatever the order in which they come.
+    In commit order `whole_from` says from where on transactions are to come whole; else it is None.  `topic_uuids` are
+    the identities of the topics.  Always the same text for the same offsets, whatever the order in which they come.
     """
     offset: StreamOffset = _by_topic(ends)
     if begins is not None or not ends:
@@ -90,12 +98,14 @@ def stream_offset(ends: Offsets, begins: Positions | None = None, whole_from: Of
             offset[IN_TRANSACTION] = _by_topic(within)
     if whole_from is not None:
         offset[COMMIT_ORDER] = _by_topic(whole_from)
+    if topic_uuids:
+        offset[TOPICS] = {topic: topic_uuids[topic] for topic in sorted(topic_uuids)}
     return offset
 
 
 def ends_of(offset: StreamOffset) -> dict[PartitionName, int]:
     """Return the end of each partition."""
-    others = (FROM, IN_TRANSACTION, COMMIT_ORDER)
+    others = (FROM, IN_TRANSACTION, COMMIT_ORDER, TOPICS)
     return _by_partition({name: numbers for name, numbers in offset.items() if name not in others}, offset)
 
 
@@ -103,6 +113,12 @@ def whole_from_of(offset: StreamOffset) -> dict[PartitionName, int] | None:
     """Return from where on transactions are to come whole; None of what a query in offset order has written."""
     topics = offset.get(COMMIT_ORDER)
     return None if topics is None else _by_partition(topics, offset)
+
+
+def topic_uuids_of(offset: StreamOffset) -> Mapping[str, str]:
+    """Return the identities of the topics, as far as the offset says them: those of older versions do not."""
+    found: Mapping[str, str] = offset.get(TOPICS, {})
+    return found
 
 
 def check_order(options: SourceOptions, offset: StreamOffset) -> None:
@@ -264,6 +280,8 @@ class _Positions:
     whole_from: Offsets | None
     """In commit order: from where on transactions are to come whole."""
 
+    topic_uuids: Mapping[str, str]
+
 
 class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads on and on; one is made for the driver and its like for the tasks."""
@@ -327,7 +345,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begins is None and ends == ends_of(start):
             return start
         self._last_batch_seconds = self._monotonic_seconds()
-        return stream_offset(ends, begins, positions.whole_from)
+        return stream_offset(ends, begins, positions.whole_from, positions.topic_uuids)
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
         """Return the ranges between two offsets, as parts for the tasks.
@@ -340,7 +358,8 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_order(options, end)
         begins, ends = begins_of(start, end), ends_of(end)
         whole = whole_from_of(end) or {}
-        ids = store_at(options.address).read(lambda connection: _partition_ids(connection, begins))
+        planned_uuids = topic_uuids_of(end)
+        ids = store_at(options.address).read(lambda connection: _partition_ids(connection, begins, planned_uuids))
         ranges = []
         for partition, begin in begins.items():
             partition_id = ids.get(partition)
@@ -378,8 +397,10 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             known = ends_of(start)
             self._report_gone(known, snapshot)
+            made_anew = _made_anew(topic_uuids_of(start), snapshot)
+            self._report_made_anew(made_anew)
             for partition, bounds in snapshot.bounds.items():
-                before = known.get(partition)
+                before = None if partition.topic in made_anew else known.get(partition)
                 # A partition that is new is read from its first record on.
                 begin = (
                     bounds.log_start_offset if before is None else self._loss.begin_within(partition, before, bounds)
@@ -389,13 +410,14 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     begins[partition] = CommitPosition(begin)
         ends = self._ends(snapshot, starts, begins)
         if not self._options.in_commit_order:
-            return _Positions(starts, begins, ends, None)
+            return _Positions(starts, begins, ends, None, snapshot.topic_uuids)
         # Where a partition begins anew, so do its transactions.
         whole = {
             **(whole_from_of(start) or {}),
             **{partition: whole_from(begin.place, snapshot.bounds[partition]) for partition, begin in begins.items()},
         }
-        return _Positions(starts, begins, ends, {partition: whole.get(partition, 0) for partition in starts})
+        of_starts = {partition: whole.get(partition, 0) for partition in starts}
+        return _Positions(starts, begins, ends, of_starts, snapshot.topic_uuids)
 
     def _report_gone(self, known: Mapping[PartitionName, int], snapshot: Snapshot) -> None:
         gone = sorted(known.keys() - snapshot.bounds.keys())
@@ -405,6 +427,14 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the query has read {names}{' ...' if gone[5:] else ''}, which it cannot any more: its topic was"
                 " deleted, or the query's options name it no longer",
                 "goes on without it",
+            )
+
+    def _report_made_anew(self, topics: Collection[str]) -> None:
+        if topics:
+            self._loss.report(
+                f"the query has read {', '.join(sorted(topics))}, which it cannot any more: it was deleted, and another"
+                " topic has been created under its name",
+                "reads the other one from its first record on",
             )
 
     def _ends(self, snapshot: Snapshot, starts: Offsets, begins: Positions) -> dict[PartitionName, int]:
@@ -434,11 +464,20 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waited_ms < self._options.max_trigger_delay_ms
 
 
-def _partition_ids(connection: Connection, partitions: Iterable[PartitionName]) -> dict[PartitionName, int]:
+def _made_anew(known_uuids: Mapping[str, str], snapshot: Snapshot) -> set[str]:
+    """Return the topics that others of the same name were read before."""
+    return {name for name, uuid in snapshot.topic_uuids.items() if known_uuids.get(name, uuid) != uuid}
+
+
+def _partition_ids(
+    connection: Connection, partitions: Iterable[PartitionName], topic_uuids: Mapping[str, str]
+) -> dict[PartitionName, int]:
+    """Return the ids of the partitions that are there, of these very topics."""
     names = sorted({partition.topic for partition in partitions})
     return {
         PartitionName(topic.name, number): partition_id
         for topic in find_topics(connection, names)
+        if topic_uuids.get(topic.name, topic.topic_uuid) == topic.topic_uuid
         for number, partition_id in enumerate(topic.partition_ids)
     }
 

@@ -54,6 +54,9 @@ class Snapshot:
     """How far the query's group has come, where it has committed anything; in commit order within a transaction, too.
     """
 
+    topic_uuids: Mapping[str, str]
+    """The identity of each topic."""
+
 
 def read_snapshot(connection: Connection, options: SourceOptions, *, all_present: bool = True) -> Snapshot:
     """Return the partitions that the query reads as they are now.
@@ -62,7 +65,7 @@ def read_snapshot(connection: Connection, options: SourceOptions, *, all_present
         UnknownTopicOrPartition: a topic or partition that an option names is not there, and `all_present`.
         InvalidRequest: the group has committed offsets in another order than the query reads in.
     """
-    bounds = _read_selected(connection, options.selection, all_present=all_present)
+    bounds, topic_uuids = _read_selected(connection, options.selection, all_present=all_present)
     ends = {partition: of.end(options.bounding_isolation) for partition, of in bounds.items()}
     committed: dict[PartitionName, CommitPosition] = {}
     if options.group_id:
@@ -77,7 +80,7 @@ def read_snapshot(connection: Connection, options: SourceOptions, *, all_present
         committed = {
             partition: positions[of.partition_id] for partition, of in bounds.items() if of.partition_id in positions
         }
-    return Snapshot(bounds, ends, committed)
+    return Snapshot(bounds, ends, committed, topic_uuids)
 
 
 def resolve_start(
@@ -128,7 +131,9 @@ def once_stable(store: Store, work: Callable[[Connection], _Result]) -> _Result:
         time.sleep(_STABLE_PAUSE_SECONDS)
 
 
-def _read_selected(connection: Connection, selection: Selection, *, all_present: bool) -> dict[PartitionName, Bounds]:
+def _read_selected(
+    connection: Connection, selection: Selection, *, all_present: bool
+) -> tuple[dict[PartitionName, Bounds], dict[str, str]]:
     if selection.partitions is not None:
         names = sorted({partition.topic for partition in selection.partitions})
     elif selection.pattern is not None:
@@ -137,9 +142,10 @@ def _read_selected(connection: Connection, selection: Selection, *, all_present:
         names = [name for name in list_topics(connection) if matches(name)]
     else:
         names = list(selection.topics)
+    topics = find_topics(connection, names)
     ids = {
         PartitionName(topic.name, number): partition_id
-        for topic in find_topics(connection, names)
+        for topic in topics
         for number, partition_id in enumerate(topic.partition_ids)
     }
     if all_present and selection.partitions is not None:
@@ -150,7 +156,8 @@ def _read_selected(connection: Connection, selection: Selection, *, all_present:
     if selection.partitions is not None:
         ids = {partition: ids[partition] for partition in selection.partitions & ids.keys()}
     by_id = read_bounds(connection, ids.values())
-    return {partition: by_id[ids[partition]] for partition in sorted(ids)}
+    bounds = {partition: by_id[ids[partition]] for partition in sorted(ids)}
+    return bounds, {topic.name: topic.topic_uuid for topic in topics}
 
 
 def _refuse_missing(missing: Iterable[str]) -> None:
