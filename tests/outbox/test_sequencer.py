@@ -399,6 +399,26 @@ def test_a_row_that_can_be_no_record_is_marked_and_stops_nobody(store, caller, c
     assert not store.read(outbox_rows.has_outbox_rows)
 
 
+def test_a_row_that_is_too_large_to_be_read_is_marked_unread_and_stops_nobody(store, caller, monkeypatch):
+    monkeypatch.setattr(outbox_sequencer, "ROW_BYTES_MAX", 1000)
+    taken = []
+
+    def take(connection, outbox_ids):
+        taken.extend(outbox_ids)
+        return outbox_rows.take_rows(connection, outbox_ids)
+
+    monkeypatch.setattr(outbox_sequencer, "take_rows", take)
+    caller().insert(b"x" * 1000).commit()
+    # With a row before it, if the database knows that they belong together.
+    caller().insert(b"with it").insert(b"x" * 1001).commit()
+    caller().insert(b"after").commit()
+    with_it = [] if store.backend.name == "postgresql" else [b"with it"]
+    assert drain_outbox(store) == 2 + len(with_it)
+    assert values(store) == [b"x" * 1000, *with_it, b"after"]
+    assert 3 not in taken
+    assert refusals(store)[b"x" * 1001].startswith("it takes more than")
+
+
 @only_sqlite
 @pytest.mark.parametrize(
     ("column", "raw", "why"),

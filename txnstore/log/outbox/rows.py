@@ -20,6 +20,8 @@ from txnstore.errors import WriteConflict
 #: How many rows are in memory at once, and about how many bytes of them.
 PAGE_ROWS_MAX: Final = 5_000
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+#: What a row may hold: PostgreSQL sends two digits for each byte, and no row above 1 GiB.
+ROW_BYTES_MAX: Final = 500_000_000
 
 #: A database transaction of a caller; None stands for the rows of which the database does not know it.
 CallerId = int | None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.portions import FOUND_MAX, Portions
@@ -25,6 +25,7 @@ from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition
 from txnstore.log.append import append
 from txnstore.log.outbox.records import Destinations, find_destinations, sort_rows
 from txnstore.log.outbox.rows import (
+    ROW_BYTES_MAX,
     CallerId,
     Listed,
     Listing,
@@ -49,6 +50,7 @@ _TRIES: Final = 3
 #: Between two looks: after something was found, and at last.
 PAUSE_FIRST_SECONDS: Final = 0.005
 PAUSE_LAST_SECONDS: Final = 0.2
+_TOO_LARGE: Final = f"it takes more than {ROW_BYTES_MAX} bytes"
 #: A retention that is none.
 FOR_EVER: Final = -1
 _NOW: Final = select(server_now_ms())
@@ -188,6 +190,9 @@ def _round(connection: Connection, *, waits: bool) -> Sequenced:
     found = None if choice.fits else _prepare(connection, choice, lock.database_id)
     moved_count = 0
     for page in _pages(connection, window, choice):
+        # Unread: as an error of the database it would stop all others, too.
+        if refusals := {row.outbox_id: _TOO_LARGE for row in page if row.size_bytes > ROW_BYTES_MAX}:
+            raise _refused(page, refusals, fits=choice.fits)
         rows = take_rows(connection, [listed.outbox_id for listed in page])
         known = found or find_destinations(connection, {row.topic for row in rows}, lock.database_id)
         result = sort_rows(rows, known, lock.now_ms, random_)
@@ -243,17 +248,17 @@ def _pages(connection: Connection, window: Listing, choice: _Choice) -> Iterator
         listing = list_rows(connection, after_id=last_id)
 
 
-def _refused(rows: Sequence[Row[Any]], refusals: dict[int, str], *, fits: bool) -> _Refused:
+def _refused(rows: Sequence[Any], refusals: dict[int, str], *, fits: bool) -> _Refused:
     """Return which rows are to be marked, for some that cannot become records."""
     first_of: dict[int, int] = {}
-    for row in rows:
-        if row.outbox_id in refusals and row.transaction_id is not None:
-            first_of.setdefault(row.transaction_id, row.outbox_id)
+    for outbox_id, caller_id, *_ in rows:
+        if outbox_id in refusals and caller_id is not None:
+            first_of.setdefault(caller_id, outbox_id)
     whys = {
         caller_id: f"row {number} of the same database transaction was refused: {refusals[number]}"
         for caller_id, number in first_of.items()
     }
-    marked = {row.outbox_id: whys[row.transaction_id] for row in rows if row.transaction_id in whys}
+    marked = {outbox_id: whys[caller_id] for outbox_id, caller_id, *_ in rows if caller_id in whys}
     # Where a caller's rows fill several pages, most of them are not here.
     return _Refused({**marked, **refusals}, [] if fits else list(whys.items()))
 
