@@ -187,7 +187,7 @@ def test_at_the_last_epochs_the_next_producer_id_is_given_out(
     else:
         assert (done.identity, done.previous_producer_id) == (ProducerIdentity(8, 0), 7)
     assert (done.next_producer_id, done.begin_epoch, done.last_update_ms) == (-1, -1, NOW_MS + 1)
-    assert end(done, ProducerIdentity(7, min(epoch, 32766)), commit=commit)[0] is EndAction.ANSWER
+    assert end(done, ProducerIdentity(7, epoch), commit=commit)[0] is EndAction.ANSWER
 
 
 @pytest.mark.parametrize("reason", [FenceReason.TIMEOUT, FenceReason.ADMIN])

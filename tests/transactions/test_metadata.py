@@ -141,6 +141,9 @@ REPETITIONS = {
     "the same at 32767, given out to take over a prepared one": Repetition(
         {"previous_producer_id": 6, "producer_epoch": 0}, (6, 32767), True
     ),
+    "the one whom it has fenced": Repetition(
+        {"previous_producer_id": 6, "producer_epoch": 0, "last_producer_epoch": 32767}, (6, 32766), False
+    ),
     "the producer id before, not exhausted": Repetition(
         {"previous_producer_id": 6, "producer_epoch": 0}, (6, 32765), False
     ),

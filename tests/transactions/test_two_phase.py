@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 
 from txnstore.errors import (
+    InvalidProducerIdMapping,
     InvalidTransactionState,
     ProducerFenced,
+    TransactionAbortable,
     TransactionalIdAuthorizationFailed,
 )
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions.protocol import TIMEOUT_NEVER_MS, TransactionState
+from txnstore.transactions.recovery import abort_by_administrator
 from txnstore.transactions.tokens import PreparedTxnState
 from txnstore.transactions.transaction import abort_if_timed_out
 
 S = TransactionState
 TWO_PHASE = {"enable_two_phase_commit": True}
 KEEP = {"enable_two_phase_commit": True, "keep_prepared": True}
+WAYS = pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 
 
 @pytest.fixture
@@ -195,3 +199,64 @@ def test_at_the_last_epoch_a_prepared_transaction_can_still_be_taken_over_and_en
     assert ended.identity.producer_id != producer.identity.producer_id
     assert again.end(commit=commit).identity == ended.identity
     assert open_bench.read(open_bench.partition_ids[0]) == ([b"a"] if commit else [])
+
+
+def taken_over_at_the_last_epoch(bench, *, writes_elsewhere: bool):
+    """Return who had prepared a transaction at epoch 32766, and who has taken it over."""
+    zombie = bench.started(writes_elsewhere=writes_elsewhere, **TWO_PHASE)
+    bench.set_row(zombie.transactional_id, producer_epoch=32766)
+    zombie.become(ProducerIdentity(zombie.identity.producer_id, 32766))
+    zombie.send(bench.partition_ids[0], b"a")
+    new = zombie.twin()
+    new.start(**KEEP)
+    return zombie, new
+
+
+def refuse_all(bench, zombie) -> None:
+    for late in (zombie.commit, zombie.abort, lambda: zombie.send(bench.partition_ids[1], b"late")):
+        with pytest.raises((ProducerFenced, InvalidProducerIdMapping)):
+            late()
+
+
+@WAYS
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_at_the_last_epoch_who_was_replaced_is_never_told_of_the_next_producer_id(
+    open_bench, writes_elsewhere: bool, commit: bool
+) -> None:
+    """Both would write as the same producer: records of one would be taken for repetitions of the other one's."""
+    zombie, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=writes_elsewhere)
+    if writes_elsewhere:
+        new.decide(commit=commit)
+        refuse_all(open_bench, zombie.twin())
+    new.end(commit=commit)
+    refuse_all(open_bench, zombie)
+    new.send(open_bench.partition_ids[0], b"next")
+    new.commit()
+    assert open_bench.read(open_bench.partition_ids[0]) == ([b"a", b"next"] if commit else [b"next"])
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_the_end_of_what_was_taken_over_at_the_last_epoch_can_be_repeated_while_it_is_not_complete(
+    open_bench, commit: bool
+) -> None:
+    _, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=True)
+    new.decide(commit=commit)
+    next_id = open_bench.row(new.transactional_id).next_producer_id
+    assert new.end(commit=commit).identity == ProducerIdentity(next_id, 0)
+    assert open_bench.read(open_bench.partition_ids[0]) == ([b"a"] if commit else [])
+
+
+@WAYS
+def test_of_an_abort_by_an_administrator_at_the_last_epoch_hears_who_had_taken_over(
+    open_bench, writes_elsewhere: bool
+) -> None:
+    zombie, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=writes_elsewhere)
+    cluster = new.coordinator.cluster
+    assert abort_by_administrator(open_bench.store, new.transactional_id, cluster=cluster)
+    refuse_all(open_bench, zombie)
+    with pytest.raises(TransactionAbortable, match="by an administrator"):
+        new.twin().commit()
+    new.abort()
+    new.send(open_bench.partition_ids[0], b"next")
+    new.commit()
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"next"]

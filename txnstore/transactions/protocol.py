@@ -171,9 +171,12 @@ class TransactionMetadata:
 
     def is_repetition(self, requested: ProducerIdentity) -> bool:
         """Return whether `requested` is the identity before the last EndTxn, whose answer may be lost (KIP-890)."""
-        if requested.producer_id == self.producer_id:
-            return self.producer_epoch == requested.epoch + 1
-        return self.is_rotated_from(requested)
+        if requested.producer_id != self.producer_id:
+            return self.is_rotated_from(requested)
+        if self.state in DECIDED and self.last_producer_epoch == EPOCH_MAX:
+            # There was no epoch left to be raised to; whoever had the one before was fenced by the one who asked.
+            return requested.epoch == EPOCH_MAX
+        return self.producer_epoch == requested.epoch + 1
 
     def is_rotated_from(self, requested: ProducerIdentity) -> bool:
         """Return whether the last EndTxn replaced the exhausted producer id of `requested` by a new one."""
@@ -181,6 +184,8 @@ class TransactionMetadata:
             requested.producer_id == self.previous_producer_id
             and self.previous_producer_id != NO_PRODUCER_ID
             and requested.epoch >= EPOCH_EXHAUSTED
+            # Of the two who may have had the last epochs, the first was fenced by the second.
+            and self.last_producer_epoch in (requested.epoch, NO_PRODUCER_EPOCH)
             and self.producer_epoch == 0
         )
 
@@ -224,8 +229,8 @@ def _check_decided(before: TransactionMetadata, after: TransactionMetadata) -> N
     assert after.producer_id == before.producer_id
     assert after.producer_epoch == min(before.producer_epoch + 1, EPOCH_MAX)
     assert after.begin_epoch < after.producer_epoch, "a marker's epoch is above that of its records"
-    # Whoever is fenced has nothing that it could ask for again.
-    repeatable = after.fence_reason is None
+    # Whoever is fenced has nothing that it could ask for again; at the last epoch it is told apart by it.
+    repeatable = after.fence_reason is None or before.producer_epoch == EPOCH_MAX
     assert after.last_producer_epoch == (before.producer_epoch if repeatable else NO_PRODUCER_EPOCH)
     if before.state not in AT_REST:
         assert after.start_ms == before.start_ms
@@ -398,11 +403,12 @@ def _decide(
     With a reason its producer is fenced, whose requests then repeat nothing.
     """
     is_open = row.state is _S.ONGOING
+    is_told_apart = fence_reason is None or row.producer_epoch == EPOCH_MAX
     return replace(
         row,
         state=decided,
         producer_epoch=min(row.producer_epoch + 1, EPOCH_MAX),
-        last_producer_epoch=row.producer_epoch if fence_reason is None else NO_PRODUCER_EPOCH,
+        last_producer_epoch=row.producer_epoch if is_told_apart else NO_PRODUCER_EPOCH,
         next_producer_id=allocate() if row.epoch_exhausted else NO_PRODUCER_ID,
         start_ms=row.start_ms if is_open else now_ms,
         begin_epoch=row.begin_epoch if is_open else NO_PRODUCER_EPOCH,
