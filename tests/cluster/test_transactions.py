@@ -189,6 +189,17 @@ def test_a_repeated_append_is_recognised_wherever_it_went(bench: Bench):
     assert bench.read(bench.partition_at(3)) == [b"a"]
 
 
+def test_who_is_made_known_in_one_partition_keeps_what_it_has_open_in_another_one(bench: Bench):
+    producer = bench.producer_at(1)
+    known, new = bench.partition_at(2), bench.partition_at(2, 1)
+    producer.send(known, b"first")
+    producer.send_again([producer.batch(known, b"second"), producer.batch(new, b"third")])
+    assert bench.read(known) == []
+    producer.end(commit=True)
+    assert (bench.read(known), bench.read(new)) == ([b"first", b"second"], [b"third"])
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
 def test_one_append_goes_to_one_database(sqlite_bench: Bench):
     producer = sqlite_bench.producer_at(1)
     both = [producer.batch(sqlite_bench.partition_at(number), b"a") for number in (2, 3)]
