@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import not_, select, text, union_all
+from sqlalchemy import Connection, not_, select, text, union_all
 
 from tests.clients.consumer.log_writer import eventually
 from tests.log.histories import Log
@@ -19,6 +22,7 @@ from txnstore.log.codec import encode
 from txnstore.log.partition_rows import draw_commit_number, lock_heads
 from txnstore.model import NO_PRODUCER, Record
 
+Result = TypeVar("Result")
 PATIENCE_SECONDS = 20
 
 
@@ -96,35 +100,68 @@ def test_on_every_way_what_is_in_no_transaction_has_a_number_among_those_of_tran
     assert one == [two[0], two[4]]
 
 
-@pytest.mark.parametrize("is_plain", [False, True], ids=["transaction", "plain"])
-@pytest.mark.parametrize("way", ["general", "whole", "statements"])
+KINDS = pytest.mark.parametrize("is_plain", [False, True], ids=["transaction", "plain"])
+
+
+@pytest.fixture(params=["general", "whole", "statements"])
+def waited_for(own_bench: Bench, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Bench:
+    """Return a store where a commit goes one of its ways, and may have to wait for a partition."""
+    if own_bench.store.backend.name == "sqlite":
+        pytest.skip("one writer at a time: nobody waits for a partition")
+    monkeypatch.setattr(own_bench.store, "commits_whole", request.param != "general")
+    monkeypatch.setattr(own_bench.store, "has_commit_function", request.param == "whole")
+    return own_bench
+
+
+def while_it_waits(
+    bench: Bench, other: Store, locked_id: int, do: Callable[[Connection], Result], *, is_plain: bool
+) -> Result:
+    """Let a commit to both partitions wait for one of them; return what is done by whoever has locked that."""
+    waiting = bench.started()
+    appends = [waiting.batch(partition_id, b"a") for partition_id in bench.partition_ids]
+    locks = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+
+    def hold(connection: Connection) -> tuple[Result, Future[Any]]:
+        lock_heads(connection, [locked_id])
+        if is_plain:
+            commit: Future[Any] = pool.submit(append_plainly, bench.store, *bench.partition_ids)
+        else:
+            commit = pool.submit(waiting.commit, appends=appends)
+        eventually(lambda: other.read(lambda inner: inner.execute(locks).scalar_one()) > 0)
+        return do(connection), commit
+
+    with ThreadPoolExecutor() as pool:
+        done, commit = other.write(hold)
+        commit.result(PATIENCE_SECONDS)
+    return done
+
+
+@KINDS
 def test_who_waits_for_a_partition_draws_behind_the_one_that_holds_it(
-    own_bench: Bench, url: str, monkeypatch: pytest.MonkeyPatch, way: str, is_plain: bool
+    waited_for: Bench, url: str, is_plain: bool
 ) -> None:
     """A commit that has begun earlier, and has locked one of two partitions, comes behind the one that it waits for."""
-    bench = own_bench
-    if bench.store.backend.name == "sqlite":
-        pytest.skip("one writer at a time: nobody waits for a partition")
-    monkeypatch.setattr(bench.store, "commits_whole", way != "general")
-    monkeypatch.setattr(bench.store, "has_commit_function", way == "whole")
-    first, second = bench.partition_ids
-    waiting = bench.started()
-    appends = [waiting.batch(partition_id, b"a") for partition_id in (first, second)]
-    locks = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-    with open_store(url) as other, ThreadPoolExecutor() as pool:
-
-        def hold(connection: Any) -> tuple[int, Any]:
-            lock_heads(connection, [second])
-            if is_plain:
-                commit: Future[Any] = pool.submit(append_plainly, bench.store, first, second)
-            else:
-                commit = pool.submit(waiting.commit, appends=appends)
-            eventually(lambda: other.read(lambda inner: inner.execute(locks).scalar_one()) > 0)
-            return draw_commit_number(connection), commit
-
-        number, commit = other.write(hold)
-        commit.result(PATIENCE_SECONDS)
-    (last,) = numbers_in(bench.store, second)
+    first, second = waited_for.partition_ids
+    with open_store(url) as other:
+        number = while_it_waits(waited_for, other, second, draw_commit_number, is_plain=is_plain)
+    (last,) = numbers_in(waited_for.store, second)
     assert last is not None
     assert last > number
-    assert numbers_in(bench.store, first) == [last]
+    assert numbers_in(waited_for.store, first) == [last]
+
+
+@KINDS
+def test_who_waits_for_the_first_of_two_partitions_does_not_hold_the_second(
+    waited_for: Bench, url: str, is_plain: bool
+) -> None:
+    """Everybody locks them in the order of their ids: nobody waits in a circle."""
+    first, second = waited_for.partition_ids
+    with open_store(url) as other:
+        # For a third one, who waits in no circle.
+        limits = replace(other.limits, lock_timeout_ms=1_000)
+
+        def take(_: Connection) -> list[int]:
+            work = partial(lock_heads, partition_ids=[second])
+            return list(other.write(work, limits=limits, retry_timeout_ms=0).heads)
+
+        assert while_it_waits(waited_for, other, first, take, is_plain=is_plain) == [second]
