@@ -46,10 +46,11 @@ from txnstore.testing.invariants import assert_sound
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions import rows
+from txnstore.transactions.branch_rows import RegisteredBranch, insert_branches
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Ended
 from txnstore.transactions.protocol import AT_REST, TransactionState
-from txnstore.transactions.transaction import SentOffsets
+from txnstore.transactions.transaction import LockedTransaction, SentOffsets
 from txnstore.transactions.writers import append_as_writer, join_transaction
 
 #: What differs from store to store, whatever was done there.
@@ -207,6 +208,22 @@ class World:
             self.producers[name] = ProducerIdentity(self.producers[name].producer_id, epoch)
 
         self.store.write(work)
+
+    def register(self, name: str) -> None:
+        """Let another database have a share in the transaction."""
+        branch = RegisteredBranch(f"branch of {name}", name, self.producers[name], "away/one", "1:1")
+        self.store.write(lambda connection: insert_branches(connection, [branch]))
+
+    def take_over(self, name: str) -> None:
+        """Be the next process, which is to end what was prepared, and may add nothing (KIP-939)."""
+
+        def work(connection: Any) -> ProducerIdentity:
+            transaction = LockedTransaction.lock(connection, name)
+            transaction.step(replace(transaction.known, producer_epoch=transaction.known.producer_epoch + 1))
+            transaction.save("InitProducerId")
+            return transaction.known.identity
+
+        self.producers[name] = self.store.write(work)
 
     def be_known(self, name: str, changes: dict[str, Any]) -> None:
         """Let the first partition know something of the producer that it cannot know."""
@@ -509,6 +526,8 @@ OPEN_BUT_UNUSUAL = [
     pytest.param([("abort",)], id="it is over"),
     pytest.param([("start",)], id="a newer producer has come"),
     pytest.param([("join",)], id="it has a further writer"),
+    pytest.param([("register",)], id="it has a branch"),
+    pytest.param([("take_over",)], id="it was prepared before"),
 ]
 
 
