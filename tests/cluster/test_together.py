@@ -25,7 +25,13 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.errors import InvalidProducerEpoch, OutcomeUnknown, StoreUnavailable, TransactionAbortable
+from txnstore.errors import (
+    InvalidProducerEpoch,
+    OutcomeUnknown,
+    StatementFailed,
+    StoreUnavailable,
+    TransactionAbortable,
+)
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.model import ProducerIdentity, Record
@@ -278,6 +284,54 @@ def test_one_that_somebody_is_at_work_on_is_completed_by_itself(bench: Bench, mo
     monkeypatch.undo()
     assert complete_all_decided(store, bench.cluster) == (names[1],)
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def left_by_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[Producer]:
+    """Return producers of decided transactions whose markers are all queued, those of the coordinator's own too."""
+    producers = open_alike(bench, 2)
+    with monkeypatch.context() as patched, bench.down(2):
+        # As in a database that has not heard of its partition yet.
+        patched.setattr(Locality, "partitions_elsewhere", lambda self, connection, numbers: set(numbers))
+        for producer in producers:
+            with pytest.raises(OutcomeUnknown):
+                producer.end(commit=True)
+    for producer in producers:
+        assert bench.queued(producer.transactional_id) == {bench.partition_at(1), bench.partition_at(2)}
+    return producers
+
+
+def test_what_is_left_to_the_coordinators_own_database_is_done_before_they_are_complete(bench: Bench, monkeypatch):
+    producers = left_by_others(bench, monkeypatch)
+    done = complete_all_decided(bench.cluster.own(1), bench.cluster)
+    assert set(done) == {producer.transactional_id for producer in producers}
+    assert {bench.row(name).state for name in done} == {S.COMPLETE_COMMIT}
+    for number in (1, 2):
+        assert bench.read(bench.partition_at(number)) == [b"a", b"a"]
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_those_that_cannot_be_struck_off_together_are_completed_one_by_one(bench: Bench, monkeypatch):
+    producers = open_alike(bench, 2)
+    names = [producer.transactional_id for producer in producers]
+    with bench.down(2):
+        for producer in producers:
+            with pytest.raises(OutcomeUnknown):
+                producer.end(commit=True)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StatementFailed("one of them is damaged")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rows, "save_each", refuse)
+        done = complete_together(bench.cluster.own(1), bench.cluster, names)
+    assert (list(done.completed), done.put_off) == (names, {})
+    assert {bench.row(name).state for name in names} == {S.COMPLETE_COMMIT}
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_of_one_that_was_forgotten_meanwhile_nothing_is_left(bench: Bench):
+    for cluster in (bench.cluster, None):
+        assert complete_together(bench.cluster.own(1), cluster, ["nobody"]).put_off == {}
 
 
 def test_what_another_one_has_struck_off_meanwhile_is_not_waited_for(bench: Bench, monkeypatch):
