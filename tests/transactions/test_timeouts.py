@@ -27,6 +27,7 @@ from txnstore.transactions.protocol import (
 )
 from txnstore.transactions.recovery import (
     Recovered,
+    _expire,
     abort_by_administrator,
     abort_timed_out,
     expire_producers,
@@ -338,6 +339,20 @@ def test_an_id_that_is_used_does_not_expire(own_bench) -> None:
     assert expire_transactional_ids(bench.store) == (producer.transactional_id,)
     with pytest.raises(InvalidProducerIdMapping):
         producer.send(bench.partition_ids[0], b"b")
+
+
+def test_an_id_that_is_used_between_the_look_and_the_lock_does_not_expire(own_bench) -> None:
+    bench = own_bench
+    is_open, is_at_rest = bench.started(), bench.started()
+    bench.clock.advance(WEEK_MS)
+    is_open.send(bench.partition_ids[0], b"open")
+    is_at_rest.commit(appends=[is_at_rest.batch(bench.partition_ids[0], b"at rest")])
+    for producer in (is_open, is_at_rest):
+        assert not bench.store.write(partial(_expire, producer.transactional_id, WEEK_MS))
+    is_open.commit()
+    is_at_rest.send(bench.partition_ids[0], b"next")
+    is_at_rest.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"open", b"at rest", b"next"]
 
 
 def test_an_id_that_expired_begins_again_with_another_producer_id(own_bench) -> None:
