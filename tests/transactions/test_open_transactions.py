@@ -407,6 +407,19 @@ def test_of_many_that_are_to_be_ended_those_that_are_known_or_over_go_by_themsel
     assert bounds.last_stable_offset == bounds.high_watermark
 
 
+def test_the_end_of_what_a_producer_left_hanging_leaves_its_next_transaction_open(store, partition_id):
+    other_id = store.write(lambda connection: create_topic(connection, "others")).partition_ids[0]
+    coordinator = TransactionCoordinator(store)
+    old = coordinator.init_producer_id("known").identity
+    store.write(lambda connection: append(connection, [Append(partition_id, batch_of(old))], coordinated=True))
+    coordinator, new = begin(store, other_id, "known")
+    assert (new.producer_id, new.epoch) == (old.producer_id, old.epoch + 1)
+    abort_open_transaction(store, OpenInPartition(partition_id, old))
+    assert stable_offset(store, partition_id) == 2
+    coordinator.end_transaction("known", new, commit=True)
+    assert_sound(store, at_rest=True)
+
+
 def test_many_that_hang_are_ended_by_as_many_database_transactions_as_a_few(store, partition_id):
     counts = []
     for count in (2, 20):
