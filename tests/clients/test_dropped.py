@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -69,3 +72,56 @@ def test_a_client_that_is_dropped_with_its_owner_leaves_no_thread(url, use):
         gc.collect()
         for thread in threads:
             thread.join(0.05)
+
+
+#: An object that uses its client and closes it when it is dropped, and is there until the interpreter has ended all
+#: threads.
+LAST_OWNER = """
+import sys
+from txnstore import Consumer, KafkaException, Producer, TopicPartition
+
+class Owner:
+    def __init__(self, client, use):
+        self.client, self.use = client, use
+
+    def __del__(self, refusal=KafkaException):
+        try:
+            self.use(self.client)
+        except refusal as error:
+            print(error.args[0].name(), flush=True)
+        self.client.close()
+        print("closed", flush=True)
+
+def producer(**settings):
+    client = Producer({"bootstrap.servers": sys.argv[1], "linger.ms": 30_000, **settings})
+    if settings:
+        client.init_transactions()
+        client.begin_transaction()
+    client.produce("payments", b"42")
+    return client
+
+def consumer(use):
+    client = Consumer({"bootstrap.servers": sys.argv[1], "group.id": "readers"})
+    use(client)
+    client.poll(0.1)
+    return client
+
+"""
+LAST_CLIENTS = {
+    "a producer": "producer(), Producer.flush",
+    "a transactional producer": 'producer(**{"transactional.id": "bank"}), Producer.commit_transaction',
+    "a consumer": 'consumer(lambda client: client.assign([TopicPartition("payments", 0, 0)])), Consumer.unsubscribe',
+    "a member": 'consumer(lambda client: client.subscribe(["payments"])), Consumer.commit',
+}
+
+
+@pytest.mark.parametrize("client", LAST_CLIENTS.values(), ids=LAST_CLIENTS)
+def test_a_client_that_is_closed_while_the_interpreter_ends_waits_for_no_thread(url, client):
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(LAST_OWNER) + f"owner = Owner({client})", url],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=6 * PATIENCE_SECONDS,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "_STATE\nclosed\n"), ended.stderr

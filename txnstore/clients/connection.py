@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -143,12 +144,25 @@ class StoreConnection:
             cluster.close()
             raise self._closed_error()
 
+    @property
+    def is_lifeless(self) -> bool:
+        """Whether none of its threads runs here, and one may hold a lock for ever: in a child, or as Python ends."""
+        return self.is_inherited or sys.is_finalizing()
+
     def check_process(self) -> None:
-        """Refuse to be used in another process than the client's.
+        """Refuse to be used in another process than the client's, and while the interpreter ends.
 
         Raises:
-            KafkaException: `_STATE`: the process was forked after the client had been made.
+            KafkaException: `_STATE`: the process was forked after the client had been made, or ends.
         """
+        if sys.is_finalizing():
+            raise KafkaException(
+                KafkaError(
+                    KafkaError._STATE,
+                    "the interpreter is ending, and with it all threads: a client can only be closed now; use it"
+                    " before, in a function of atexit at the latest",
+                )
+            )
         if self.process_id != os.getpid():
             raise KafkaException(
                 KafkaError(
@@ -163,10 +177,10 @@ class StoreConnection:
 
         Readers are told of the last commits before, if that takes less than `timeout_seconds` and half a second.  Who
         has more than that to spare does a moment's work for the maintenance.  An opening that is under way is not
-        waited for: it closes what it opens.  In a forked child the store is only forgotten: it is the parent's.
+        waited for: it closes what it opens.  In a forked child, where it is the parent's, and while the interpreter
+        ends the store is only forgotten.
         """
-        if self.process_id != os.getpid():
-            # The parent's threads, which may hold the locks, are not in this process.
+        if self.is_lifeless:
             self._closed, self._cluster = True, None
             return
         if timeout_seconds > ANNOUNCE_TIMEOUT_SECONDS and not self._gives_up:

@@ -95,7 +95,7 @@ class Consumer:
     def _check(self, closed_text: str = "Consumer closed") -> None:
         if self._closed:
             raise RuntimeError(closed_text)
-        if self._connection.is_inherited:
+        if self._connection.is_lifeless:
             self._connection.check_process()
 
     def __enter__(self) -> Self:
@@ -692,8 +692,7 @@ class Consumer:
         if self._closed:
             return
         core = self._core
-        if self._connection.is_inherited:
-            # It is the parent's: threads and locks did not come along.
+        if self._connection.is_lifeless:
             self._closed = True
             core.connection.close()
             return

@@ -147,7 +147,6 @@ class Producer:
             self._look = DatabaseLook(connection, self._thread.submit, lambda e: reporter.report(kafka_error_of(e)))
         self._accumulator.gate = self._progress
         self._ticks = Ticks(configuration["txnstore.clock"])
-        self._process_id = connection.process_id
         self._record_bytes_max: int = configuration["message.max.bytes"]
         self._is_closed = self._is_started = False
         # Whoever drops a producer without closing it keeps neither thread nor connection.
@@ -624,8 +623,7 @@ class Producer:
         """
         if self._is_closed:
             return True
-        if getpid() != self._process_id:
-            # The thread and the records are the parent's.
+        if self._connection.is_lifeless:
             self._is_closed = True
             self._finalizer.detach()
             return True
