@@ -111,9 +111,9 @@ def test_interruptions_of_an_actor_that_could_go_on_are_bounded(interruptions_ma
 def values_of(connection, partition_ids):
     return dict(
         connection.execute(
-            select(partition_heads.c.partition_id, partition_heads.c.next_offset).where(
-                partition_heads.c.partition_id.in_(partition_ids)
-            )
+            select(partition_heads.c.partition_id, partition_heads.c.next_offset)
+            .where(partition_heads.c.partition_id.in_(partition_ids))
+            .order_by(partition_heads.c.partition_id)
         ).all()
     )
 
