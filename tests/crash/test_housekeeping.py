@@ -274,6 +274,7 @@ def assert_sizes_are_true(world: World, store: Store) -> None:
         assert row.size_bytes == sum(map(batch_bytes, sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "commits_per_partition"),
     [
@@ -345,6 +346,7 @@ def tables(world: World, store: Store) -> list[dict[bytes | None, bytes]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_compaction_may_end_anywhere_and_no_reader_sees_a_difference(place: Place):
     expected = [{b"a": b"2", b"b": b"1"}] * PARTITIONS
 

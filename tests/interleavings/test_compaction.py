@@ -19,7 +19,7 @@ from txnstore.log.topics import change_topic_configs, delete_topic, lock_topic_c
 from txnstore.model import Record
 from txnstore.transactions.coordinator import TransactionCoordinator
 
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = pytest.mark.slow
 
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 

@@ -18,7 +18,7 @@ from txnstore.model import Record
 from txnstore.testing.invariants import partition_violations
 from txnstore.transactions.coordinator import TransactionCoordinator
 
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = pytest.mark.slow
 
 DAY_MS = 86_400_000
 

@@ -165,7 +165,7 @@ class Application:
 @pytest.mark.parametrize(
     ("txnstore_url", "step_days"),
     [
-        pytest.param("sqlite", 28, id="sqlite-by months"),
+        pytest.param("sqlite", 28, id="sqlite-by months", marks=pytest.mark.slow),
         pytest.param("postgresql", 28, id="postgresql-by months"),
         # What is due at which age is the same statements' on both; each step begins fifty sessions on PostgreSQL.
         pytest.param("sqlite", 7, id="sqlite-by weeks", marks=pytest.mark.slow),

@@ -59,7 +59,7 @@ def store_row(store):
     return store.read(lambda connection: connection.execute(select(stores)).one())
 
 
-@pytest.mark.slow_on_postgresql
+@pytest.mark.slow
 def test_everything_is_where_it_was_and_clients_go_on_there(history, urls, opened) -> None:
     source, target = map(opened, urls)
     before, old = all_rows(source), store_row(source)

@@ -116,6 +116,7 @@ class Campaign:
         return notes_of(self._jobs[name])
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize(
     "count",
     [

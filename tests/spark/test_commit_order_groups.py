@@ -146,6 +146,7 @@ TO_THE_END = [("batch", "runs", 99)] * 2
 IN_THE_END = [*TO_THE_END, ("write", "C", 3), ("end", "C", True), ("hand over", 2), *TO_THE_END]
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 @settings(max_examples=times(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS | BATCHES | HANDOVERS | BACKUPS, max_size=30), parts=st.integers(1, 4))

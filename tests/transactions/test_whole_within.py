@@ -167,6 +167,7 @@ def rows_of(application: Application, world: World) -> list[str]:
     return [entry for entry in ledger_of(application.url) if entry.startswith(f"{world.topic.name} ")]
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, min_size=1, max_size=12))

@@ -406,6 +406,7 @@ class Undone(Exception):
     """Rolls the damage back."""
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_reported_by_name(busy: Busy, name: str):
     invariant, damage = DAMAGES[name]
