@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from sqlalchemy.engine import make_url
 
 from tests.tools.living_sessions import sessions_living_on
@@ -33,6 +34,10 @@ from txnstore.testing.private_cluster import (
 from txnstore.testing.store_databases import StoreDatabases
 
 pytest_plugins = ("txnstore.testing.plugin",)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("txnstore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("txnstore")
 
 #: What all tests leave is a fifth of it.
 MEMORY_BYTES_MIN = 8 * 1024**3
