@@ -153,7 +153,7 @@ class StoreConnection:
         """Refuse to be used in another process than the client's, and while the interpreter ends.
 
         Raises:
-            KafkaException: `_STATE`: the process was forked after the client had been made, or ends.
+            KafkaException: `_STATE`: the process was forked after the client had been made, or its interpreter ends.
         """
         if sys.is_finalizing():
             raise KafkaException(
